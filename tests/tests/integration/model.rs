@@ -1,5 +1,5 @@
-//! Proves that any sequence of operations by several sessions, one after the other, equals a
-//! HashMap. Two versions are equal exactly when the write is the same.
+//! Proves that any sequence of operations by several sessions, one after the other, has the results
+//! of a HashMap. Two versions are equal exactly if they are of the same write.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,8 @@ enum ModelStep {
     Update(u8, Vec<u8>),
     Delete(u8),
     Exchange(u8, Option<Vec<u8>>, Vec<u8>),
-    /// Expect the current value, or the version before it.
+    /// The key; whether the expected version is the current one, otherwise the one before it; and
+    /// the new value.
     ExchangeVersion(u8, bool, Vec<u8>),
     Batch(Vec<(u8, Vec<u8>)>),
     Scan,
@@ -49,11 +50,11 @@ fn operation() -> impl Strategy<Value = ModelStep> {
     ]
 }
 
-/// A HashMap beside the store.
+/// Sessions of the store, and a HashMap with the values that they must find.
 struct Model {
     sessions: Vec<Session>,
     values: HashMap<Vec<u8>, Vec<u8>>,
-    /// The version last seen of each key, and whether it was of the present write.
+    /// The version of each key's present write, if it was seen.
     versions: HashMap<Vec<u8>, Version>,
     case: u32,
 }
@@ -63,8 +64,8 @@ impl Model {
         format!("{} {key}", self.case).into_bytes()
     }
 
-    fn check(&mut self, at: usize, operation: &ModelStep) {
-        let session = at % self.sessions.len();
+    fn check(&mut self, number: usize, operation: &ModelStep) {
+        let session = number % self.sessions.len();
         match operation {
             ModelStep::Get(key) => {
                 let key = self.key(*key);
@@ -110,7 +111,7 @@ impl Model {
                 self.exchanged(key, exchange, new, |current| current == expected);
             }
             ModelStep::ExchangeVersion(key, current, new) => {
-                self.version(session, *key, *current, new)
+                self.exchange_version(session, *key, *current, new)
             }
             ModelStep::Batch(puts) => self.batch(session, puts),
             ModelStep::Scan => self.scan(session),
@@ -143,12 +144,12 @@ impl Model {
         }
     }
 
-    fn version(&mut self, session: usize, key: u8, current: bool, new: &[u8]) {
+    fn exchange_version(&mut self, session: usize, key: u8, current: bool, new: &[u8]) {
         let key = self.key(key);
         let session = &mut self.sessions[session];
         let Some(before) = session.get(&key).unwrap() else { return };
         if !current {
-            // The same bytes, but another write.
+            // Another write of the same bytes: its version must differ.
             session.put(&key, &before.data).unwrap();
             self.versions.remove(&key);
         }
@@ -157,7 +158,7 @@ impl Model {
     }
 
     fn batch(&mut self, session: usize, puts: &[(u8, Vec<u8>)]) {
-        // Operations of a batch are concurrent: one for each key.
+        // Operations of a batch are concurrent, so there is only one for each key.
         let puts: HashMap<Vec<u8>, &[u8]> =
             puts.iter().map(|(key, value)| (self.key(*key), value.as_slice())).collect();
         let puts: Vec<(Vec<u8>, &[u8])> = puts.into_iter().collect();
@@ -176,15 +177,15 @@ impl Model {
     fn scan(&mut self, session: usize) {
         let prefix = format!("{} ", self.case).into_bytes();
         let entries = self.sessions[session].scan().unwrap().map(Result::unwrap);
-        let own = entries.filter(|entry| entry.key.starts_with(&prefix));
-        let scanned: Vec<_> = own.map(|entry| (entry.key, entry.value.data)).collect();
-        assert_eq!(scanned.len(), self.values.len(), "no key twice");
+        let of_case = entries.filter(|entry| entry.key.starts_with(&prefix));
+        let scanned: Vec<_> = of_case.map(|entry| (entry.key, entry.value.data)).collect();
+        assert_eq!(scanned.len(), self.values.len(), "a key is missing, or returned twice");
         assert_eq!(scanned.into_iter().collect::<HashMap<_, _>>(), self.values);
     }
 }
 
 #[test]
-fn any_sequence_equals_a_hash_map() {
+fn any_sequence_of_operations_has_the_results_of_a_hash_map() {
     let server = ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "5"]);
     let clients = [0, 1 << 20].map(|cache_bytes| {
         let builder = server.client_builder().cache_bytes(cache_bytes);
@@ -200,13 +201,13 @@ fn any_sequence_equals_a_hash_map() {
     TestRunner::new(config)
         .run(&(operations, any::<bool>()), |(operations, cached)| {
             case.set(case.get() + 1);
-            // Two of them share their locations.
+            // The first two sessions share their cached locations.
             let [one, other] = &clients[usize::from(cached)];
             let sessions = [one, one, other].map(|client| client.session().unwrap()).into();
             let (values, versions) = (HashMap::new(), HashMap::new());
             let mut model = Model { sessions, values, versions, case: case.get() };
-            for (at, operation) in operations.iter().enumerate() {
-                model.check(at, operation);
+            for (number, operation) in operations.iter().enumerate() {
+                model.check(number, operation);
             }
             for key in model.values.keys() {
                 assert!(model.sessions[0].delete(key).unwrap());

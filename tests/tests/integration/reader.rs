@@ -1,6 +1,6 @@
-//! Proves that the library lets a reader change nothing. That the memory does not either is proved
-//! in `tests/tests/server/connecting.rs`, and over RDMA in
-//! `common/fabric/tests/verbs/connecting.rs`.
+//! Proves that the library refuses a reader's changes. `tests/tests/server/connecting.rs` proves
+//! that the memory refuses them too, and `common/fabric/tests/verbs/connecting.rs` proves it over
+//! RDMA.
 
 use farside::ConnectError::Refused;
 use farside::OperationError::Denied;
@@ -32,7 +32,7 @@ fn a_reader_reads_and_is_denied_the_rest() {
 }
 
 #[test]
-fn secrets_tell_readers_from_writers() {
+fn the_secret_decides_whether_a_client_may_write() {
     let config = "secret = 'writers'\nreader_secret = 'readers'\n";
     let server = ServerProcess::start_with_config(config, &["--memory", "32MiB"]);
     let connect = |secret: &str, role| {

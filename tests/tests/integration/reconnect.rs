@@ -1,5 +1,5 @@
-//! Proves that sessions survive the server. They reconnect when it comes back, and say so when it
-//! does not. That they find what was acknowledged is judged in `histories.rs`.
+//! Proves that sessions survive the server: they reconnect when it restarts, and fail with an error
+//! when it does not. `histories.rs` checks that they find all acknowledged writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,28 +24,31 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
     let mut session = client.session().unwrap();
     session.put(b"key", b"value").unwrap();
     server.kill();
-    // The memory is still there until the socket's end is noticed; then nothing is.
+    // The memory can be read until the client notices that the socket closed.
     let started = Instant::now();
     let error = loop {
         match session.get(b"key") {
             Ok(value) => assert_eq!(*value.unwrap(), *b"value"),
             Err(error) => break error,
         }
-        assert!(started.elapsed() < timeout + Duration::from_secs(5), "the end was not noticed");
+        assert!(
+            started.elapsed() < timeout + Duration::from_secs(5),
+            "the server's death was not noticed"
+        );
     };
     assert!(matches!(error, Error::Connect(Unreachable { contact: Contact::Lost, .. })), "{error}");
     assert!(error.to_string().contains("answered, then went away"), "{error}");
     assert!(matches!(session.put(b"key", b"other"), Err(Error::Connect(Unreachable { .. }))));
     assert!(matches!(client.session(), Err(Error::Connect(Unreachable { .. }))));
     server.restart();
-    // A region without a file went with its server.
+    // A region without a file is lost with its server.
     assert_eq!(session.get(b"key").unwrap(), None);
     session.put(b"key", b"new").unwrap();
 }
 
-/// A session that fails and asks again must not make others go on waiting.
+/// A session that fails and tries again must not prolong the wait of others.
 #[test]
-fn sessions_fail_together() {
+fn sessions_of_a_lost_server_fail_together() {
     const ATTEMPTS_MAX: u64 = 20;
     let mut server = ServerProcess::start(&["--memory", "32MiB"]);
     let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
@@ -71,16 +74,16 @@ fn sessions_fail_together() {
     );
 }
 
-/// Which chain of a program is its last on the connection it is posted to.
+/// Fences a client at one chain: its connection executes neither that chain nor any later one.
 #[derive(Clone)]
 struct Fence {
-    /// How many go before it, on any connection.
-    before: Arc<AtomicU64>,
-    /// What happens then.
-    then: Arc<dyn Fn() + Send + Sync>,
+    /// The number of chains before it, on all connections of the client.
+    chains_before: Arc<AtomicU64>,
+    /// Called at that chain.
+    on_fence: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// One fabric of such a program.
+/// One fabric of such a client.
 struct Fenced {
     fence: Fence,
     is_fenced: bool,
@@ -96,9 +99,9 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Fenced {
         chain: &[Verb],
         deadline: Nanos,
     ) {
-        if self.fence.before.fetch_sub(1, Ordering::Relaxed) == 0 {
+        if self.fence.chains_before.fetch_sub(1, Ordering::Relaxed) == 0 {
             self.is_fenced = true;
-            (self.fence.then)();
+            (self.fence.on_fence)();
         }
         if self.is_fenced {
             self.refused.push(lane);
@@ -115,18 +118,18 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Fenced {
 }
 
 impl Fence {
-    /// None yet.
-    fn new(then: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { before: Arc::new(AtomicU64::new(u64::MAX)), then: Arc::new(then) }
+    /// A fence that is not set.
+    fn new(on_fence: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { chains_before: Arc::new(AtomicU64::new(u64::MAX)), on_fence: Arc::new(on_fence) }
     }
 
-    fn set(&self, before: u64) {
-        self.before.store(before, Ordering::Relaxed);
+    fn set(&self, chains_before: u64) {
+        self.chains_before.store(chains_before, Ordering::Relaxed);
     }
 
-    /// Whether that chain came.
-    fn has_come(&self) -> bool {
-        self.before.load(Ordering::Relaxed) > u64::MAX / 2
+    /// Returns whether the client has posted that chain.
+    fn was_reached(&self) -> bool {
+        self.chains_before.load(Ordering::Relaxed) > u64::MAX / 2
     }
 
     fn wrap(&self) -> Intercept {
@@ -138,9 +141,9 @@ impl Fence {
     }
 }
 
-/// As it is when a client was stopped for too long, at each chain of a batch.
+/// The connection is lost at each chain of a batch in turn, as when a client was stopped too long.
 #[test]
-fn a_batch_whose_connection_is_lost_goes_on_with_the_next() {
+fn a_batch_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 12;
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let fence = Fence::new(|| {});
@@ -161,19 +164,19 @@ fn a_batch_whose_connection_is_lost_goes_on_with_the_next() {
         }
         fence.set(before);
         let outcomes = batch.run().unwrap();
-        let has_come = fence.has_come();
+        let was_reached = fence.was_reached();
         fence.set(u64::MAX);
-        for (at, outcome) in outcomes.into_iter().enumerate() {
-            match (at % 3, outcome.unwrap()) {
+        for (number, outcome) in outcomes.into_iter().enumerate() {
+            match (number % 3, outcome.unwrap()) {
                 (0, BatchOutcome::Value(Some(value))) => assert_eq!(*value, *b"old"),
                 (1, BatchOutcome::Stored) | (2, BatchOutcome::Applied(true)) => {}
-                (_, outcome) => panic!("operation {at}, fenced after {before}: {outcome:?}"),
+                (_, outcome) => panic!("operation {number}, fenced after {before}: {outcome:?}"),
             }
         }
         for key in replaced.iter().chain(&new) {
             assert_eq!(*session.get(key).unwrap().unwrap(), *b"new");
         }
-        if !has_come {
+        if !was_reached {
             assert!(before > 3 * KEYS, "a batch of {} was {before} chains", 3 * KEYS);
             break;
         }
@@ -182,9 +185,9 @@ fn a_batch_whose_connection_is_lost_goes_on_with_the_next() {
 }
 
 #[test]
-fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
+fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     const KEYS: u64 = 12;
-    const BEFORE: u64 = 5;
+    const CHAINS_BEFORE: u64 = 5;
     let server = ServerProcess::start(&["--memory", "32MiB"]);
     let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
     let fence = Fence::new(move || kill_process(pid, Signal::KILL).unwrap());
@@ -198,19 +201,21 @@ fn a_batch_whose_server_stays_away_keeps_what_it_knows() {
     for key in &keys {
         batch.get(key);
     }
-    fence.set(BEFORE);
+    fence.set(CHAINS_BEFORE);
     let outcomes = batch.run().unwrap();
-    let (known, unknown) = outcomes.split_at(BEFORE as usize);
+    let (known, unknown) = outcomes.split_at(CHAINS_BEFORE as usize);
     assert!(known.iter().all(Result::is_ok), "{known:?}");
-    let is_lost =
-        |of: &Error| matches!(of, Error::Connect(Unreachable { tried, .. }) if !tried.is_zero());
-    assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_lost)), "{unknown:?}");
+    let is_unreachable = |error: &Error| match error {
+        Error::Connect(Unreachable { tried, .. }) => !tried.is_zero(),
+        _ => false,
+    };
+    assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_unreachable)), "{unknown:?}");
     assert_eq!(outcomes.len() as u64, KEYS);
 }
 
-/// As it is when a client was stopped for too long, at each chain of a scan.
+/// The connection is lost at each chain of a scan in turn, as when a client was stopped too long.
 #[test]
-fn a_scan_whose_connection_is_lost_goes_on_with_the_next() {
+fn a_scan_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 40;
     let server = ServerProcess::start(&["--memory", "32MiB", "--index", "64KiB"]);
     let fence = Fence::new(|| {});
@@ -221,11 +226,11 @@ fn a_scan_whose_connection_is_lost_goes_on_with_the_next() {
         fence.set(before);
         let keys = session.scan().unwrap().map(|entry| entry.unwrap().key.try_into().unwrap());
         let mut keys: Vec<_> = keys.map(u64::from_le_bytes).collect();
-        let has_come = fence.has_come();
+        let was_reached = fence.was_reached();
         fence.set(u64::MAX);
         keys.sort_unstable();
         assert!(keys.iter().copied().eq(0..KEYS), "fenced after {before}: {keys:?}");
-        if !has_come {
+        if !was_reached {
             assert!(before > KEYS, "a scan of {KEYS} keys was {before} chains");
             break;
         }
@@ -242,7 +247,7 @@ fn a_scan_ends_with_its_region() {
     assert!(scan.next().unwrap().is_ok());
     server.kill();
     server.restart();
-    // Until the end is noticed its memory is still there.
+    // The old region can be read until the client notices that the server died.
     let error = scan.find_map(|entry| {
         entry.err().or_else(|| {
             std::thread::sleep(Duration::from_millis(20));

@@ -1,5 +1,5 @@
-//! Proves that a person who gets no connection reads why, and what to do, in one line of kv-cli,
-//! kv-bench or kv-server, over either fabric.
+//! Proves that a failed connection is explained in one line of kv-cli, kv-bench or kv-server, which
+//! says why it failed and what to do, over either fabric.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -11,22 +11,22 @@ use farside_tests::{ServerProcess, binary, device_or_left_out, left_out, new_add
 
 use crate::cli::Said;
 
-/// `program <arguments>`, without a config file of its user; prints what it says. Under `timeout`,
-/// because what does start would run for ever.
-fn say(program: &str, arguments: &[&str]) -> Said {
+/// Runs `program <arguments>` without a user's config file, and prints its stderr. `timeout` ends a
+/// server that starts, which would run forever.
+fn run(program: &str, arguments: &[&str]) -> Said {
     let mut command = Command::new("timeout");
     command.arg("60").arg(binary(program)).args(arguments);
-    said(&mut command)
+    run_command(&mut command)
 }
 
-fn said(command: &mut Command) -> Said {
+fn run_command(command: &mut Command) -> Said {
     command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
     let said = Said::of(command);
     print!("{}", said.stderr);
     said
 }
 
-/// A config file with this in it, for its owner alone.
+/// Writes a config file with this text, which only its owner can read.
 fn config(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     std::fs::write(&path, text).unwrap();
@@ -34,7 +34,7 @@ fn config(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// Every way to a region that a program has.
+/// A command for each way in which programs connect.
 const COMMANDS: [(&str, &[&str]); 4] = [
     ("kv-cli", &["put", "key", "value"]),
     ("kv-cli", &["verify"]),
@@ -43,17 +43,16 @@ const COMMANDS: [(&str, &[&str]); 4] = [
 ];
 
 #[test]
-fn a_wrong_secret() {
+fn a_wrong_secret_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let of_server = "secret = 'open sesame'\n";
-    let server = ServerProcess::start_with_config(of_server, &["--memory", "64MiB"]);
+    let server_config = "secret = 'open sesame'\n";
+    let server = ServerProcess::start_with_config(server_config, &["--memory", "64MiB"]);
     let address = server.address();
     for (program, arguments) in COMMANDS {
         for (secret, is_right) in [("open barley", false), ("open sesame", true)] {
             let text = format!("server = '{address}'\nsecret = '{secret}'\n");
-            let of_client = config(folder.path(), "client.toml", &text);
-            let said =
-                say(program, &[arguments, &["--config", of_client.to_str().unwrap()]].concat());
+            let file = config(folder.path(), "client.toml", &text);
+            let said = run(program, &[arguments, &["--config", file.to_str().unwrap()]].concat());
             if is_right {
                 assert_eq!(said.code, Some(0), "{program} {arguments:?}: {}", said.stderr);
             } else {
@@ -62,23 +61,23 @@ fn a_wrong_secret() {
         }
     }
     let log = server.log();
-    let told = log.lines().find(|line| line.contains("refused a client: wrong secret"));
-    assert!(told.is_some_and(|line| line.contains("WARN")), "{log}");
+    let warning = log.lines().find(|line| line.contains("refused a client: wrong secret"));
+    assert!(warning.is_some_and(|line| line.contains("WARN")), "{log}");
 }
 
 #[test]
-fn an_address_at_which_no_server_listens() {
+fn an_address_at_which_no_server_listens_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let unused = new_address(folder.path());
     for (program, arguments) in COMMANDS {
-        let said = say(program, &[arguments, &["--server", &unused]].concat());
+        let said = run(program, &[arguments, &["--server", &unused]].concat());
         said.expect_line(3, &["no server answers at", &unused, "is kv-server running there?"]);
     }
 }
 
-/// What a machine without RDMA says, and a program that was built without.
+/// Either the machine has no RDMA device, or the program was built without RDMA.
 #[test]
-fn no_device() {
+fn a_missing_device_is_reported() {
     if !preflight().devices.is_empty() {
         left_out("where there is RDMA", "it is about a machine without");
         return;
@@ -89,17 +88,17 @@ fn no_device() {
         false => &["built without RDMA", "--features verbs"],
     };
     for (program, arguments) in COMMANDS {
-        let said = say(program, &[arguments, &["--server", address]].concat());
+        let said = run(program, &[arguments, &["--server", address]].concat());
         said.expect_line(5, advice);
     }
-    let said = say("kv-server", &["--listen", address, "--memory", "16MiB"]);
+    let said = run("kv-server", &["--listen", address, "--memory", "16MiB"]);
     said.expect_line(1, &[&["kv-server: "], advice].concat());
 }
 
 #[test]
-fn an_address_of_no_device() {
+fn an_address_without_a_device_is_refused() {
     let Some(_) = device_or_left_out() else { return };
-    let listen = |address: &str| say("kv-server", &["--listen", address, "--memory", "16MiB"]);
+    let listen = |address: &str| run("kv-server", &["--listen", address, "--memory", "16MiB"]);
     let route = &["cannot be reached through an RDMA device", "rdma link"];
     listen("rdma://203.0.113.1:7400").expect_line(1, route);
     let all = &["0.0.0.0", "is no address of an RDMA device"];
@@ -109,14 +108,14 @@ fn an_address_of_no_device() {
     running.client().session().unwrap().put(b"key", b"value").unwrap();
 }
 
-/// Needs `setpriv`, and root's right to take rights away.
+/// Needs `setpriv`, and root's right to drop capabilities.
 #[test]
-fn too_little_memory_may_be_pinned() {
+fn a_low_limit_on_pinned_memory_is_reported() {
     let Some(_) = device_or_left_out() else { return };
     let limited = |program: &str, arguments: &[&str]| {
         let script = "ulimit -l 64; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \
                       timeout 60 \"$0\" \"$@\"";
-        said(Command::new("sh").args(["-c", script]).arg(binary(program)).args(arguments))
+        run_command(Command::new("sh").args(["-c", script]).arg(binary(program)).args(arguments))
     };
     let parts = &["does not let this process pin", "65536 bytes", "ulimit -l", "LimitMEMLOCK"];
     let folder = tempfile::tempdir().unwrap();
@@ -132,9 +131,9 @@ fn too_little_memory_may_be_pinned() {
     server.assert_verifies();
 }
 
-/// T_word would be 0 (docs/protocol.md): no update could ever be made. A reader makes none.
+/// T_word would be 0 (docs/protocol.md), so the client could not update any key. It may still read.
 #[test]
-fn a_client_whose_writes_may_come_too_late() {
+fn a_client_whose_writes_may_arrive_too_late_can_only_read() {
     let Some(_) = device_or_left_out() else { return };
     let server = ServerProcess::start(&["--memory", "16MiB"]);
     assert_eq!(server.cli(&["put", "key", "value"]).status.code(), Some(0));
@@ -142,7 +141,7 @@ fn a_client_whose_writes_may_come_too_late() {
     let text = format!("server = '{}'\n[rdma]\nack_timeout = 19\n", server.address());
     let config = config(folder.path(), "client.toml", &text);
     let with = |arguments: &[&str]| {
-        say("kv-cli", &[arguments, &["--config", config.to_str().unwrap()]].concat())
+        run("kv-cli", &[arguments, &["--config", config.to_str().unwrap()]].concat())
     };
     let late = &["60829 ms late", "rdma.ack_timeout", "grace_ms = 382", "this one has 100"];
     with(&["put", "key", "other"]).expect_line(2, late);

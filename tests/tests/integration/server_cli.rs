@@ -1,5 +1,5 @@
-//! Proves what a person sees when kv-server cannot start: one clear line, an exit code, and nothing
-//! that was there before is changed.
+//! Proves that a kv-server that cannot start prints one clear line, has an exit code, and changes
+//! no existing file.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -11,13 +11,13 @@ use farside_tests::{ServerProcess, binary};
 
 use crate::cli::Said;
 
-/// `kv-server <arguments>`, which has to end by itself.
+/// Runs `kv-server <arguments>`, which must end by itself.
 fn server(arguments: &[&str]) -> Said {
-    ended(Command::new(binary("kv-server")).args(arguments))
+    run(Command::new(binary("kv-server")).args(arguments))
 }
 
-/// Under `timeout`, because a server that starts after all would run for ever.
-fn ended(command: &mut Command) -> Said {
+/// Runs the command under `timeout`, because a server that starts after all would run forever.
+fn run(command: &mut Command) -> Said {
     let mut timed = Command::new("timeout");
     timed.arg("20").arg(command.get_program()).args(command.get_args());
     Said::of(timed.stdin(Stdio::null()))
@@ -28,14 +28,14 @@ fn address(folder: &Path) -> String {
 }
 
 #[test]
-fn a_socket_in_use() {
+fn a_socket_in_use_is_reported() {
     let running = ServerProcess::start(&["--memory", "16MiB"]);
     running.client().session().unwrap().put(b"key", b"value").unwrap();
     let said = server(&["--listen", &running.address(), "--memory", "16MiB"]);
     said.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
     let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
-    // And by a program of another kind.
+    // A socket in use by another program.
     let folder = tempfile::tempdir().unwrap();
     let _other = std::os::unix::net::UnixListener::bind(folder.path().join("kv.sock")).unwrap();
     let said = server(&["--listen", &address(folder.path()), "--memory", "16MiB"]);
@@ -43,7 +43,7 @@ fn a_socket_in_use() {
 }
 
 #[test]
-fn a_path_that_is_no_place_for_a_socket() {
+fn a_path_that_cannot_be_a_socket_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kv.sock");
     fs::write(&file, "precious").unwrap();
@@ -60,8 +60,8 @@ fn permit(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// `kv-server <arguments>` of a user without special rights. Root becomes another user, who needs a
-/// binary of their own to start.
+/// Runs `kv-server <arguments>` as a user without special rights. Root becomes another user, who
+/// needs an own copy of the binary.
 fn server_of_a_user(folder: &Path, arguments: &[&str]) -> Said {
     const OTHER_USER: u32 = 65_534;
     let program = folder.join("kv-server");
@@ -77,7 +77,7 @@ fn server_of_a_user(folder: &Path, arguments: &[&str]) -> Said {
 }
 
 #[test]
-fn a_folder_that_may_not_be_written() {
+fn a_socket_in_a_write_protected_folder_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let closed = folder.path().join("closed");
     fs::create_dir(&closed).unwrap();
@@ -87,9 +87,9 @@ fn a_folder_that_may_not_be_written() {
     said.expect_line(1, &["closed/kv.sock", "may not write there"]);
 }
 
-/// Only root can make what belongs to another user.
+/// Only root can create files of another user.
 #[test]
-fn what_another_user_left() {
+fn files_of_another_user_are_refused() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -117,24 +117,24 @@ fn what_another_user_left() {
 }
 
 #[test]
-fn more_memory_than_there_is() {
+fn more_memory_than_is_available_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let listen = address(folder.path());
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
-    // Half more than this machine has, in whole GiB; or more than any region may have.
+    // 1.5 times this machine's memory, in whole GiB.
     let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
     let said = server(&["--listen", &listen, "--memory", &memory]);
     said.expect_line(1, &["kv-server: ", "GiB are more than the ", "of memory available"]);
 }
 
-/// A region file with a key in it, whose server ended.
+/// A region file with one key, whose server has stopped.
 fn region_file() -> ServerProcess {
-    let mut ended = ServerProcess::start_with_file(&["--memory", "16MiB"]);
-    ended.client().session().unwrap().put(b"key", b"value").unwrap();
-    assert_eq!(ended.terminate(), Some(0));
-    ended
+    let mut run = ServerProcess::start_with_file(&["--memory", "16MiB"]);
+    run.client().session().unwrap().put(b"key", b"value").unwrap();
+    assert_eq!(run.terminate(), Some(0));
+    run
 }
 
 fn start_on(file: &Path, more: &[&str]) -> Said {
@@ -143,9 +143,9 @@ fn start_on(file: &Path, more: &[&str]) -> Said {
     server(&[&["--listen", &listen, "--region-file", file], more].concat())
 }
 
-/// A look at a hole by way of a mapping would fill it, or kill the process if there is no room.
+/// Reading a hole through a mapping would fill it, or kill the process if the disk is full.
 #[test]
-fn the_holes_of_a_file_that_is_no_region_stay() {
+fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
     use std::os::unix::fs::MetadataExt;
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("file");
@@ -156,27 +156,27 @@ fn the_holes_of_a_file_that_is_no_region_stay() {
 }
 
 #[test]
-fn a_region_of_another_format_is_left_as_it_is() {
-    let mut ended = region_file();
-    let file = fs::OpenOptions::new().read(true).write(true).open(ended.region_file()).unwrap();
-    // The version stands right behind the magic.
+fn a_region_of_another_format_is_refused_and_not_changed() {
+    let mut run = region_file();
+    let file = fs::OpenOptions::new().read(true).write(true).open(run.region_file()).unwrap();
+    // The version follows the magic.
     let mut version = [0; 4];
     file.read_exact_at(&mut version, 8).unwrap();
     assert_eq!(u32::from_le_bytes(version), farside_layout::FORMAT_VERSION);
     file.write_all_at(&99u32.to_le_bytes(), 8).unwrap();
-    let before = fs::read(ended.region_file()).unwrap();
-    start_on(&ended.region_file(), &[]).expect_line(
+    let before = fs::read(run.region_file()).unwrap();
+    start_on(&run.region_file(), &[]).expect_line(
         1,
         &["/region has format version 99", "that made it", "kv-cli snapshot", "--restore"],
     );
-    assert!(fs::read(ended.region_file()).unwrap() == before);
+    assert!(fs::read(run.region_file()).unwrap() == before);
     file.write_all_at(&version, 8).unwrap();
-    ended.restart();
-    assert_eq!(*ended.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+    run.restart();
+    assert_eq!(*run.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
 }
 
 #[test]
-fn a_new_region_that_cannot_be_made_leaves_no_zeros_behind() {
+fn a_new_region_that_cannot_be_created_leaves_no_zeros() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("region");
     let said = start_on(&file, &["--memory", "8MiB", "--index", "1GiB"]);
@@ -185,19 +185,19 @@ fn a_new_region_that_cannot_be_made_leaves_no_zeros_behind() {
 }
 
 #[test]
-fn a_region_file_longer_than_files_may_be() {
+fn a_region_file_beyond_the_file_size_limit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("region");
     let mut limited = Command::new("sh");
-    // At most 8 MiB, whatever the shell counts in.
+    // At most 8 MiB: shells count in units of 512 or 1024 bytes.
     limited.args(["-c", "ulimit -f 8192; exec \"$0\" \"$@\""]).arg(binary("kv-server"));
     limited.args(["--listen", &address(folder.path()), "--memory", "16MiB", "--region-file"]);
-    ended(limited.arg(&file)).expect_line(1, &["kv-server: ", "File too large"]);
+    run(limited.arg(&file)).expect_line(1, &["kv-server: ", "File too large"]);
     assert!(!file.exists());
 }
 
 #[test]
-fn a_region_file_that_a_server_uses() {
+fn a_region_file_in_use_by_a_server_is_refused() {
     let running = ServerProcess::start_with_file(&["--memory", "16MiB"]);
     running.client().session().unwrap().put(b"key", b"value").unwrap();
     start_on(&running.region_file(), &[]).expect_line(1, &["/region", "another"]);
@@ -207,7 +207,7 @@ fn a_region_file_that_a_server_uses() {
 }
 
 #[test]
-fn mistakes_are_one_line() {
+fn each_mistake_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
     let path = config.to_str().unwrap();
@@ -230,7 +230,7 @@ fn mistakes_are_one_line() {
         said.expect_line(code, parts);
         assert!(said.stderr.starts_with("kv-server: "), "{}", said.stderr);
     }
-    assert!(!folder.path().join("kv.sock").exists(), "no socket is left behind");
+    assert!(!folder.path().join("kv.sock").exists(), "there is no socket after a refused start");
     for (text, parts) in [
         ("memory = \"16MiB\"\nbogus = 3\n", &["server.toml:2", "`bogus`", "`memory`"][..]),
         ("memory = 16\n", &["server.toml:1: memory: ", "a string"]),
@@ -242,7 +242,7 @@ fn mistakes_are_one_line() {
 }
 
 #[test]
-fn a_config_file_with_a_secret_that_others_can_read() {
+fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
     fs::write(&config, "secret = \"hush\"\n").unwrap();
@@ -256,7 +256,7 @@ fn a_config_file_with_a_secret_that_others_can_read() {
     let running = ServerProcess::start_unchecked(&["--memory", "16MiB", "--config", path]);
     let log = running.log();
     assert!(log.contains("WARN") && log.contains("server.toml has a secret in it"), "{log}");
-    // A client's file, likewise.
+    // The same for a client's config file.
     let scan = |more: &[&str]| {
         let arguments = [&["scan", "--config", path], more].concat();
         String::from_utf8(running.cli(&arguments).stderr).unwrap()
@@ -272,7 +272,7 @@ fn a_config_file_with_a_secret_that_others_can_read() {
 }
 
 #[test]
-fn an_index_that_a_region_will_not_get_is_told() {
+fn an_index_size_for_an_existing_region_is_reported_as_unused() {
     let mut running = region_file();
     running.restart();
     assert!(!running.log().contains("index = "));

@@ -1,11 +1,11 @@
-//! Proves that operations on one key share a chain in a pipeline until it is posted (invariant
-//! I20). Each of them is answered, and none shares a chain that was posted before it.
+//! Proves that operations on one key in a pipeline share a chain until it is posted (invariant
+//! I20). Each of them gets a result, and none shares a chain that was posted before it.
 
 use farside::OperationError::OutOfSpace;
 use farside::{BatchOutcome, Error, Outcome, Session};
 use farside_tests::ServerProcess;
 
-/// Less than the lanes of a pipeline, so that all are started before the first is posted.
+/// Fewer operations than a pipeline has lanes, so all are started before the first is posted.
 const TIMES: u64 = 8;
 
 fn server() -> ServerProcess {
@@ -29,14 +29,14 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
     }
     let before = session.counters();
     let mut batch = session.batch();
-    // One key after the other: a key that takes another's place in the table ends its sharing.
+    // One key after the other, because a key can replace another one in the table of shared chains.
     for key in [b"a", b"b"] {
         for _ in 0..TIMES / 2 {
             batch.get(key);
         }
     }
-    for (at, outcome) in batch.run().unwrap().into_iter().enumerate() {
-        let key = if at < TIMES as usize / 2 { b"a" } else { b"b" };
+    for (number, outcome) in batch.run().unwrap().into_iter().enumerate() {
+        let key = if number < TIMES as usize / 2 { b"a" } else { b"b" };
         assert!(stored(key, &outcome.unwrap()));
     }
     let cost = session.counters() - before;
@@ -52,18 +52,18 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
     assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == BatchOutcome::Stored));
     let cost = session.counters() - before;
     assert_eq!((cost.round_trips, cost.compare_swaps), (1, 1));
-    assert_eq!(value(session, b"c"), values[TIMES as usize - 1], "the last one started");
+    assert_eq!(value(session, b"c"), values[TIMES as usize - 1], "the value of the last PUT");
     server.assert_verifies();
 }
 
 #[test]
-fn only_what_may_be_shared_is() {
+fn operations_that_need_their_own_result_share_no_chain() {
     let server = server();
     let session = &mut server.client().session().unwrap();
     for key in [b"a", b"d"] {
         session.put(key, b"old").unwrap();
     }
-    // A GET beside a PUT, and operations of which each has to say what it found.
+    // A GET beside a PUT, and pairs of operations that each return whether they had an effect.
     let mut batch = session.batch();
     batch.get(b"a").put(b"a", b"new").insert(b"n", b"1").insert(b"n", b"2");
     batch.delete(b"d").delete(b"d");
@@ -79,7 +79,7 @@ fn only_what_may_be_shared_is() {
 }
 
 #[test]
-fn what_was_shared_stays_until_it_is_taken() {
+fn a_shared_result_stays_until_every_operation_has_taken_it() {
     let server = server();
     let session = &mut server.client().session().unwrap();
     session.put(b"a", b"value").unwrap();
@@ -91,13 +91,13 @@ fn what_was_shared_stays_until_it_is_taken() {
         let completed = pipeline.wait().unwrap();
         assert!(completed.ticket.number() < 3);
         assert!(matches!(completed.result.unwrap(), Outcome::Value(Some((b"value", _)))));
-        // In the lane that READ for all, the first time.
+        // The first PUT uses the lane that READ for all GETs.
         pipeline.put(b"b", &[round; 1000]).unwrap();
     }
 }
 
 #[test]
-fn none_shares_a_read_that_was_posted_before_it() {
+fn a_get_does_not_share_a_read_that_was_posted_before_it() {
     let server = server();
     let client = server.client();
     let (mut reader, mut writer) = (client.session().unwrap(), client.session().unwrap());
@@ -109,7 +109,7 @@ fn none_shares_a_read_that_was_posted_before_it() {
     for key in [b"b", b"a"] {
         pipeline.get(key).unwrap();
     }
-    // Both are posted here, and one is not taken.
+    // This posts both GETs, and takes the result of only one.
     assert_eq!(pipeline.wait().unwrap().ticket.number(), 0);
     writer.put(b"a", b"new").unwrap();
     let later = pipeline.get(b"a").unwrap();
@@ -125,10 +125,10 @@ fn none_shares_a_read_that_was_posted_before_it() {
 }
 
 #[test]
-fn where_the_shared_chain_fails_each_fails_on_its_own() {
+fn if_a_shared_chain_fails_each_operation_has_its_own_result() {
     let server = ServerProcess::start(&["--memory", "8MiB"]);
     let session = &mut server.client().session().unwrap();
-    // Their blocks stay when there is no room for large ones.
+    // The session keeps blocks for small values when there is no room for large ones.
     session.put(b"small", b"small").unwrap();
     let large = vec![7; 256 << 10];
     let full = (0..).find(|n: &u64| session.put(&n.to_le_bytes(), &large).is_err()).unwrap();

@@ -1,9 +1,9 @@
 //! Proves that a deep pipeline of large GETs on a slow link READs each value once and keeps the
-//! link busy. The network of 25 MB/s is emulated, with a clock of its own, so that no figure
-//! depends on this machine.
+//! link busy. The network of 25 MB/s is emulated, with its own clock, so that no figure depends on
+//! this machine.
 //!
-//! Guards against the bug that everything was posted at once. Chains queued for longer than what
-//! they READ is believed, so values were READ up to 125 times, and GETs ended as `Contended`.
+//! Guards against posting all chains at once. Then chains queue for longer than operations trust
+//! what they READ: values are READ up to 125 times, and GETs fail as `Contended`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,9 +14,10 @@ use farside_bench_compare::emulation::{Link, wrap};
 use farside_tests::{ServerProcess, left_out_over_rdma, proof};
 
 const BYTES_PER_S: u64 = 25_000_000;
-/// With key and header it fills a block of 512 KiB, which a GET READs whole if it has no location.
+/// The size of a value. With key and header it fills a block of 512 KiB, which a GET without a
+/// cached location READs whole.
 const BYTES: usize = (512 << 10) - 64;
-/// As many keys as can be in flight: GETs of one key would share a READ.
+/// As many keys as GETs in flight: GETs of one key would share a READ.
 const KEYS: u64 = 256;
 
 #[test]
@@ -44,7 +45,8 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     let mut session = builder.connect().unwrap().session().unwrap();
     let keys = KEYS.min(2 * u64::from(depth)).max(16);
     if is_cached {
-        // One after another, so that the pipeline is as new as it would be otherwise.
+        // Fills the location cache by single GETs, so that no pipeline has learned anything yet, as
+        // in the uncached runs.
         (0..keys).for_each(|key| assert!(session.get(&key.to_le_bytes()).unwrap().is_some()));
     }
     let (begun, before) = (time.load(Ordering::Relaxed), session.counters());
@@ -73,9 +75,9 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     assert!(carried >= 0.85, "{depth} in flight, cached {is_cached}: {carried} of the link");
 }
 
-/// It takes 200 ms, more than twice as long as it would be believed.
+/// The value takes 200 ms: more than twice as long as an operation trusts what it READ.
 #[test]
-fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
+fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
     if left_out_over_rdma("the network is emulated, on the clock of the test") {
         return;
     }
@@ -94,10 +96,10 @@ fn a_value_that_cannot_arrive_in_time_is_not_read_for_ever() {
     assert!(read < 80 * LARGE as u64, "READ {read} bytes");
 }
 
-/// All begin at once, before it is known how large the values are. Two arrive while the windows of
-/// the others are believed, so the last ones READ theirs some thirty times.
+/// All GETs start at once, before the sizes are known. Only two values arrive before the other
+/// GETs' windows are too old, so the last GETs READ their windows some thirty times.
 #[test]
-fn the_first_gets_of_a_deep_pipeline_all_have_their_turn() {
+fn the_first_gets_of_a_deep_pipeline_all_succeed() {
     if left_out_over_rdma("the network is emulated, on the clock of the test") {
         return;
     }

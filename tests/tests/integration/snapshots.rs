@@ -1,5 +1,6 @@
-//! Proves that a snapshot taken while clients write has a state that every key had, also when it is
-//! restored into a region of another size. Damaged files are refused with one line.
+//! Proves that a snapshot taken while clients write has, for every key, a value that the key had
+//! meanwhile. It can be restored into a region of another size. Damaged files are refused in one
+//! line.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,17 +27,17 @@ fn restored(snapshot: &Path, memory: &str) -> ServerProcess {
     ServerProcess::start(&["--memory", memory, "--restore", snapshot.to_str().unwrap()])
 }
 
-/// Writers number what they store; each key's number in the snapshot is between the last that was
-/// acknowledged before the snapshot began and the first that was begun after it ended.
+/// Writers number their values. Each key's number in the snapshot is at least the last acknowledged
+/// one when the snapshot began, and at most the last begun one when it ended.
 #[test]
-fn a_snapshot_under_load_has_a_state_that_each_key_had() {
+fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
     let keys = scaled(3000).max(100);
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let total = (keys * WRITERS) as usize;
     let (begun, done): (Vec<_>, Vec<_>) =
         (0..total).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).unzip();
-    let load = |of: &[AtomicU64]| -> Vec<u64> {
-        of.iter().map(|number| number.load(Ordering::SeqCst)).collect()
+    let load = |numbers: &[AtomicU64]| -> Vec<u64> {
+        numbers.iter().map(|number| number.load(Ordering::SeqCst)).collect()
     };
     let file = server.folder().join("snapshot");
     let stop = AtomicBool::new(false);
@@ -55,7 +56,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
                         let bytes = 24 + (key % 50) as usize * 10;
                         begun[key as usize].store(round, Ordering::SeqCst);
                         let value = proof::value(key, writer, round, bytes);
-                        // Some are removed and come back, in another place.
+                        // Some keys are deleted and inserted again, in another slot.
                         if round % 4 == 3 && key % 5 == 0 {
                             session.delete(&key.to_le_bytes()).unwrap();
                         } else {
@@ -88,7 +89,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
                     let right = possible.contains(&number) && !is_removal(number);
                     assert!(right, "key {key} has {number}, not one of {possible:?}");
                 }
-                // A key that comes and goes may be missed.
+                // A scan may miss a key that is deleted and inserted again.
                 None => assert!(key % 5 == 0, "key {key} is missing"),
             }
         }
@@ -96,7 +97,7 @@ fn a_snapshot_under_load_has_a_state_that_each_key_had() {
 }
 
 #[test]
-fn ends_bytes_and_large_values_come_back() {
+fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let mut session = server.client().session().unwrap();
     let all: Vec<u8> = (0..=255).collect();
@@ -126,15 +127,15 @@ fn ends_bytes_and_large_values_come_back() {
     let end = ends(&mut there).into_iter().find(|(key, _)| key == b"day").unwrap().1.unwrap();
     assert!((before + day..after + day).contains(&end), "to the millisecond");
     assert!(there.store(b"day", b"3", Store::if_value(b"1")).unwrap());
-    // An existing file is replaced only if that was asked for, and then as a whole.
+    // An existing file is replaced only with --force, and then as a whole.
     let name = file.to_str().unwrap();
     assert_eq!(server.cli(&["snapshot", name]).status.code(), Some(2));
     assert!(server.cli(&["snapshot", name, "--force"]).status.success());
-    let left = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
-    assert_eq!(left.filter(|path| path.to_string_lossy().contains("snapshot")).count(), 1);
+    let paths = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(paths.filter(|path| path.to_string_lossy().contains("snapshot")).count(), 1);
 }
 
-/// Starts a server in this folder that is expected to refuse.
+/// Starts a server in this folder that must refuse the snapshot.
 fn restore(folder: &Path, snapshot: &Path, memory: &str) -> Said {
     let address = format!("shm://{}", folder.join("kv.sock").display());
     let mut server = command("kv-server");
@@ -142,19 +143,19 @@ fn restore(folder: &Path, snapshot: &Path, memory: &str) -> Said {
     Said::of(server.arg(folder.join("region")).arg("--restore").arg(snapshot))
 }
 
-fn is_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
+fn assert_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
     let Said { code, stderr, .. } = restore(folder, snapshot, memory);
     let last = stderr.lines().last().unwrap_or_default();
     assert_eq!(code, Some(1), "{stderr}");
     assert!(last.starts_with("kv-server: cannot restore ") && last.contains(why), "{stderr}");
-    let left = std::fs::read_dir(folder).unwrap();
-    let names = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let names: Vec<String> = names.filter(|name| name.contains("region")).collect();
-    assert!(names.is_empty(), "left behind: {names:?}");
+    assert!(names.is_empty(), "files after a refusal: {names:?}");
 }
 
 #[test]
-fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
+fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let mut session = server.client().session().unwrap();
     for key in 0..5000u64 {
@@ -167,18 +168,18 @@ fn what_is_no_whole_snapshot_is_refused_and_leaves_nothing() {
     let other = server.folder().join("other");
     let refuses = |bytes: &[u8], why: &str| {
         std::fs::write(&other, bytes).unwrap();
-        is_refused(folder.path(), &other, "64MiB", why);
+        assert_refused(folder.path(), &other, "64MiB", why);
     };
     refuses(&whole[..whole.len() / 2], "it is truncated after");
     refuses(&whole[..whole.len() - 1], "it is truncated after 5000 records");
-    for at in [14, whole.len() / 2, whole.len() - 1] {
+    for offset in [14, whole.len() / 2, whole.len() - 1] {
         let mut damaged = whole.clone();
-        damaged[at] ^= 1;
+        damaged[offset] ^= 1;
         refuses(&damaged, "it is corrupted");
     }
     refuses(b"{\"key\":\"a\"}\n", "it is no snapshot");
-    is_refused(folder.path(), &server.folder().join("missing"), "64MiB", "cannot be opened");
-    is_refused(folder.path(), &file, "8MiB", "give the server more --memory");
+    assert_refused(folder.path(), &server.folder().join("missing"), "64MiB", "cannot be opened");
+    assert_refused(folder.path(), &file, "8MiB", "give the server more --memory");
     let region = folder.path().join("region");
     std::fs::write(&region, b"something").unwrap();
     let Said { code, stderr, .. } = restore(folder.path(), &file, "64MiB");

@@ -1,12 +1,12 @@
-//! Proves that a full server says so and loses nothing, that deleting makes room, and that
-//! overwriting needs none.
+//! Proves that a full region is reported and loses nothing, that a DELETE frees memory, and that
+//! overwriting needs no more memory.
 
 use farside::OperationError::OutOfSpace;
 use farside::{Error, Exhausted};
 use farside_tests::{ServerProcess, proof, scaled};
 
 #[test]
-fn a_full_heap_says_so_and_deleting_makes_room() {
+fn a_full_heap_is_reported_and_a_delete_makes_room() {
     let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB"]);
     let client = server.client();
     let mut session = client.session().unwrap();
@@ -40,25 +40,26 @@ fn a_full_heap_says_so_and_deleting_makes_room() {
     server.assert_verifies();
 }
 
-/// Blocks and index take the same chunks: the one that finds none first says so.
+/// Blocks and the index use the same chunks: either may be the first to find none.
 #[test]
 fn a_region_full_of_keys_says_so() {
     let server = ServerProcess::start(&["--memory", "16MiB"]);
     let mut session = server.client().session().unwrap();
-    let most = scaled(1_000_000);
+    let keys_max = scaled(1_000_000);
     let mut stored = 0u64;
     let error = loop {
         match session.put(&stored.to_le_bytes(), b"") {
-            Ok(()) if stored == most => break None,
+            Ok(()) if stored == keys_max => break None,
             Ok(()) => stored += 1,
             Err(error) => break Some(error),
         }
     };
-    // Over RDMA it takes too long to fill.
-    let is_full = matches!(error, Some(Error::Operation(OutOfSpace { .. }))) || scaled(most) < most;
+    // Over RDMA it takes too long to fill the region.
+    let is_full =
+        matches!(error, Some(Error::Operation(OutOfSpace { .. }))) || scaled(keys_max) < keys_max;
     assert!(is_full, "{error:?}");
-    // Blocks of 64 bytes and 27 to 54 bytes of index a key, in 14 MiB.
-    assert!(stored > most / 10, "{stored}");
+    // A key takes a block of 64 bytes and 27 to 54 bytes of index, in 14 MiB.
+    assert!(stored > keys_max / 10, "{stored}");
     for key in 0..stored {
         assert!(session.get(&key.to_le_bytes()).unwrap().is_some());
         assert!(session.delete(&key.to_le_bytes()).unwrap());
@@ -69,7 +70,7 @@ fn a_region_full_of_keys_says_so() {
 }
 
 #[test]
-fn ten_million_overwrites_in_a_small_region() {
+fn a_small_region_takes_ten_million_overwrites() {
     let server = ServerProcess::start(&["--memory", "16MiB", "--index", "1MiB"]);
     let mut session = server.client().session().unwrap();
     const KEYS: u64 = 1000;

@@ -1,31 +1,32 @@
-//! Proves the price list as a session keeps it: round trips and verbs at pipeline depth 1, counted
-//! by the fabric. Guards against an extra verb creeping in. What uncached changes and INSERTs cost
-//! depends on the time; `tests/tests/protocol/price_list.rs` has it exactly, on a clock of its own.
+//! Proves the price list of a session: round trips and verbs at pipeline depth 1, counted by the
+//! fabric. Guards against an additional verb. The cost of uncached changes and INSERTs depends on
+//! the time; `tests/tests/protocol/price_list.rs` proves it exactly, with the test's own clock.
 
 use farside::{Counters, Exchange, Session};
 use farside_tests::ServerProcess;
 
-/// What one call asked of the fabric.
+/// The fabric's counts for one call.
 fn cost(session: &mut Session, call: impl FnOnce(&mut Session)) -> Counters {
     let before = session.counters();
     call(session);
     session.counters() - before
 }
 
-/// `(round trips, READs, WRITEs, CASs)`.
+/// The `(round trips, READs, WRITEs, CASs)` of one call.
 fn price(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
     let cost = cost(session, call);
     assert_eq!(cost.doorbells, cost.round_trips);
     (cost.round_trips, cost.reads, cost.writes, cost.compare_swaps)
 }
 
-/// Calls with the location unknown, each on a key that is there.
+/// The price of a call on an existing key without a cached location.
 fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
     session.clear_cache();
     price(session, call)
 }
 
-/// With room for all keys from the start: an operation that meets a split takes more round trips.
+/// A server with room for all keys from the start: a split costs round trips to the operation that
+/// meets it.
 fn server() -> ServerProcess {
     ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB"])
 }
@@ -41,7 +42,7 @@ fn key(n: u64) -> [u8; 8] {
 }
 
 #[test]
-fn get() {
+fn a_get_costs_one_round_trip_cached_and_two_uncached() {
     let server = server();
     let session = &mut session(&server);
     for n in 0..KEYS {
@@ -61,7 +62,7 @@ fn get() {
 }
 
 #[test]
-fn put_and_delete_of_an_existing_key() {
+fn a_cached_put_or_delete_of_an_existing_key_costs_one_round_trip() {
     let server = server();
     let session = &mut session(&server);
     for n in 0..KEYS {
@@ -76,9 +77,9 @@ fn put_and_delete_of_an_existing_key() {
     }
 }
 
-/// They share their location cache; another client has its own.
+/// Another client has its own cache.
 #[test]
-fn what_one_session_learns_the_others_of_its_client_know() {
+fn sessions_of_one_client_share_cached_locations() {
     let server = server();
     let client = server.client();
     let [one, other] = &mut [(); 2].map(|()| client.session().unwrap());
@@ -97,30 +98,30 @@ fn what_one_session_learns_the_others_of_its_client_know() {
     }
 }
 
-/// The subtables that splits make of new memory have slots that were never used.
+/// Splits create subtables in new memory, whose slots were never used.
 #[test]
-fn insert_into_an_index_that_grows() {
+fn most_inserts_into_a_growing_index_use_new_slots() {
     let server = ServerProcess::start(&["--memory", "64MiB"]);
     let session = &mut session(&server);
     let mut inserts = 0;
     for n in 0..10 * KEYS {
         let cost = cost(session, |session| assert!(session.insert(&key(n), b"value").unwrap()));
-        // In a used slot the hint is one more.
+        // In a used slot the hint costs one more compare-and-swap.
         inserts += u64::from((cost.writes, cost.compare_swaps) == (1, 2));
     }
     assert!(server.client().statistics().unwrap().splits > 10);
-    assert!(inserts > 5 * KEYS, "{inserts} INSERTs into such slots");
+    assert!(inserts > 5 * KEYS, "{inserts} INSERTs into new slots");
 }
 
 #[test]
-fn conditional_operations() {
+fn conditional_operations_cost_what_the_price_list_says() {
     let server = server();
     let session = &mut session(&server);
     let insert = |session: &mut Session| assert!(session.insert(b"key", b"one").unwrap());
     assert!(price(session, insert).0 <= 3);
     let refused = |session: &mut Session| assert!(!session.insert(b"key", b"two").unwrap());
     assert!(price(session, refused).0 <= 3);
-    // An INSERT pays once for its guess that the key is absent.
+    // Only the first refused INSERT pays for the wrong guess that the key is absent.
     let (_, _, writes, compare_swaps) = price(session, refused);
     assert_eq!((writes, compare_swaps), (0, 0));
     let update = |session: &mut Session| assert!(session.update(b"key", b"two").unwrap());
@@ -135,7 +136,7 @@ fn conditional_operations() {
 }
 
 #[test]
-fn a_batch_rings_once_for_all() {
+fn a_batch_rings_one_doorbell() {
     let server = server();
     let session = &mut session(&server);
     for n in 0..32 {
@@ -170,32 +171,32 @@ fn pipelined_operations_count_their_own_verbs() {
 }
 
 #[test]
-fn tickets_lend_a_lane_and_lanes_count_one_operation_at_a_time() {
+fn a_ticket_has_its_own_lane_and_completions_count_each_verb_once() {
     const DEPTH: u16 = 4;
     let server = server();
     let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
     let session = &mut client.session().unwrap();
-    // Never two of one key in flight, which would share a chain.
+    // No two operations in flight are on one key: they would share a chain.
     let keys = u64::from(DEPTH);
     (0..keys).for_each(|n| session.put(&key(n), b"value").unwrap());
     let before = session.counters();
     let mut pipeline = session.pipeline().unwrap();
-    let mut lent = [None; DEPTH as usize];
+    let mut tickets = [None; DEPTH as usize];
     let mut sum = Counters::default();
     let mut started = 0;
     for round in 0..100u64 {
         while let Ok(ticket) = match started % 3 {
             0 => pipeline.get(&key(started % keys)),
             1 => pipeline.put(&key(started % keys), &round.to_le_bytes()),
-            // Refused before it asks for anything.
+            // An empty key is refused before any verb.
             _ => pipeline.get(b""),
         } {
             assert_eq!(ticket.number(), started);
-            assert_eq!(lent[ticket.lane()].replace(ticket), None, "its lane is another's");
+            assert_eq!(tickets[ticket.lane()].replace(ticket), None, "two tickets have one lane");
             started += 1;
         }
         let completed = pipeline.wait().unwrap();
-        assert_eq!(lent[completed.ticket.lane()].take(), Some(completed.ticket));
+        assert_eq!(tickets[completed.ticket.lane()].take(), Some(completed.ticket));
         let refused = completed.ticket.number() % 3 == 2;
         assert_eq!(
             (completed.result.is_err(), completed.counters.verbs() == 0),

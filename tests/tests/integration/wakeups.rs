@@ -1,5 +1,5 @@
-//! Proves that no thread of kv-server wakes for GET, PUT or DELETE, and that the server is not
-//! needed for them at all.
+//! Proves that no thread of kv-server wakes for GET, PUT or DELETE, and that these operations work
+//! while the server is stopped.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +7,13 @@ use farside_tests::{ServerProcess, device, scaled};
 use rustix::process::Signal;
 
 const KEYS: u64 = 1000;
-/// How often the server asks its clients' processes, with GRACE as it is there over RDMA.
+/// The interval at which the server asks its clients' processes over RDMA, with GRACE = 100 ms.
 const ROLL_CALL: Duration = Duration::from_millis(8 * 100);
 
 #[test]
-fn the_server_sleeps_through_two_hundred_thousand_operations() {
-    // Over RDMA the server looks once a second whether its clients' hosts are there; and, which
-    // nothing turns off, every 8 x GRACE whether their processes are.
+fn the_server_sleeps_during_two_hundred_thousand_operations() {
+    // Over RDMA the server probes its clients' hosts once a second, which this config turns off. It
+    // always asks their processes every 8 x GRACE.
     let arguments = ["--memory", "256MiB", "--index", "4MiB", "--grace-ms", "10"];
     let server = ServerProcess::start_with_config("probe_ms = 0\n", &arguments);
     let mut session = server.client().session().unwrap();
@@ -33,15 +33,15 @@ fn the_server_sleeps_through_two_hundred_thousand_operations() {
             }
         }
     };
-    // Fills the session's own lists: what one round of GRACE consumes.
+    // Fills the session's lists with the blocks that it consumes within one GRACE.
     round(scaled(200_000));
-    // A round that goes faster than all before it takes more blocks within GRACE, and asks for them
-    // once; what operations cost, they cost in every round.
+    // A round that is faster than all before it takes more blocks within GRACE, and requests them
+    // once. A wakeup that operations cause happens in every round.
     let woke = (0..5).map(|_| {
         let (before, started) = (server.wakeups(), Instant::now());
         round(200_000);
         let periods = started.elapsed().as_nanos() / ROLL_CALL.as_nanos() + 1;
-        // To ask, to be answered, and to find that nothing is left to wait for.
+        // The server wakes to ask, to read answers, and to find that it waits for no more.
         let asking = if device().is_some() { 4 * periods as u64 } else { 0 };
         (server.wakeups() - before).saturating_sub(asking)
     });
@@ -50,7 +50,7 @@ fn the_server_sleeps_through_two_hundred_thousand_operations() {
 }
 
 #[test]
-fn a_stopped_server_keeps_serving() {
+fn sessions_keep_working_while_the_server_is_stopped() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--index", "4MiB"]);
     let mut session = server.client().session().unwrap();
     for n in 0..KEYS {
@@ -61,7 +61,7 @@ fn a_stopped_server_keeps_serving() {
         let key = n.to_le_bytes();
         assert_eq!(*session.get(&key).unwrap().unwrap(), *b"before");
     }
-    // As many updates as blocks are at hand without the server: the unlinked ones come back.
+    // More updates than the session has blocks: the unlinked blocks are reused without the server.
     for n in 0..100u64 {
         let key = (n % 10).to_le_bytes();
         session.put(&key, &n.to_le_bytes()).unwrap();
