@@ -1,11 +1,11 @@
-//! Proves that slow pipelines lose nothing. A caller may leave one alone for long between two
-//! calls. What was posted before is then refused as late, and is written again, content and all.
-//! `kv-cli load` is such a caller when a disk is slow. And more may be in flight than the machine
-//! copies within GRACE.
+//! Proves that slow pipelines lose nothing. If a caller pauses for long between two calls, posted
+//! chains are refused as late, and are posted again with their blocks. `kv-cli load` is such a
+//! caller when a disk is slow. Also, more bytes may be in flight than the machine copies within
+//! GRACE.
 //!
-//! Guards against two bugs. A block counted as written although its chain had been refused, so a
-//! key got linked to a block without its content. And chains waited behind so many others that
-//! everything was READ again and again, too late each time.
+//! Guards against two bugs. A block counts as written although its chain was refused, so a key is
+//! linked to a block without its content. Chains queue after so many others that each READ is too
+//! late, and is repeated.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use farside::Outcome;
 use farside_tests::{ServerProcess, left_out_over_rdma, proof};
 
 #[test]
-fn a_slow_caller_loses_nothing() {
+fn a_pipeline_with_a_slow_caller_loses_nothing() {
     const KEYS: u64 = 60;
     /// Longer than a posted chain may wait.
     const PAUSE: Duration = Duration::from_millis(60);
@@ -26,7 +26,7 @@ fn a_slow_caller_loses_nothing() {
                 pipeline.wait().unwrap().result.unwrap();
             }
             if key % 4 == 0 {
-                // Some go on to their next chain, which then waits for the caller.
+                // Some operations post their next chain, which then waits for the caller.
                 let _ = pipeline.poll().map(|completed| completed.result.unwrap());
                 std::thread::sleep(PAUSE);
             }
@@ -44,16 +44,16 @@ fn a_slow_caller_loses_nothing() {
 }
 
 #[test]
-fn more_in_flight_than_grace_allows_is_read_once() {
+fn values_are_read_once_even_with_more_in_flight_than_grace_allows() {
     if left_out_over_rdma("it moves a gigabyte and is about doorbells of shm") {
         return;
     }
     const BYTES: usize = 256 << 10;
-    /// As many keys as are in flight: those of one key would share a READ.
+    /// As many keys as GETs in flight: GETs of one key would share a READ.
     const KEYS: u64 = 512;
     const GETS: u64 = 2000;
-    // 128 MiB in flight: GRACE is over before the test's own build has copied and checked that, and
-    // long enough for the few megabytes between a look at the window and one at the block.
+    // 128 MiB are in flight. A build without optimization takes longer than GRACE to copy and check
+    // that. But GRACE is long enough for the few megabytes between the READs of one GET.
     let server = ServerProcess::start(&["--memory", "192MiB", "--grace-ms", "100"]);
     let client = server.client_builder().pipeline_depth(KEYS as u16).connect().unwrap();
     let mut session = client.session().unwrap();
@@ -73,7 +73,7 @@ fn more_in_flight_than_grace_allows_is_read_once() {
         taken += 1;
     }
     drop(pipeline);
-    // Not the READs: a thread that lost the processor READs its window again, which is cheap.
+    // Bytes are bounded, not READs: a descheduled thread READs its window again, which is cheap.
     let bytes = (session.counters() - before).read_bytes;
     assert!(bytes < 2 * GETS * BYTES as u64, "READ {bytes} bytes for {GETS} GETs");
 }

@@ -1,6 +1,6 @@
-//! Proves that no bytes of a stranger hurt. They come in a hello, random, cut short or with flipped
-//! bits, in a control message, or in the answer of something that is no server. Clients that are
-//! served stay so, others get an error. Guards against a decoder that trusts.
+//! Proves that invalid bytes from a stranger do no harm: random, truncated, or with flipped bits.
+//! They come in a hello, in a control message, or in the answer of a false server. Connected
+//! clients are still served, others get an error. Guards against a decoder that trusts its input.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ mod false_socket;
 #[cfg(feature = "verbs")]
 mod imposter;
 
-/// Random bytes, or valid ones that were cut short or of which a bit was flipped.
+/// Random bytes, or valid ones that are truncated or have a flipped bit.
 fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
     let mut bytes = valid.to_vec();
     match random.random_range(0..3) {
@@ -36,7 +36,7 @@ fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a server answers to these bytes in place of a request; `None` when it accepts them.
+/// The server's refusal of these bytes as a request; `None` if it accepts them.
 fn answer(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
     let target: Address = server.parse().unwrap();
     let reply = match target.resolve().unwrap().first() {
@@ -79,7 +79,7 @@ fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
     ConnectRequest { role, purpose, token: Token::of("secret") }.encode()
 }
 
-/// A server with a secret, and how to get into it.
+/// A server with a secret, and options that connect to it.
 fn guarded() -> (ServerProcess, ConnectOptions) {
     let config = "secret = 'secret'\nlog_level = 'debug'\n";
     let server = ServerProcess::start_with_config(config, &["--memory", "16MiB"]);
@@ -93,24 +93,24 @@ fn guarded() -> (ServerProcess, ConnectOptions) {
     (server, options)
 }
 
-/// Works before, between and after.
-fn client_with_manners(server: &ServerProcess) -> farside::Client {
+/// A client with the secret; checks that it is served.
+fn legitimate_client(server: &ServerProcess) -> farside::Client {
     let client = server.client_builder().secret("secret").connect().unwrap();
     client.session().unwrap().put(b"key", b"value").unwrap();
     client
 }
 
 #[test]
-fn no_hello_hurts_a_server() {
+fn no_invalid_hello_harms_a_server() {
     let (server, _) = guarded();
-    let client = client_with_manners(&server);
+    let client = legitimate_client(&server);
     let mut session = client.session().unwrap();
     let address = server.address();
     let mut random = SmallRng::seed_from_u64(5);
     let mut accepted = 0;
     let mut try_one = |bytes: &[u8], for_data| {
         let refusal = answer(&address, bytes, for_data);
-        let is_close = |refusal| {
+        let is_expected = |refusal| {
             matches!(
                 refusal,
                 Refusal::Malformed { .. }
@@ -119,7 +119,7 @@ fn no_hello_hurts_a_server() {
                     | Refusal::UnknownClient { .. }
             )
         };
-        assert!(refusal.is_none_or(is_close), "{bytes:?}: {refusal:?}");
+        assert!(refusal.is_none_or(is_expected), "{bytes:?}: {refusal:?}");
         accepted += u64::from(refusal.is_none());
         assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
     };
@@ -133,7 +133,7 @@ fn no_hello_hurts_a_server() {
         }
     }
     for round in 0..scaled(10_000) {
-        // A lease is no ticket: it stands where every client can read it.
+        // A lease must not work as a ticket: every client can read it in the region.
         let stolen = Purpose::Data { client_id: 1, ticket: (1 << 32) + round % 4 };
         let purpose = if round % 2 == 0 { Purpose::Control } else { stolen };
         let mut bytes = garbage(&mut random, &hello(Role::Writer, purpose), REQUEST_BYTES_MAX);
@@ -146,28 +146,28 @@ fn no_hello_hurts_a_server() {
     let versions = Refusal::Version { server: server_speaks, client: client_speaks };
     assert_eq!(answer(&address, &other, false), Some(versions));
     println!("{versions}");
-    // A flipped bit in the role makes a reader of a writer, which may know the secret.
-    println!("{accepted} were let in");
+    // A hello with a flipped bit in the role is a valid one: a reader's, with the right secret.
+    println!("{accepted} hellos were accepted");
     let started = Instant::now();
     while client.statistics().unwrap().clients != 1 {
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", client.statistics());
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(client.statistics().unwrap().clients_lost, accepted);
-    client_with_manners(&server);
+    legitimate_client(&server);
 }
 
 #[test]
-fn a_message_hurts_its_sender_at_most() {
+fn an_invalid_message_harms_only_its_sender() {
     let (server, options) = guarded();
-    let client = client_with_manners(&server);
+    let client = legitimate_client(&server);
     let mut session = client.session().unwrap();
     let mut random = SmallRng::seed_from_u64(6);
     let mut valid = Vec::new();
     let mut ended = 0;
     let rounds = scaled(5_000);
     for round in 0..rounds {
-        // As a reader, for a writer is trusted, and may give blocks that it does not have.
+        // As a reader: a writer is trusted, and a garbled message may give blocks it does not hold.
         let mut channel = options.attach(options.timeout).unwrap().channel;
         match round % 4 {
             0 => Request::Statistics.encode(&mut valid),
@@ -182,7 +182,7 @@ fn a_message_hurts_its_sender_at_most() {
         if bytes.is_empty() || channel.send(&bytes).is_err() {
             continue;
         }
-        // Answered, if a flipped bit made another message of it; else the end.
+        // The server answers if the bytes are another valid message; otherwise it disconnects.
         let mut reply = vec![0; MESSAGE_BYTES_MAX];
         let started = Instant::now();
         loop {
@@ -195,15 +195,15 @@ fn a_message_hurts_its_sender_at_most() {
         }
         assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
     }
-    println!("{ended} of {rounds} were sent away");
+    println!("{ended} of {rounds} were disconnected");
     assert!(ended > rounds / 2);
     assert!(server.log().contains("it breaks the protocol"));
-    client_with_manners(&server);
+    legitimate_client(&server);
 }
 
-/// A lease stands in the region: a reader of it must not take the place of a client's sessions.
+/// A reader sees every lease in the region, and must not open sessions of another client with it.
 #[test]
-fn a_reader_uses_up_no_sessions_of_another() {
+fn a_reader_cannot_open_sessions_of_another_client() {
     let Some(_) = device_or_left_out() else { return };
     let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();

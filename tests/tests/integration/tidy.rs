@@ -115,7 +115,7 @@ fn no_file_names_a_machine_or_workplace() {
     report("no file names a machine or a workplace", &broken);
 }
 
-/// What stands between backticks, outside of fenced blocks.
+/// The texts between backticks, outside of fenced blocks.
 fn quoted(content: &str) -> Vec<&str> {
     let prose = content.split("```").step_by(2);
     prose.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
@@ -225,7 +225,7 @@ fn number(text: &str) -> Option<(u32, &str)> {
     Some((digits[..end].parse().ok()?, &digits[end..]))
 }
 
-/// The numbers behind each `invariant` and `invariants`.
+/// The numbers after each `invariant` and `invariants`.
 fn citations(text: &str) -> Vec<u32> {
     let mut cited = Vec::new();
     for rest in text.split("nvariant").skip(1) {
@@ -285,7 +285,7 @@ fn every_file_with_unsafe_code_is_listed() {
     report("docs/testing.md lists each file with unsafe code", &broken);
 }
 
-/// The crates, the lowest first: each uses only those of lines above its own.
+/// The layers of crates, the lowest first: a crate uses only crates of lower layers.
 const LAYERS: [&[&str]; 7] = [
     &["layout", "fabric", "snapshot", "linearizability"],
     &["protocol", "control"],
@@ -303,7 +303,8 @@ fn layer(package: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&name))
 }
 
-/// The packages of ours that a manifest names, features and tests included, and its own.
+/// A manifest's own package, and those of our packages it depends on, including optional and
+/// dev-dependencies.
 fn packages(manifest: &str) -> (Option<&str>, Vec<&str>) {
     let own = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
     let own = own.and_then(|rest| rest.strip_suffix('"'));
@@ -312,7 +313,7 @@ fn packages(manifest: &str) -> (Option<&str>, Vec<&str>) {
     (own, used.map(|line| &line[..name(line)]).collect())
 }
 
-/// What is wrong with a manifest's place among the layers.
+/// A manifest's dependencies that are not in a lower layer, one message each.
 fn arrows_upwards(manifest: &str) -> Vec<String> {
     let (Some(own), used) = packages(manifest) else { return Vec::new() };
     let Some(place) = layer(own) else { return vec![format!("{own} is in no layer")] };
@@ -321,13 +322,14 @@ fn arrows_upwards(manifest: &str) -> Vec<String> {
     upwards.map(|used| format!("{own} uses {used}, which is not below it")).collect()
 }
 
-/// So no circle either, and neither of client and server imports the other, in tests neither.
+/// So there is no cycle, and neither client nor server imports the other, not even in tests.
 #[test]
 fn crates_use_only_what_is_below_them() {
     let manifests: Vec<_> =
         with_extension(".toml").filter(|(path, _)| path.ends_with("/Cargo.toml")).collect();
     assert!(manifests.len() >= 14, "only {} manifests were found", manifests.len());
-    let broken: Vec<_> = manifests.iter().flat_map(|(_, of)| arrows_upwards(of)).collect();
+    let broken: Vec<_> =
+        manifests.iter().flat_map(|(_, manifest)| arrows_upwards(manifest)).collect();
     report("each crate uses only what is below it", &broken);
 }
 
@@ -465,7 +467,7 @@ fn is_subject(subject: &&str) -> bool {
     subject.chars().count() <= 72 && !subject.ends_with('.')
 }
 
-/// Of the commits since the rule was made: a shallow checkout has some of them, an archive none.
+/// Checks the commits since the rule began: a shallow checkout has some of them, an archive none.
 #[test]
 fn commit_subjects_are_short() {
     let arguments = ["log", "--no-merges", "--since=2026-11-24T14:00:00Z", "--format=%s"];
@@ -509,7 +511,7 @@ fn prose_can_be_refused() {
 }
 
 #[test]
-fn the_rules_can_be_broken() {
+fn the_helpers_find_what_breaks_a_rule() {
     assert_eq!(
         citations("by invariant I3. (invariants I2, I10 and I4) Invariant I7"),
         [3, 2, 10, 4, 7]

@@ -1,6 +1,6 @@
-//! One session, two servers: a future that works on the region of one and then on that of the
-//! other, with every verb counted. Guards against a failure of the second that looks as if nothing
-//! had happened.
+//! One session, two servers: a future changes the region of one and then that of the other, with
+//! every verb counted. Guards against a failure of the second change that looks as if neither had
+//! happened.
 
 use farside_control::attach::{Attached, ConnectError};
 use farside_fabric::{AnyFabric, Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Verb};
@@ -37,7 +37,7 @@ impl Session {
         (output, self.engine.counters() - before)
     }
 
-    /// Raises a word at the end of one region, where nothing is, and then that of another.
+    /// Increments the unused word at the end of one region, and then that of the other.
     async fn raise(&self, [first, then]: [usize; 2], seen: u64) -> Result<Option<bool>, Failure> {
         let swap = async |region: &OpenRegion| {
             let remote = word_of(region);
@@ -59,7 +59,7 @@ impl Session {
         Ok(u64::from_le_bytes(*buffer.first_chunk().unwrap()))
     }
 
-    /// The server of a region does not accept this session any more.
+    /// Fences this session at the server of a region.
     fn lose(&mut self, region: usize) {
         let is_over_rdma = device().is_some();
         if is_over_rdma {
@@ -109,7 +109,7 @@ fn one_future_works_on_one_region_and_then_on_another() {
     assert_eq!(done.unwrap(), Some(true));
     let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
     assert_eq!([round_trips, doorbells, reads, writes, compare_swaps], [2, 2, 0, 0, 2]);
-    // The first one did not take effect: the second is not touched.
+    // The first change had no effect, so the second region is not changed.
     let (done, counters) = session.drive(session.raise([0, 1], 0));
     assert_eq!((done.unwrap(), counters.compare_swaps), (None, 1));
     assert_eq!([session.word(0), session.word(1)], [Ok(1), Ok(1)]);
@@ -125,11 +125,11 @@ fn one_future_works_on_one_region_and_then_on_another() {
 }
 
 #[test]
-fn a_change_that_is_half_done_is_not_one_that_did_not_happen() {
+fn a_half_done_change_is_reported_as_half_done() {
     let mut session = Session::open();
     session.lose(1);
     let [first, second] = session.regions.each_ref().map(|region| region.index);
-    // Nothing took effect: the region that was lost is the first.
+    // No change takes effect if the first region is lost.
     let (failed, _) = session.drive(session.raise([1, 0], 0));
     let is_lost = match failed {
         Err(Failure::Lost(region)) => region == second,
@@ -144,7 +144,7 @@ fn a_change_that_is_half_done_is_not_one_that_did_not_happen() {
     let (failed, _) = session.drive(session.raise([0, 1], 0));
     let Err(Failure::HalfDone { done, lost }) = failed else { panic!("{failed:?}") };
     assert_eq!(([done, lost], session.word(0)), ([first, second], Ok(1)));
-    // The other region goes on.
+    // The other region can still be used.
     let handle = session.engine.at(&session.regions[0]);
     let operation = Operation::stage(handle, LANE, b"key", b"value");
     assert!(session.drive(operation.insert(Lifetime::Forever)).0.unwrap());

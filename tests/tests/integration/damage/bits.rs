@@ -1,4 +1,4 @@
-//! Every single bit: superblock, lease, directory, row headers, slots, block headers, values.
+//! Flips single bits: superblock, lease, directory, row headers, slots, block headers, values.
 
 use farside::ConnectError::{self, Unreachable};
 use farside::Error;
@@ -9,10 +9,10 @@ use super::*;
 
 const NEW_VALUE_BYTES: usize = 20;
 
-/// A dozen keys with values of these lengths, each with company in its window.
+/// The lengths of a dozen keys' values. Each key shares its window with others.
 const LENGTHS: [usize; 12] = [24, 0, 1, 7, 32, 33, 100, 500, 1000, 4096, 20_000, 100_000];
 
-/// One subtable, so that windows are well filled.
+/// A region with one subtable, whose windows are well filled.
 fn crowded() -> (Scene, Vec<Sample>) {
     let memory = ["--memory", "32MiB", "--index", "8KiB", "--grace-ms", GRACE_MS_MAX];
     let scene = Scene::new(&memory);
@@ -23,7 +23,7 @@ fn crowded() -> (Scene, Vec<Sample>) {
         let sample = Sample { value: value(n as u64, 0, bytes), key };
         session.put(&sample.key, &sample.value).unwrap();
         samples.push(sample);
-        // And one that only its hint and its key tell from this one.
+        // Another key with the same window and fingerprint: only hint and key differ.
         let (window, hash) = (scene.window(&samples[n].key), scene.hash(&samples[n].key));
         let twin = (0u32..).map(|m| format!("twin-{m}").into_bytes()).find(|twin| {
             let same = scene.hash(twin).fingerprint() == hash.fingerprint();
@@ -37,7 +37,7 @@ fn crowded() -> (Scene, Vec<Sample>) {
     (scene, samples)
 }
 
-/// A key and the sessions that use it: one knows where it is, one does not, and one only looks.
+/// A key and its sessions: one with a cached location, one without a cache, and one that only GETs.
 struct Trial<'s> {
     scene: &'s Scene,
     sample: &'s Sample,
@@ -47,7 +47,7 @@ struct Trial<'s> {
     tally: Tally,
 }
 
-/// How often a GET under damage found the value, missed it, and failed: that the damage was there.
+/// How often a GET under damage found the value, missed it, and failed. Shows that damage was hit.
 #[derive(Debug, Default)]
 struct Tally {
     right: u32,
@@ -76,7 +76,7 @@ impl<'s> Trial<'s> {
         trial
     }
 
-    /// The session that remembers what it saw remembers the undamaged key again.
+    /// Lets the session with a cache cache the undamaged location again.
     fn settle(&mut self) {
         for (_, session) in &mut self.sessions {
             session.clear_cache();
@@ -85,7 +85,7 @@ impl<'s> Trial<'s> {
         }
     }
 
-    /// GETs with this bit flipped: what the session that does not know the place got.
+    /// GETs with this bit flipped; returns the result of the session without a cache.
     fn look(&mut self, at: Bit) -> Result<bool> {
         self.scene.flip(at);
         let Sample { key, value } = self.sample;
@@ -100,17 +100,17 @@ impl<'s> Trial<'s> {
         );
         let seen = get(&mut self.looker, key, &[value], &format!("{at:?}, uncached GET"));
         self.scene.flip(at);
-        // After the repair, what was remembered under damage does no harm either.
+        // After the repair, a location cached under damage must do no harm either.
         let what = format!("{at:?}, GET after it was undone");
         assert!(matches!(get(&mut self.sessions[0].1, key, &[value], &what), Ok(true)), "{what}");
         self.tally.add(&seen);
         seen
     }
 
-    /// All changes with this bit flipped, each on a fresh copy.
+    /// Makes all changes with this bit flipped, and restores the region after each.
     ///
-    /// A word that points elsewhere may meet a block of the same key and generation that is not
-    /// linked, left by an earlier trial: nothing tells it from the right one.
+    /// A word with a wrong target may lead to an unlinked block of the same key and generation,
+    /// from an earlier trial. Nothing distinguishes it from the right block.
     fn change(&mut self, at: Bit) {
         let Sample { key, value: old } = self.sample;
         let window = self.scene.window(key);
@@ -120,7 +120,7 @@ impl<'s> Trial<'s> {
                 let mut saved = self.scene.save(window);
                 saved.keep(&self.scene.region, at.offset, 1);
                 self.scene.flip(at);
-                // And what the damage leads to.
+                // Also saves the headers to which the damaged words lead.
                 for slot in self.scene.slots(window) {
                     saved.keep_block(&self.scene.region, self.scene.word(slot));
                 }
@@ -142,12 +142,12 @@ impl<'s> Trial<'s> {
     }
 }
 
-/// Which of many bits are tried.
+/// Every `step`-th of these bits.
 fn every(step: usize, all: impl Iterator<Item = Bit>) -> impl Iterator<Item = Bit> {
     all.step_by(step)
 }
 
-/// For the first key every bit, for the others every seventh.
+/// Runs the test for each key: with every bit for the first one, every seventh for the others.
 fn each_sample(mut test: impl FnMut(&Scene, &Sample, usize)) {
     let started = Instant::now();
     let (scene, samples) = crowded();
@@ -159,12 +159,12 @@ fn each_sample(mut test: impl FnMut(&Scene, &Sample, usize)) {
         assert!(session.get(key).unwrap().unwrap().data == *value, "the damage was not undone");
     }
     scene.server.assert_verifies();
-    // Else a block that was put back may have been used again: nothing was proved.
+    // After GRACE a restored block may have been reused, so the test would prove nothing.
     assert!(started.elapsed() < Duration::from_secs(55), "{:?}", started.elapsed());
 }
 
 #[test]
-fn reading_with_a_flipped_bit_in_the_window() {
+fn a_get_with_a_flipped_bit_in_the_window_returns_no_wrong_value() {
     each_sample(|scene, sample, step| {
         let mut trial = Trial::new(scene, sample);
         for at in every(step, bits(scene.window(&sample.key), WINDOW_BYTES / 8)) {
@@ -176,7 +176,7 @@ fn reading_with_a_flipped_bit_in_the_window() {
 }
 
 #[test]
-fn changing_with_a_flipped_bit_in_the_window() {
+fn a_change_with_a_flipped_bit_in_the_window_stores_no_wrong_value() {
     each_sample(|scene, sample, step| {
         let mut trial = Trial::new(scene, sample);
         for at in every(step, bits(scene.window(&sample.key), WINDOW_BYTES / 8)) {
@@ -188,7 +188,7 @@ fn changing_with_a_flipped_bit_in_the_window() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_block_is_an_error_but_in_the_mark() {
+fn a_flipped_bit_in_a_block_is_an_error_except_in_the_mark() {
     each_sample(|scene, sample, step| {
         let block = scene.word(scene.slot_of(&sample.key)).block().unwrap();
         let start = block.address.offset();

@@ -1,4 +1,4 @@
-//! Region files that are none: `kv-server` refuses them with one line and leaves them as they are.
+//! Invalid region files: `kv-server` refuses them in one line and does not change them.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 
-/// Starts a server on the file until it serves or has refused; what it said.
+/// Runs a server on the file until it serves or has refused; returns its stderr.
 pub(super) fn start_briefly(file: &Path) -> String {
     let socket = file.with_file_name("brief.sock");
     let log = file.with_file_name("brief.log");
@@ -40,7 +40,7 @@ pub(super) fn start_briefly(file: &Path) -> String {
     said()
 }
 
-/// A region with a hundred keys, whose server stopped in order.
+/// A region with a hundred keys, whose server stopped cleanly.
 fn region() -> ServerProcess {
     let mut server = ServerProcess::start_with_file(&["--memory", "8MiB"]);
     let mut session = server.client().session().unwrap();
@@ -50,15 +50,15 @@ fn region() -> ServerProcess {
     server
 }
 
-fn is_refused(server: &ServerProcess, content: &[u8], what: &str) {
+fn assert_refused(server: &ServerProcess, content: &[u8], what: &str) {
     std::fs::write(server.region_file(), content).unwrap();
     let said = start_briefly(&server.region_file());
     assert_eq!(said.lines().count(), 1, "{what}: {said}");
     let file = server.region_file().display().to_string();
     assert!(said.starts_with("kv-server: ") && said.contains(&file), "{what}: {said}");
-    let mut left = Vec::new();
-    std::fs::File::open(server.region_file()).unwrap().read_to_end(&mut left).unwrap();
-    assert!(left == content, "{what}: the file was changed");
+    let mut after = Vec::new();
+    std::fs::File::open(server.region_file()).unwrap().read_to_end(&mut after).unwrap();
+    assert!(after == content, "{what}: the file was changed");
 }
 
 #[test]
@@ -67,11 +67,11 @@ fn a_truncated_region_file_is_refused_untouched() {
     let whole = std::fs::read(server.region_file()).unwrap();
     let bytes = whole.len();
     for kept in [1, 7, 8, 16, 87, 88, 4095, 4096, 1 << 20, bytes / 2, bytes - 4096, bytes - 1] {
-        is_refused(&server, &whole[..kept], &format!("{kept} of {bytes} bytes"));
+        assert_refused(&server, &whole[..kept], &format!("{kept} of {bytes} bytes"));
     }
     std::fs::write(server.region_file(), &whole).unwrap();
     let said = start_briefly(&server.region_file());
-    assert!(said.contains("serving"), "the whole one is served: {said}");
+    assert!(said.contains("serving"), "the intact file is not served: {said}");
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn a_region_file_of_random_bytes_is_refused_untouched() {
     let mut random = SmallRng::seed_from_u64(7);
     let mut content = vec![0; whole.len()];
     random.fill_bytes(&mut content);
-    is_refused(&server, &content, "random bytes");
+    assert_refused(&server, &content, "random bytes");
     for kept in [8, 12, 32, 48, 71] {
         content[..kept].copy_from_slice(&whole[..kept]);
-        is_refused(&server, &content, &format!("random bytes behind the first {kept}"));
+        assert_refused(&server, &content, &format!("random bytes after the first {kept}"));
     }
 }
 
@@ -95,13 +95,13 @@ fn every_flipped_byte_of_the_superblock_is_refused_untouched() {
     for byte in 0..72 {
         let mut content = whole.clone();
         content[byte] ^= 1 << (byte % 8);
-        is_refused(&server, &content, &format!("bit {} of byte {byte}", byte % 8));
+        assert_refused(&server, &content, &format!("bit {} of byte {byte}", byte % 8));
     }
 }
 
-/// Going on with such a split would overwrite the keys of the others.
+/// Continuing such a split would overwrite the keys of other subtables.
 #[test]
-fn a_split_that_leads_to_subtables_of_others_is_refused() {
+fn an_unfinished_split_that_leads_to_other_subtables_is_refused() {
     let mut server = ServerProcess::start_with_file(&["--memory", "8MiB", "--index", "32KiB"]);
     let mut session = server.client().session().unwrap();
     (0..100u64).for_each(|n| session.put(&n.to_le_bytes(), &value(n, 0, 100)).unwrap());
@@ -113,22 +113,26 @@ fn a_split_that_leads_to_subtables_of_others_is_refused() {
         superblock(&Region::map_read_only(&file).unwrap()).1.geometry().chunk_offset(0).unwrap()
     };
     let subtable = |number: u64| heap + number * SUBTABLE_BYTES;
-    // One that comes before them in the directory, one between them, one behind.
-    for (of, new) in [(0, [1, 2]), (1, [0, 3]), (3, [2, 1]), (2, [2, 8])] {
-        let (row, _) = Row::ref_from_prefix(&whole[subtable(of) as usize..]).unwrap();
+    // A split of a subtable before, between and after the two in the directory; and one that leads
+    // to itself and beyond the others.
+    for (parent, new) in [(0, [1, 2]), (1, [0, 3]), (3, [2, 1]), (2, [2, 8])] {
+        let (row, _) = Row::ref_from_prefix(&whole[subtable(parent) as usize..]).unwrap();
         let header = row.header.with_forward(new.map(subtable));
         let mut content = whole.clone();
-        content[subtable(of) as usize..][..header.as_bytes().len()]
+        content[subtable(parent) as usize..][..header.as_bytes().len()]
             .copy_from_slice(header.as_bytes());
         std::fs::write(server.region_file(), &content).unwrap();
         let said = start_briefly(&server.region_file());
-        assert!(said.contains("damaged") && said.lines().count() == 1, "{of} to {new:?}: {said}");
-        let left = std::fs::read(server.region_file()).unwrap();
-        assert!(left[heap as usize..] == content[heap as usize..], "{of} to {new:?}");
+        assert!(
+            said.contains("damaged") && said.lines().count() == 1,
+            "{parent} to {new:?}: {said}"
+        );
+        let after = std::fs::read(server.region_file()).unwrap();
+        assert!(after[heap as usize..] == content[heap as usize..], "{parent} to {new:?}");
     }
 }
 
-/// The next server either says in one line what is wrong, or serves what is left.
+/// The next server either refuses the file in one line, or serves the region; it never panics.
 #[test]
 fn random_tables_are_refused_or_served() {
     let server = region();
@@ -146,7 +150,7 @@ fn random_tables_are_refused_or_served() {
         ("chunk table", chunk_table, chunk_table + 8 * u64::from(geometry.chunks())),
         ("client table", 4096, directories),
         ("heap", heap, heap + CHUNK_BYTES),
-        ("everything behind the superblock", 4096, whole.len() as u64),
+        ("everything after the superblock", 4096, whole.len() as u64),
     ] {
         let mut content = whole.clone();
         random.fill_bytes(&mut content[from as usize..to as usize]);
@@ -156,7 +160,7 @@ fn random_tables_are_refused_or_served() {
         assert!(refused || said.contains("serving"), "{name}: {said}");
         assert!(!said.contains("panicked"), "{name}: {said}");
     }
-    // Each possible use of a chunk, where another is right.
+    // Each chunk with each possible use, of which only one is right.
     for chunk in 0..geometry.chunks() {
         let uses = [ChunkUse::Free, ChunkUse::Subtables, ChunkUse::Continued];
         for entry in uses.map(|chunk_use| ChunkEntry::new(chunk_use).bits()) {

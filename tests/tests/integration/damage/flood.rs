@@ -1,4 +1,4 @@
-//! Random bytes over whole parts of a region, under the feet of connected sessions.
+//! Random bytes over whole parts of a region while sessions are connected.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use super::*;
 
 const KEYS: u64 = 200;
-/// The bits of a word about its block.
+/// The bits of a word that describe its block.
 const TARGET_MASK: u64 = (1 << TARGET_BITS) - 1;
 
 fn key(n: u64) -> Vec<u8> {
@@ -20,7 +20,7 @@ fn length(n: u64) -> usize {
     [0, 20, 100, 1000, 5000][n as usize % 5]
 }
 
-/// Keys in two subtables.
+/// A region filled with all keys, whose index starts with this much memory.
 fn filled(index: &str) -> Scene {
     let scene = Scene::new(&["--memory", "16MiB", "--index", index, "--grace-ms", "5"]);
     let mut session = scene.cold();
@@ -37,12 +37,12 @@ impl Scene {
     }
 
     fn fill(&self, offset: u64, bytes: u64, mut word: impl FnMut() -> u64) {
-        for at in (offset..offset + bytes).step_by(8) {
-            self.region.store(at, word()).unwrap();
+        for offset in (offset..offset + bytes).step_by(8) {
+            self.region.store(offset, word()).unwrap();
         }
     }
 
-    /// The low bits of a word: some class, generation, and place in the heap.
+    /// The low bits of a word: a random class, generation, and address in the heap.
     fn random_target(&self, random: &mut SmallRng) -> u64 {
         let blocks = self.geometry.chunk_offset(0).unwrap() / 64..self.region.bytes() / 64;
         let class = random.random_range(0..SizeClass::COUNT as u64);
@@ -56,8 +56,8 @@ impl Scene {
         self.subtables().into_iter().flat_map(of_subtable).collect()
     }
 
-    /// Slots whose words could be, in any state. Some are EMPTY in most windows: one without is
-    /// tried for some 20 ms each time, because others' PENDING may end.
+    /// Fills slots with well-formed words in any state. Enough are EMPTY that most windows have
+    /// one: an INSERT retries a window without one for 20 ms, in case a PENDING of others ends.
     fn scramble_slots(&self, random: &mut SmallRng) {
         let others = [1, 2, 4, 5, 6, 7];
         for slot in self.all_slots() {
@@ -73,7 +73,7 @@ impl Scene {
         }
     }
 
-    /// Everything about the slots is right, but where the blocks are.
+    /// Replaces only the targets of all words, by random ones.
     fn scramble_pointers(&self, random: &mut SmallRng) {
         for slot in self.all_slots() {
             let word = self.word(slot).bits() & !TARGET_MASK | self.random_target(random);
@@ -81,7 +81,7 @@ impl Scene {
         }
     }
 
-    /// Everything is right, but which key's block it is.
+    /// Lets the word of each key point to the block of a random key.
     fn scramble_keys(&self, random: &mut SmallRng) {
         let live: Vec<u64> =
             (0..KEYS).map(|n| self.word(self.slot_of(&key(n)))).map(SlotWord::bits).collect();
@@ -93,7 +93,7 @@ impl Scene {
     }
 }
 
-/// Every operation on every key. Whatever is found was stored under the key it is found under.
+/// Runs every operation on every key. Each value found must have been stored under that key.
 fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
     let mut stored: HashMap<u64, Vec<Vec<u8>>> = HashMap::new();
     for n in 0..KEYS {
@@ -115,7 +115,7 @@ fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
     }
     for session in &mut *sessions {
         timed(&format!("round {round}, scan"), || {
-            // A scan may bring anything that stands whole in the region, under its own key.
+            // A scan may return any intact block in the region, but only under its own key.
             for entry in session.scan().unwrap().flatten() {
                 let n = (0..KEYS).find(|n| key(*n) == entry.key).unwrap();
                 assert!(stored[&n].contains(&entry.value.data), "a key with a wrong value");
@@ -132,7 +132,7 @@ fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
     assert!(!scene.server.log().contains("panicked"), "{}", scene.server.log());
 }
 
-/// A flood: how it damages the region.
+/// A function that damages the region.
 type Flood = fn(&Scene, &mut SmallRng);
 
 fn survives(seeds: u64, flood: Flood) {
@@ -148,7 +148,7 @@ fn survives(seeds: u64, flood: Flood) {
     }
 }
 
-/// The next server says what is wrong in a line, or serves; the library bears it again.
+/// The next server either serves, or refuses in one line; it never panics.
 fn restarts_or_refuses(mut scene: Scene) {
     scene.server.terminate();
     let said = files::start_briefly(&scene.server.region_file());
@@ -217,7 +217,7 @@ fn a_random_directory_with_new_sessions() {
             let word = if round % 2 == 0 { other } else { random.random() };
             scene.region.store(offset + n * 8, word).unwrap();
         }
-        // Keys whose subtable is named by no entry of theirs are an error, the others are there.
+        // A key none of whose entries leads to its subtable is an error; all others are found.
         if let Ok(mut session) = timed(&"connecting", || client.session()) {
             for n in 0..KEYS {
                 let what = format!("round {round}, key {n}");

@@ -1,5 +1,5 @@
-//! What a user can do about damage, and what it costs a scan. Also what damaged words lead to
-//! later, when the blocks that changes freed are used again.
+//! How a user can repair damage, and what damage costs a scan. Also the later effects of damaged
+//! words, when blocks that changes freed are used again.
 
 use farside::Error;
 use farside::OperationError::Layout;
@@ -15,7 +15,7 @@ fn value_bit(scene: &Scene) -> Bit {
     Bit { offset: block.address.offset() + BLOCK_HEADER_BYTES + 8, bit: 3 }
 }
 
-/// A PUT or DELETE goes by the slot's hint, and now and then its READ takes too long for that.
+/// A PUT or DELETE relies on the slot's hint, except when its READ took too long.
 #[test]
 fn storing_or_deleting_a_key_mends_its_damaged_block() {
     let scene = Scene::new(&["--memory", "32MiB", "--index", "8KiB", "--grace-ms", "20"]);
@@ -52,14 +52,14 @@ fn a_damaged_block_costs_a_scan_few_reads() {
     let counters = session.counters() - before;
     assert_eq!((found.len(), failed.len()), (1, 1));
     assert!(matches!(failed[0], Err(Error::Operation(Layout(_)))), "{:?}", failed[0]);
-    // The subtable, the whole block, and the damaged one a few times.
+    // The scan READs the subtable, the intact block, and the damaged one a few times.
     assert!(counters.round_trips <= 1 + 1 + 4, "{counters:?}");
 }
 
-/// Every second key gets one flipped bit in what its word says about the block. Then a session that
-/// has to trust the word stores the key again. The mark of four bytes goes where the word points,
-/// which may be the middle of another key's block. That frees no block of another key: no more is
-/// lost when what was freed is used again, and each key has a value of its own.
+/// Every second key's word gets one flipped bit in its target. Then a session that must trust the
+/// word stores the key again. Its mark of four bytes goes to the word's target, which may be the
+/// middle of another key's block. But no block of another key is freed: reusing the freed blocks
+/// loses no more keys, and no key gets another key's value.
 #[test]
 fn blocks_that_damage_frees_never_carry_a_value_to_another_key() {
     let scene = Scene::new(&["--memory", "16MiB", "--index", "64KiB", "--grace-ms", "40"]);
@@ -78,7 +78,7 @@ fn blocks_that_damage_frees_never_carry_a_value_to_another_key() {
         (1..keys).step_by(2).filter(lost).collect()
     };
     let marked = others(&mut session);
-    // Uses what was freed.
+    // Reuses the freed blocks.
     for round in 2..12 {
         std::thread::sleep(Duration::from_millis(50));
         for n in 0..keys {

@@ -2,9 +2,9 @@
 //! was not stored under the key. When a bit flips, the outcome is the right value, a miss or an
 //! error, in a bounded time.
 //!
-//! A real server has its region in a file, which the test maps and damages unnoticed. After each
-//! change under damage the words it can have touched are put back. For that to be sound GRACE is
-//! longer than a test: no block that was unlinked and put back is used again.
+//! A real server has its region in a file, which the test maps and damages. After each change under
+//! damage the test restores the words that the change can have written. GRACE is longer than a
+//! test, so no block that was unlinked, and is restored, has been reused.
 
 mod bits;
 mod files;
@@ -24,14 +24,13 @@ use farside_layout::{
 };
 use farside_tests::{ServerProcess, proof};
 
-/// The longest any single call may take, on a machine that is busy with other tests.
+/// Limit on a single call, for a machine that is busy with other tests.
 const CALL_MAX: Duration = Duration::from_secs(5);
 const GRACE_MS_MAX: &str = "60000";
-/// How many bits of a word, the lowest ones, say where its block is, how large, and which
-/// generation of it.
+/// The number of low bits of a word with its block's address, class and generation.
 const TARGET_BITS: u32 = 46;
 
-/// A key, and the value stored under it before anything was damaged.
+/// A key, and its value before the damage.
 #[derive(Clone)]
 struct Sample {
     key: Vec<u8>,
@@ -43,7 +42,7 @@ fn value(key: u64, count: u64, bytes: usize) -> Vec<u8> {
     proof::value(key, 0, count, proof::HEADER_BYTES + bytes).split_off(proof::HEADER_BYTES)
 }
 
-/// A server whose region lies open before the test.
+/// A server whose region the test maps.
 struct Scene {
     server: ServerProcess,
     region: Region,
@@ -65,13 +64,13 @@ impl Scene {
         Self { server, region, geometry, depth, hasher }
     }
 
-    /// A session that remembers where keys are.
+    /// A session with a location cache.
     fn warm(&self) -> Session {
         let builder = self.server.client_builder().cache_bytes(1 << 16);
         builder.connect().unwrap().session().unwrap()
     }
 
-    /// A session that does not.
+    /// A session without a location cache.
     fn cold(&self) -> Session {
         self.server.client_builder().cache_bytes(0).connect().unwrap().session().unwrap()
     }
@@ -84,7 +83,7 @@ impl Scene {
         self.geometry.directory_offset(self.depth).unwrap() + 8 * hash.directory_index(self.depth)
     }
 
-    /// Where the key's window is.
+    /// The offset of the key's window.
     fn window(&self, key: &[u8]) -> u64 {
         let hash = self.hash(key);
         let bits = self.region.load(self.directory_entry(hash)).unwrap();
@@ -92,7 +91,7 @@ impl Scene {
         subtable + hash.window_offset()
     }
 
-    /// Where the slots of a window are.
+    /// The offsets of a window's slots.
     fn slots(&self, window: u64) -> impl Iterator<Item = u64> + use<> {
         (0..2 * SLOTS_PER_ROW)
             .map(move |n| window + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
@@ -105,13 +104,13 @@ impl Scene {
     /// The slot with the key's LIVE word.
     fn slot_of(&self, key: &[u8]) -> u64 {
         let hash = self.hash(key);
-        let own = |slot: &u64| {
+        let is_its_slot = |slot: &u64| {
             let hint = self.region.load(slot + HINT_OFFSET).unwrap();
             let word = self.word(*slot);
             // EMPTY keeps the hint of the key that was there.
             word.state() == SlotState::Live && hint == hash.hint(word.incarnation())
         };
-        self.slots(self.window(key)).find(own).unwrap()
+        self.slots(self.window(key)).find(is_its_slot).unwrap()
     }
 
     fn flip(&self, at: Bit) {
@@ -140,7 +139,7 @@ fn superblock(region: &Region) -> (Superblock, Format) {
 /// One bit of the region.
 #[derive(Clone, Copy, Debug)]
 struct Bit {
-    /// Of its word, in bytes.
+    /// The offset of its word, in bytes.
     offset: u64,
     bit: u32,
 }
@@ -150,7 +149,7 @@ fn bits(offset: u64, words: u64) -> impl Iterator<Item = Bit> {
     (0..words * 64).map(move |n| Bit { offset: offset + n / 64 * 8, bit: (n % 64) as u32 })
 }
 
-/// Words as they were.
+/// Offsets of words, and their values before a change.
 struct Saved(Vec<(u64, u64)>);
 
 impl Saved {
@@ -175,7 +174,7 @@ impl Saved {
     }
 }
 
-/// The call, which has to end.
+/// Makes a call, and checks that it returns within the limit.
 fn timed<T>(what: &dyn Display, call: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let output = call();
@@ -184,7 +183,7 @@ fn timed<T>(what: &dyn Display, call: impl FnOnce() -> T) -> T {
     output
 }
 
-/// A GET under damage: one of these values, a miss, or an error.
+/// A GET under damage: it must return one of these values, a miss, or an error.
 fn get(session: &mut Session, key: &[u8], allowed: &[&[u8]], what: &dyn Display) -> Result<bool> {
     let found = timed(what, || session.get(key))?;
     if let Some(found) = &found {
@@ -194,7 +193,7 @@ fn get(session: &mut Session, key: &[u8], allowed: &[&[u8]], what: &dyn Display)
     Ok(found.is_some())
 }
 
-/// What is tried under damage.
+/// The changes that are tried under damage.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Put,
@@ -208,7 +207,7 @@ const CHANGES: [Change; 5] =
     [Change::Put, Change::Insert, Change::Update, Change::Delete, Change::Exchange];
 
 impl Change {
-    /// Changes the key's value from `old` to `new`; the values it can have then.
+    /// Changes the key's value from `old` to `new`; returns the values that it can then have.
     fn apply<'v>(
         self,
         session: &mut Session,

@@ -1,5 +1,4 @@
-//! A split copes with what is in its way: a damaged entry or header, and INSERTs of clients that do
-//! not go on.
+//! Splits despite obstacles: a damaged entry or header, and unfinished INSERTs of stopped clients.
 
 use farside::OperationError::{Contended, Layout, OutOfSpace};
 use farside::{Client, Error, Exhausted};
@@ -14,7 +13,7 @@ impl Scene {
         self.geometry.chunk_offset(0).unwrap()
     }
 
-    /// Its slots.
+    /// The slots of the first subtable.
     fn first_slots(&self) -> impl Iterator<Item = u64> {
         let start = self.first_subtable();
         (0..SLOTS_PER_ROW * ROWS_PER_SUBTABLE)
@@ -27,7 +26,7 @@ impl Scene {
     }
 }
 
-/// Stores keys until one does not fit; how many there are then, and why.
+/// Stores keys until one fails; returns the number of the failed key, and its error.
 fn fill(session: &mut Session, from: u64) -> (u64, Error) {
     for number in from.. {
         if let Err(error) = session.put(&key(0, number), &number.to_le_bytes()) {
@@ -49,7 +48,7 @@ fn start() -> (Scene, Client, Session) {
 #[test]
 fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     let (scene, client, mut session) = start();
-    // A bit of some key in its block.
+    // Flips a bit of a key in its block.
     let at = scene.a_live_word().block().unwrap().address.offset() + BLOCK_HEADER_BYTES;
     let victim = scene.region.load(at).unwrap().to_le_bytes();
     assert!((0..100).any(|number| key(0, number) == victim));
@@ -64,10 +63,10 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
         session.put(&key(0, there), &there.to_le_bytes()).unwrap();
     }
     assert!(session.insert(b"no room yet", b"").is_err());
-    // Another value mends the key, and with it the split.
+    // A PUT repairs the key, so the split succeeds.
     let mended = u64::from_le_bytes(victim) & 0xffff;
     session.put(&victim, &mended.to_le_bytes()).unwrap();
-    // The server does not try again at once.
+    // The server retries the split only after a while.
     std::thread::sleep(Duration::from_millis(200));
     assert!(session.insert(b"room", b"").unwrap());
     assert_eq!(client.statistics().unwrap().splits_stuck, 0);
@@ -78,7 +77,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
 }
 
 #[test]
-fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_else() {
+fn a_damaged_forward_keeps_its_subtable_from_growing_and_harms_nothing_else() {
     let (scene, _client, mut session) = start();
     // As if a split took this row's keys to the superblock and to the middle of the heap.
     const ROW: u64 = 40;
@@ -88,7 +87,7 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
     scene.region.read(0, &mut before).unwrap();
     let error = (100..).find_map(|number| {
         match session.put(&key(0, number), &number.to_le_bytes()) {
-            // Keys of this row cannot be served.
+            // Operations on keys of this row fail.
             Ok(()) | Err(Error::Operation(Layout(_)) | Error::Operation(Contended { .. })) => None,
             Err(error) => Some(error),
         }
@@ -102,7 +101,7 @@ fn a_header_that_leads_astray_keeps_its_subtable_from_growing_and_harms_nothing_
     let mut after = before.clone();
     scene.region.read(0, &mut after).unwrap();
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
-    // Leases and the chunk table change while clients work, nothing else does.
+    // Only leases and the chunk table may change while clients work.
     assert!(changed <= 8, "{changed} words before the heap changed");
     scene.region.store(forward, 0).unwrap();
     assert!(session.insert(b"room", b"").unwrap());
@@ -121,16 +120,16 @@ fn claims_without_an_insert_take_no_room() {
         let number = numbers.next().unwrap();
         assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
     }
-    // As many as without claims, which varies.
+    // About as many keys fit as without claims.
     assert!(numbers.start - 100 > claims / 8, "{numbers:?}, {claims} claims");
     scene.server.assert_verifies();
 }
 
 #[test]
-fn inserts_of_sleeping_clients_do_not_fill_a_subtable() {
+fn unfinished_inserts_of_stopped_clients_do_not_fill_a_subtable() {
     let (scene, client, mut session) = start();
     let block = scene.a_live_word().block().unwrap();
-    // What a client leaves that is stopped in the middle of very many INSERTs.
+    // The state after a client was stopped in the middle of very many INSERTs.
     for slot in scene.first_slots() {
         let word = scene.word(slot);
         if word.state() == SlotState::Empty {

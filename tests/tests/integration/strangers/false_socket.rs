@@ -1,4 +1,4 @@
-//! Something that answers like a server at a socket, and is none.
+//! A false server: it answers like a server at a socket, but is none.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use super::*;
 
 const REGION_BYTES: u64 = 8 << 20;
 
-/// Over a socket the region comes with the welcome, and may be anything, too.
+/// Over a socket the region's descriptor comes with the welcome, and may be any file.
 #[test]
 fn a_socket_that_answers_with_garbage_is_no_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -68,14 +68,14 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
     assert!(lines.iter().any(|line| line.contains("without a descriptor")), "{lines:?}");
 }
 
-/// Another user made the socket: the token that would let that user in stays with the client.
+/// The client must not send its token, which would admit the socket's owner to the server.
 #[test]
 fn a_socket_of_another_user_gets_no_secret() {
     if device().is_some() || !rustix::process::geteuid().is_root() {
         println!("left out: it takes a socket, and root to become another user");
         return;
     }
-    // As /tmp: all users may make entries.
+    // All users may create files in this folder, as in /tmp.
     let folder = tempfile::tempdir().unwrap();
     let shared = folder.path().join("shared");
     std::fs::create_dir(&shared).unwrap();
@@ -85,7 +85,7 @@ fn a_socket_of_another_user_gets_no_secret() {
     let address = format!("shm://{}/kv.sock", shared.display());
     let socket = std::thread::scope(|scope| {
         let bind = || {
-            // Of this thread alone: the system call knows nothing of processes.
+            // The system call changes only this thread, not the process.
             let user = rustix::process::Uid::from_raw(54321);
             rustix::thread::set_thread_res_uid(user, user, user).unwrap();
             Listener::bind(&shared.join("kv.sock")).unwrap()
@@ -93,7 +93,7 @@ fn a_socket_of_another_user_gets_no_secret() {
         scope.spawn(bind).join().unwrap()
     });
     std::thread::scope(|scope| {
-        let heard = scope.spawn(|| {
+        let received = scope.spawn(|| {
             let connection = socket.accept().unwrap();
             connection.receive(&mut [0; REQUEST_BYTES_MAX]).unwrap().0
         });
@@ -101,7 +101,7 @@ fn a_socket_of_another_user_gets_no_secret() {
         let builder = Client::builder().server(&address).secret("secret").connect_timeout(timeout);
         let error = builder.connect().err().unwrap();
         println!("{error}");
-        assert_eq!(heard.join().unwrap(), 0, "the imposter got the token");
+        assert_eq!(received.join().unwrap(), 0, "the imposter got the token");
         assert!(error.to_string().contains("is served by user 54321, which is not root"));
     });
 }

@@ -1,4 +1,4 @@
-//! Something that answers like a server over RDMA, and is none.
+//! An imposter: it answers like a server over RDMA, but is none.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,19 +18,19 @@ use super::*;
 
 const REGION_BYTES: u64 = 8 << 20;
 
-/// What to answer a request with.
+/// An imposter's answer to a request.
 enum ImposterReply {
-    /// Accept with these bytes as private data, then send the others, if there are any.
+    /// Accepts with the first bytes as private data; then sends the others as a message, if any.
     Accept(Vec<u8>, Vec<u8>),
-    /// Refuse with these.
+    /// Refuses with these bytes as private data.
     Reject(Vec<u8>),
 }
 
-/// An RDMA device that accepts and refuses as it is told.
+/// An RDMA listener whose answers the test chooses.
 struct Imposter {
     listener: Listener,
     protection: Protection,
-    /// With what to send on them.
+    /// Control connections, each with the message to send on it.
     channels: Vec<(VerbsChannel, Vec<u8>)>,
     sessions: Vec<DataConnection>,
     _memory: RegionMemory,
@@ -56,7 +56,7 @@ impl Imposter {
         }
     }
 
-    /// What a server would say.
+    /// The welcome of a real server.
     fn welcome(&self) -> Welcome {
         let remote = self.protection.remote();
         let RemoteRegion { base_address, region_bytes, rkey, round_trip_min_ns, .. } = remote;
@@ -74,7 +74,7 @@ impl Imposter {
         }
     }
 
-    /// Answers while a client does something: control connections first, then sessions.
+    /// Answers requests while `client` runs: first its control connection, then its sessions.
     fn while_client<T: Send>(
         &mut self,
         answer: &mut dyn FnMut(Purpose) -> ImposterReply,
@@ -85,7 +85,7 @@ impl Imposter {
             while !client.is_finished() {
                 match self.listener.next_event().unwrap() {
                     Some(Event::Request(incoming)) => self.answer(incoming, answer),
-                    // Earlier the client's device would not take it.
+                    // Before this event the client's device would not take the message.
                     Some(Event::Established(id)) => {
                         for (channel, message) in &mut self.channels {
                             if channel.id() == id && !message.is_empty() {
@@ -105,7 +105,9 @@ impl Imposter {
 
     fn answer(&mut self, incoming: Incoming, answer: &mut dyn FnMut(Purpose) -> ImposterReply) {
         let request = ConnectRequest::decode(&incoming.private_data()[..REQUEST_BYTES_MAX]);
-        let Ok(ConnectRequest { purpose, .. }) = request else { panic!("a client says nonsense") };
+        let Ok(ConnectRequest { purpose, .. }) = request else {
+            panic!("a client's request is malformed")
+        };
         match answer(purpose) {
             ImposterReply::Reject(reason) => incoming.reject(&reason).unwrap(),
             ImposterReply::Accept(reply, message) if purpose == Purpose::Control => {
@@ -118,15 +120,15 @@ impl Imposter {
     }
 }
 
-/// A client gets no session, and one line that says why.
-fn expect_nothing(options: &ConnectOptions, welcome: &Welcome) -> String {
+/// Checks that a client gets no session; returns the line that says why.
+fn expect_no_session(options: &ConnectOptions, welcome: &Welcome) -> String {
     let error = match options.attach(options.timeout) {
         Err(error) => error,
-        // Some flipped bits make the numbers of another server.
+        // A flipped bit in a number can leave a valid welcome, with other numbers.
         Ok(attached) => {
-            let same = attached.welcome == *welcome;
+            let is_same = attached.welcome == *welcome;
             let error = attached.factory.fabric(1).err().expect("a session with an imposter");
-            assert!(!same || matches!(error, ConnectError::Control(_)), "{error}");
+            assert!(!is_same || matches!(error, ConnectError::Control(_)), "{error}");
             error
         }
     };
@@ -136,7 +138,7 @@ fn expect_nothing(options: &ConnectOptions, welcome: &Welcome) -> String {
 }
 
 #[test]
-fn an_accepted_connection_with_garbage_is_none() {
+fn a_garbled_welcome_gives_no_session() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let (options, welcome) = (imposter.options(), imposter.welcome());
@@ -152,24 +154,25 @@ fn an_accepted_connection_with_garbage_is_none() {
     replies.extend((0..REPLY_BYTES).map(|bytes| valid[..bytes].to_vec()));
     let mut random = SmallRng::seed_from_u64(8);
     replies.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REPLY_BYTES_MAX)));
-    // Zeros that were cut off come back: RDMA-CM pads with them.
+    // RDMA-CM pads with zeros, so a reply that lacks only zeros at its end arrives intact.
     let end = valid.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     replies.retain(|reply| !reply.starts_with(&valid[..end]));
     for (number, reply) in replies.into_iter().enumerate() {
-        // In place of the welcome, or of what repeats it to a session.
-        let first = number % 4 != 0;
-        let mut answer = |purpose| match (purpose == Purpose::Control) == first {
+        // The garbage replaces the welcome on the control connection, or its repetition on the data
+        // connection.
+        let replaces_welcome = number % 4 != 0;
+        let mut answer = |purpose| match (purpose == Purpose::Control) == replaces_welcome {
             true => ImposterReply::Accept(reply.clone(), Vec::new()),
             false => ImposterReply::Accept(valid.to_vec(), Vec::new()),
         };
-        lines.insert(imposter.while_client(&mut answer, || expect_nothing(&options, &welcome)));
+        lines.insert(imposter.while_client(&mut answer, || expect_no_session(&options, &welcome)));
     }
     lines.iter().for_each(|line| println!("{line}"));
     assert!(lines.iter().any(|line| line.contains("does not speak Farside's protocol")));
 }
 
 #[test]
-fn a_refusal_with_garbage_is_one() {
+fn a_garbled_refusal_still_refuses() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let (options, welcome) = (imposter.options(), imposter.welcome());
@@ -179,15 +182,15 @@ fn a_refusal_with_garbage_is_one() {
     reasons.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
     for reason in reasons {
         let mut answer = |_| ImposterReply::Reject(reason.clone());
-        imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
+        imposter.while_client(&mut answer, || expect_no_session(&options, &welcome));
     }
     let mut answer = |_| ImposterReply::Reject(valid.to_vec());
-    let line = imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
+    let line = imposter.while_client(&mut answer, || expect_no_session(&options, &welcome));
     assert!(line.contains("the server has 7 clients, which is its maximum"), "{line}");
 }
 
 #[test]
-fn a_server_of_another_version_is_named() {
+fn a_server_of_another_version_is_reported_with_both_versions() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let (options, welcome) = (imposter.options(), imposter.welcome());
@@ -206,14 +209,15 @@ fn a_server_of_another_version_is_named() {
         ),
     ] {
         let mut answer = |_| std::mem::replace(&mut answer, ImposterReply::Reject(Vec::new()));
-        let line = imposter.while_client(&mut answer, || expect_nothing(&options, &welcome));
+        let line = imposter.while_client(&mut answer, || expect_no_session(&options, &welcome));
         println!("{line}");
         assert!(line.contains(&says), "{line}");
     }
 }
 
-/// The client's control thread takes what comes as the end of the connection, and the call connects
-/// anew. A client each, for what can be taken for an answer leaves a connection without answers.
+/// The client's control thread treats garbage as the end of the connection, and the call connects
+/// again. Each round has its own client: after garbage that is a valid answer, a connection gets no
+/// more answers.
 #[test]
 fn garbage_on_the_control_channel_ends_the_connection() {
     let Some(device) = device_or_left_out() else { return };
@@ -236,7 +240,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
         let connect = || Client::builder().server(&address).connect().unwrap();
         (0..rounds).filter(|_| connect().statistics().is_ok()).count()
     });
-    // A flipped bit in a number makes another number.
+    // A flipped bit in a number can leave a valid answer, with another number.
     println!("{answered} of {rounds} calls had an answer, over {connections} connections");
     assert!(connections > rounds);
 }
