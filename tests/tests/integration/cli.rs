@@ -342,7 +342,7 @@ fn each_mistake_is_reported_in_one_line() {
 }
 
 #[test]
-fn a_missing_server_is_reported_in_one_line() {
+fn no_server_is_reported_in_one_line() {
     let nowhere = "shm:///nonexistent/kv.sock";
     for command in [&["get", "key"][..], &["put", "key", "v"], &["scan"], &["stat"], &["verify"]] {
         let arguments = [&["--server", nowhere], command].concat();
