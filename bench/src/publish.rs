@@ -225,7 +225,7 @@ pub fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
         if is_no_file(path) {
             return fs::File::options().write(true).open(path)?.write_all(content);
         }
-        // The umask decides who may read the file, as for a file that a shell makes.
+        // The umask sets the permissions, as for a file that a shell makes.
         let permissions = fs::Permissions::from_mode(0o666);
         let mut builder = tempfile::Builder::new();
         let mut file = builder.permissions(permissions).tempfile_in(folder_of(path))?;

@@ -67,8 +67,8 @@ impl Recorder {
 
     /// Records service times too, for a run with a schedule.
     pub fn with_services(mut self) -> Self {
-        for of in self.kinds.iter_mut().flatten() {
-            of.services = Some(latency_histogram());
+        for record in self.kinds.iter_mut().flatten() {
+            record.services = Some(latency_histogram());
         }
         self
     }
@@ -76,8 +76,8 @@ impl Recorder {
     /// Records the service time of a finished operation.
     #[inline]
     pub fn record_service(&mut self, kind: Kind, service_ns: u64) {
-        let of = self.kinds[kind.index()].as_mut();
-        if let Some(services) = of.and_then(|of| of.services.as_mut()) {
+        let record = self.kinds[kind.index()].as_mut();
+        if let Some(services) = record.and_then(|record| record.services.as_mut()) {
             services.saturating_record(service_ns);
         }
     }
@@ -85,23 +85,23 @@ impl Recorder {
     /// Records the latency of a finished operation.
     #[inline]
     pub fn record(&mut self, kind: Kind, latency_ns: u64) {
-        if let Some(of) = &mut self.kinds[kind.index()] {
-            of.latencies.saturating_record(latency_ns);
+        if let Some(record) = &mut self.kinds[kind.index()] {
+            record.latencies.saturating_record(latency_ns);
         }
     }
 
     /// Adds what operations of this kind took of the fabric.
     #[inline]
     pub fn attribute(&mut self, kind: Kind, counters: &Counters) {
-        if let Some(of) = &mut self.kinds[kind.index()] {
-            of.counters += *counters;
+        if let Some(record) = &mut self.kinds[kind.index()] {
+            record.counters += *counters;
         }
     }
 
     /// Adds the records of another thread.
     pub fn merge(&mut self, other: &Self) {
-        for (kind, of) in other.kinds() {
-            self.add(kind, of.clone());
+        for (kind, record) in other.kinds() {
+            self.add(kind, record.clone());
         }
         self.unexpected += other.unexpected;
         self.driver_ns += other.driver_ns;
@@ -109,17 +109,17 @@ impl Recorder {
     }
 
     /// Adds the records of operations of one kind.
-    pub fn add(&mut self, kind: Kind, of: KindRecord) {
+    pub fn add(&mut self, kind: Kind, record: KindRecord) {
         let Some(ours) = &mut self.kinds[kind.index()] else {
-            self.kinds[kind.index()] = Some(of);
+            self.kinds[kind.index()] = Some(record);
             return;
         };
         // Cannot fail: the histograms have the same bounds.
-        let _ = ours.latencies.add(&of.latencies);
-        if let (Some(ours), Some(theirs)) = (&mut ours.services, &of.services) {
+        let _ = ours.latencies.add(&record.latencies);
+        if let (Some(ours), Some(theirs)) = (&mut ours.services, &record.services) {
             let _ = ours.add(theirs);
         }
-        ours.counters += of.counters;
+        ours.counters += record.counters;
     }
 
     /// The kinds that the workload has, each with its record.
@@ -127,12 +127,12 @@ impl Recorder {
         Kind::ALL
             .into_iter()
             .zip(&self.kinds)
-            .filter_map(|(kind, of)| of.as_ref().map(|of| (kind, of)))
+            .filter_map(|(kind, record)| record.as_ref().map(|record| (kind, record)))
     }
 
     /// The number of all operations.
     pub fn operations(&self) -> u64 {
-        self.kinds().map(|(_, of)| of.latencies.len()).sum()
+        self.kinds().map(|(_, record)| record.latencies.len()).sum()
     }
 }
 
@@ -248,7 +248,7 @@ mod tests {
         }
         assert_eq!((all.operations(), all.unexpected, all.behind_ns), (2, 4, u64::MAX));
         let kinds: Vec<(Kind, u64)> =
-            all.kinds().map(|(kind, of)| (kind, of.counters.reads)).collect();
+            all.kinds().map(|(kind, record)| (kind, record.counters.reads)).collect();
         assert_eq!(kinds, [(Kind::Get, 0), (Kind::Put, 6)]);
         let (_, gets) = all.kinds().next().unwrap();
         assert!(gets.latencies.max() >= LATENCY_NS_MAX);

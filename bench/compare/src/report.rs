@@ -88,7 +88,7 @@ pub struct StoreReport {
 impl StoreReport {
     fn new(store: StoreName, done: &TurnResult, raw: &RawLimit) -> Self {
         let mut counters = Counters::default();
-        done.recorder.kinds().for_each(|(_, of)| counters += of.counters);
+        done.recorder.kinds().for_each(|(_, record)| counters += record.counters);
         let operations = done.recorder.operations();
         let per_op = |count: u64| count as f64 / operations.max(1) as f64;
         let throughput_ops_s = operations as f64 / done.seconds;
@@ -103,7 +103,11 @@ impl StoreReport {
             ops_per_cpu_s: operations as f64 / (done.client_cpu_s + done.server_cpu_s),
             farside_ratio: None,
             farside_ratio_cpu: None,
-            operations: done.recorder.kinds().map(|(kind, of)| (kind.name(), of.into())).collect(),
+            operations: done
+                .recorder
+                .kinds()
+                .map(|(kind, record)| (kind.name(), record.into()))
+                .collect(),
             round_trips_per_op: per_op(counters.round_trips),
             verbs_per_op: per_op(counters.verbs()),
             bytes_per_op: per_op(counters.bytes()),
@@ -121,11 +125,13 @@ impl WorkloadReport {
     ) -> Self {
         let mut stores: Vec<_> =
             stores.map(|(store, done)| StoreReport::new(store, done, raw)).collect();
-        let farside = stores.iter().find(|of| of.store == StoreName::Farside.name());
-        if let Some((ops_s, cpu)) = farside.map(|of| (of.throughput_ops_s, of.ops_per_cpu_s)) {
-            for of in &mut stores {
-                of.farside_ratio = Some(ops_s / of.throughput_ops_s);
-                of.farside_ratio_cpu = Some(cpu / of.ops_per_cpu_s);
+        let farside = stores.iter().find(|result| result.store == StoreName::Farside.name());
+        if let Some((ops_s, cpu)) =
+            farside.map(|result| (result.throughput_ops_s, result.ops_per_cpu_s))
+        {
+            for result in &mut stores {
+                result.farside_ratio = Some(ops_s / result.throughput_ops_s);
+                result.farside_ratio_cpu = Some(cpu / result.ops_per_cpu_s);
             }
         }
         Self { workload: workload.to_string(), stores }
@@ -133,7 +139,7 @@ impl WorkloadReport {
 
     fn write(&self, out: &mut String) -> fmt::Result {
         let kinds: Vec<&str> = match self.stores.first() {
-            Some(of) => of.operations.keys().copied().collect(),
+            Some(result) => result.operations.keys().copied().collect(),
             None => return Ok(()),
         };
         let title = format!("YCSB {}", self.workload);
@@ -143,32 +149,36 @@ impl WorkloadReport {
             write!(out, " {:>12} {:>9}", format!("{kind} p50 ns"), "p99 ns")?;
         }
         writeln!(out, " | per op: {:>6} {:>6} {:>7}", "trips", "verbs", "bytes")?;
-        for of in &self.stores {
-            let of_raw = of.mix_ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-            write!(out, "{:<9} {of_raw:>6}", of.store)?;
-            let rates =
-                [(of.throughput_ops_s, of.farside_ratio), (of.ops_per_cpu_s, of.farside_ratio_cpu)];
+        for result in &self.stores {
+            let of_raw = result.mix_ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+            write!(out, "{:<9} {of_raw:>6}", result.store)?;
+            let rates = [
+                (result.throughput_ops_s, result.farside_ratio),
+                (result.ops_per_cpu_s, result.farside_ratio_cpu),
+            ];
             for (rate, ratio) in rates {
                 let ratio = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2} x"));
                 write!(out, " {:>11} {ratio:>8}", grouped(rate as u64))?;
             }
             for kind in &kinds {
-                let (p50, p99) =
-                    of.operations.get(kind).map_or((0, 0), |of| (of.p50_ns, of.p99_ns));
+                let (p50, p99) = result
+                    .operations
+                    .get(kind)
+                    .map_or((0, 0), |report| (report.p50_ns, report.p99_ns));
                 write!(out, " {:>12} {:>9}", grouped(p50), grouped(p99))?;
             }
-            let StoreReport { round_trips_per_op, verbs_per_op, bytes_per_op, .. } = of;
+            let StoreReport { round_trips_per_op, verbs_per_op, bytes_per_op, .. } = result;
             writeln!(
                 out,
                 " |         {round_trips_per_op:>6.2} {verbs_per_op:>6.2} {bytes_per_op:>7.1}"
             )?;
         }
-        for of in self.stores.iter().filter(|of| of.unexpected > 0) {
-            let count = grouped(of.unexpected);
+        for result in self.stores.iter().filter(|result| result.unexpected > 0) {
+            let count = grouped(result.unexpected);
             writeln!(
                 out,
                 "WARNING: {count} operations of {} found another state than the load left",
-                of.store
+                result.store
             )?;
         }
         Ok(())

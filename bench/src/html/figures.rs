@@ -53,7 +53,7 @@ impl<'a> Figures<'a> {
     }
 
     fn colour(&self, curve: &str) -> usize {
-        self.curves.iter().position(|of| of == curve).unwrap_or(0) % COLOURS
+        self.curves.iter().position(|known| known == curve).unwrap_or(0) % COLOURS
     }
 
     /// Throughput against threads, for each depth, then against depth, for each count of threads.
@@ -137,12 +137,12 @@ impl<'a> Figures<'a> {
             for (name, runs) in by(&runs, curve) {
                 // Of several runs, the latest one is drawn.
                 let Some(run) = runs.iter().max_by_key(|run| &run.origin.date) else { continue };
-                for (kind, of) in &run.operations {
+                for (kind, operation) in &run.operations {
                     lines.push(Line {
                         name: format!("{name} {kind}"),
                         colour: self.colour(&name),
                         dashed: kind != Kind::Get.name(),
-                        points: distribution(of),
+                        points: distribution(operation),
                     });
                 }
             }
@@ -176,11 +176,12 @@ impl<'a> Figures<'a> {
                 runs.iter().flat_map(|run| run.operations.keys()).collect();
             for (colour, kind) in kinds.into_iter().enumerate() {
                 for (name, is_tail) in [("p50", false), ("p99", true)] {
-                    let latency =
-                        |of: &OperationReport| if is_tail { of.p99_ns } else { of.p50_ns };
+                    let latency = |operation: &OperationReport| {
+                        if is_tail { operation.p99_ns } else { operation.p50_ns }
+                    };
                     let point = |run: &&YcsbReport| {
-                        let of = run.operations.get(kind)?;
-                        Some((run.throughput_ops_s, latency(of) as f64))
+                        let operation = run.operations.get(kind)?;
+                        Some((run.throughput_ops_s, latency(operation) as f64))
                     };
                     let points = runs.iter().filter_map(point).collect();
                     let name = format!("{kind} {name}");
@@ -235,8 +236,8 @@ impl<'a> Figures<'a> {
         for (setting, runs) in by(&self.runs, Setting::of) {
             let mut sums = BTreeMap::<(String, String), Sum>::new();
             for run in runs {
-                for (kind, of) in &run.operations {
-                    sums.entry((curve(run), kind.clone())).or_default().add(of);
+                for (kind, operation) in &run.operations {
+                    sums.entry((curve(run), kind.clone())).or_default().add(operation);
                 }
             }
             let bar = |value: &dyn Fn(&Sum) -> Vec<f64>, limit: &dyn Fn(&Price) -> u64| {
@@ -244,8 +245,9 @@ impl<'a> Figures<'a> {
                 for ((curve, kind), sum) in &sums {
                     let parts: Vec<f64> = value(sum).iter().map(|part| part / sum.count).collect();
                     let label = short(parts.iter().sum());
-                    let of = Kind::ALL.into_iter().find(|of| of.name() == kind);
-                    let price = of.map(|of| Price::of(of, setting.value_size() as usize));
+                    let kind_known = Kind::ALL.into_iter().find(|known| known.name() == kind);
+                    let price =
+                        kind_known.map(|known| Price::of(known, setting.value_size() as usize));
                     let limit = price.map(|price| limit(&price) as f64);
                     let name = format!("{curve} {kind}");
                     bars.push(Bar { name, parts, label, limit });
@@ -297,22 +299,25 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, of: &OperationReport) {
-        self.count += of.count as f64;
-        self.round_trips += of.round_trips as f64;
-        for (sum, verbs) in self.verbs.iter_mut().zip([of.verbs.read, of.verbs.write, of.verbs.cas])
-        {
+    fn add(&mut self, operation: &OperationReport) {
+        self.count += operation.count as f64;
+        self.round_trips += operation.round_trips as f64;
+        for (sum, verbs) in self.verbs.iter_mut().zip([
+            operation.verbs.read,
+            operation.verbs.write,
+            operation.verbs.cas,
+        ]) {
             *sum += verbs as f64;
         }
-        self.bytes += of.bytes as f64;
+        self.bytes += operation.bytes as f64;
     }
 }
 
 /// The points of a distribution: latency and percentile, from left to right. Results of older
 /// versions have only three percentiles.
-fn distribution(of: &OperationReport) -> Vec<(f64, f64)> {
-    let known = [(50.0, of.p50_ns), (99.0, of.p99_ns), (99.9, of.p999_ns)];
-    let points = if of.latencies.is_empty() { &known[..] } else { &of.latencies };
+fn distribution(operation: &OperationReport) -> Vec<(f64, f64)> {
+    let known = [(50.0, operation.p50_ns), (99.0, operation.p99_ns), (99.9, operation.p999_ns)];
+    let points = if operation.latencies.is_empty() { &known[..] } else { &operation.latencies };
     let drawn = points.iter().filter(|(percentile, _)| *percentile <= PERCENTILE_MAX);
     drawn.map(|(percentile, ns)| (*ns as f64, *percentile)).collect()
 }

@@ -59,7 +59,7 @@ fn texts(page: &Document<'_>) -> Vec<String> {
 }
 
 #[test]
-fn every_result_and_every_kind_of_chart_is_there() {
+fn the_page_has_every_result_and_every_kind_of_chart() {
     let folder = tempfile::tempdir().unwrap();
     let below = folder.path().join("deeper");
     fs::create_dir(&below).unwrap();
@@ -107,7 +107,7 @@ fn every_result_and_every_kind_of_chart_is_there() {
     ] {
         assert!(texts.iter().any(|text| text == title), "{title}");
     }
-    // Nothing is loaded from anywhere, nothing runs.
+    // The page loads nothing and runs no script.
     for attribute in ["src", "href", "onload", "action"] {
         let has = document.descendants().any(|node| node.has_attribute(attribute));
         assert!(!has, "{attribute}");
@@ -116,7 +116,7 @@ fn every_result_and_every_kind_of_chart_is_there() {
 }
 
 #[test]
-fn runs_that_differ_in_more_than_a_chart_shows_stand_in_no_line_together() {
+fn runs_that_differ_in_more_than_a_chart_shows_are_on_no_common_line() {
     let of = |threads: u32, change: &dyn Fn(&mut Value)| {
         let mut run = result("c", threads, 1, 1e6);
         change(&mut run);
@@ -216,14 +216,14 @@ fn results_of_older_versions_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("page.html");
     let args = Report { results: vec![results], output: output.clone() };
-    let told = report(&args, |_| ()).unwrap();
-    assert!(told.ends_with("a page of 3 result(s)\n"), "{told}");
+    let message = report(&args, |_| ()).unwrap();
+    assert!(message.ends_with("a page of 3 result(s)\n"), "{message}");
     let page = fs::read_to_string(output).unwrap();
     assert!(texts(&parsed(&page)).iter().any(|text| text == "Latency against load: workload c"));
 }
 
 #[test]
-fn what_is_no_result_is_named_and_the_page_stays_as_it_was() {
+fn a_file_that_is_no_result_is_named_and_the_old_page_stays() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("page.html");
     fs::write(&output, "before").unwrap();
@@ -264,14 +264,14 @@ fn folders_may_hold_other_json_but_no_broken_results() {
     let output = folder.path().join("page.html");
     let args = Report { results: vec![folder.path().to_owned()], output };
     let skipped = std::cell::RefCell::new(Vec::new());
-    let told = report(&args, |line| skipped.borrow_mut().push(line.to_owned())).unwrap();
-    assert!(told.ends_with("a page of 1 result(s)\n"), "{told}");
+    let message = report(&args, |line| skipped.borrow_mut().push(line.to_owned())).unwrap();
+    assert!(message.ends_with("a page of 1 result(s)\n"), "{message}");
     let skipped = skipped.into_inner();
     assert!(skipped.len() == 1 && skipped[0].contains("compared.json"), "{skipped:?}");
     fs::write(folder.path().join("cut.json"), "{").unwrap();
     let error = report(&args, |_| ()).unwrap_err().to_string();
     assert!(error.contains("cut.json"), "{error}");
-    // Of nothing there is no page.
+    // A folder without results makes no page.
     fs::remove_file(folder.path().join("cut.json")).unwrap();
     fs::remove_file(folder.path().join("c.json")).unwrap();
     let error = report(&args, |_| ()).unwrap_err().to_string();
@@ -279,7 +279,7 @@ fn folders_may_hold_other_json_but_no_broken_results() {
 }
 
 #[test]
-fn the_page_replaces_no_result() {
+fn a_page_that_would_replace_a_result_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "c.json", &result("c", 1, 1, 2.5e6));
     let page = |output: &Path| {
