@@ -155,8 +155,8 @@ impl Demand {
             let class = class(self.sizes.of(record))?;
             sampled.entry(class.block_bytes()).or_insert((class, 0)).1 += 1;
         }
-        let spans = |(class, of): (SizeClass, u64)| {
-            let blocks = (u128::from(records) * u128::from(of)).div_ceil(sample.into()) as u64;
+        let spans = |(class, count): (SizeClass, u64)| {
+            let blocks = (u128::from(records) * u128::from(count)).div_ceil(sample.into()) as u64;
             blocks.div_ceil(class.blocks_per_span()) * span_bytes(class)
         };
         let common: u64 = sampled.values().copied().map(spans).sum();

@@ -78,8 +78,8 @@ fn summary(inputs: &Inputs) -> String {
 
 /// A run in a few words.
 fn run_name(run: &YcsbReport) -> String {
-    let of = threads(run.threads);
-    format!("workload {} on {}, {of}, depth {}", curve(run), run.fabric, run.depth)
+    let threads = threads(run.threads);
+    format!("workload {} on {}, {threads}, depth {}", curve(run), run.fabric, run.depth)
 }
 
 /// The figures of merit.
@@ -90,7 +90,8 @@ fn cards(inputs: &Inputs) -> Markup {
         known.max_by(|(a, _), (b, _)| a.total_cmp(b))
     };
     let gets = || runs().filter_map(|run| run.operations.get("get"));
-    let (gets, trips) = gets().fold((0, 0), |sum, of| (sum.0 + of.count, sum.1 + of.round_trips));
+    let (gets, trips) =
+        gets().fold((0, 0), |sum, get| (sum.0 + get.count, sum.1 + get.round_trips));
     let (count, allocations) =
         runs().fold((0, 0), |sum, run| (sum.0 + run.count(), sum.1 + run.allocations));
     html! {
@@ -189,8 +190,9 @@ fn runs(runs: &[(String, YcsbReport)]) -> Markup {
         "of raw verbs",
         "ops a CPU s",
     ];
-    let latency = |(kind, of): (&String, &crate::report::OperationReport)| {
-        format!("{kind} {} / {}", duration(of.p50_ns as f64), duration(of.p99_ns as f64))
+    let latency = |(kind, operation): (&String, &crate::report::OperationReport)| {
+        let [p50, p99] = [operation.p50_ns, operation.p99_ns].map(|ns| duration(ns as f64));
+        format!("{kind} {p50} / {p99}")
     };
     let ratio = |run: &YcsbReport| Some(run.limit?.mix_ratio);
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());

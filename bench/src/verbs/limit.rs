@@ -105,7 +105,7 @@ impl RawLimit {
     /// The rate of these operations, in operations a second, if they were nothing but their chains:
     /// the row Farside of README's table "How it compares".
     pub fn mix_ops_s(&self, recorder: &Recorder) -> f64 {
-        let counts = recorder.kinds().map(|(kind, of)| (kind, of.latencies.len()));
+        let counts = recorder.kinds().map(|(kind, record)| (kind, record.latencies.len()));
         recorder.operations() as f64 / self.seconds(counts)
     }
 
