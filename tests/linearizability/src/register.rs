@@ -59,8 +59,8 @@ impl HistoryCall {
         }
     }
 
-    /// Returns all possible pairs of new value and answer. With a `known_answer`, returns only pairs
-    /// with that answer.
+    /// Returns all possible pairs of new value and answer. With a `known_answer`, returns only the
+    /// pairs that have it.
     fn outcomes(
         self,
         held: Option<Value>,

@@ -68,7 +68,7 @@ impl Execution<'_> {
         self.last = None;
         let mut world = self.world.borrow_mut();
         self.sessions[client].endpoint().fabric_mut().clock.stopped_at = Some(world.now);
-        world.note(client, || "is paused, and its clock".to_owned());
+        world.note(client, || "is paused, with its clock".to_owned());
     }
 
     /// Ends a client's pause. If the pause was too long, the server fences the client now. No
@@ -81,7 +81,7 @@ impl Execution<'_> {
             let clock = &mut self.sessions[client].endpoint().fabric_mut().clock;
             let paused_for = clock.stopped_at.take().map_or(0, |at| world.now - at);
             clock.stood_still += paused_for;
-            world.note(client, || format!("goes on after {paused_for} ns"));
+            world.note(client, || format!("continues after {paused_for} ns"));
             paused_for
         };
         let scenario = self.prepared.scenario;

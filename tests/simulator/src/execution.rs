@@ -120,7 +120,7 @@ impl Execution<'_> {
         }
     }
 
-    /// Whether a waiting process would see the same as before its last wait.
+    /// Whether nothing has changed since the process began the wait before this one.
     fn is_in_vain(&self, process: &Process, until: Nanos) -> bool {
         let pause = until.saturating_sub(self.world.borrow().now);
         pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.moment())
@@ -213,7 +213,7 @@ impl Execution<'_> {
                 else {
                     return Ok(());
                 };
-                self.world.borrow_mut().note(at, || "is killed, and started again".to_owned());
+                self.world.borrow_mut().note(at, || "is killed and restarted".to_owned());
                 let chore = self.processes[at].began - 1;
                 let (session, process) = self.prepared.server(&self.world, (client, at), chore);
                 self.sessions[client] = session;

@@ -66,7 +66,7 @@ impl Execution<'_> {
         self.lost_clients.is_empty() && self.chore(at) == Some(Chore::Sweep)
     }
 
-    /// Lets a client die. Its chains in flight are executed until the server fences it.
+    /// Lets a client die. With `sweeps`, its chains in flight may be executed until it is fenced.
     pub(super) fn die(&mut self, client: usize) {
         self.deaths += 1;
         let swept = self.prepared.scenario.sweeps;
@@ -152,7 +152,7 @@ impl Execution<'_> {
         self.lost_clients.clear();
         self.world.borrow_mut().fenced.clear();
         let clients = self.prepared.scenario.clients.len();
-        self.world.borrow_mut().note(0, || "the server is started anew".to_owned());
+        self.world.borrow_mut().note(0, || "the server is killed and restarted".to_owned());
         if self.prepared.scenario.server != Some(Mutant::Unrefused) {
             self.end_lost()?;
             let open: Vec<usize> = (0..clients).filter(|client| self.is_open(*client)).collect();
@@ -201,7 +201,7 @@ impl Execution<'_> {
         };
         let nth = self.reopened;
         self.reopened += 1;
-        self.world.borrow_mut().note(at, || "connects anew".to_owned());
+        self.world.borrow_mut().note(at, || "reconnects".to_owned());
         let session = Rc::new(self.prepared.reopen(&self.world, (client, at), nth));
         let mut hasher = DefaultHasher::new();
         session.hash_state(&mut hasher);
@@ -225,12 +225,12 @@ impl Execution<'_> {
     /// Checks that swept clients left no unfinished INSERT.
     pub(super) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
         let mut world = self.world.borrow_mut();
-        world.note(at, || format!("has cleared up after {clients:?}"));
+        world.note(at, || format!("has cleared the slots of {clients:?}"));
         let is_left = |writer: Option<u16>| writer.is_some_and(|writer| clients.contains(&writer));
         let mut unfinished = world.region.unfinished(&world.memory);
         match unfinished.find(|(_, _, writer)| is_left(*writer)) {
             Some((_, word, _)) => {
-                Err(Violation::Damaged(format!("{word:?}: its owner is gone and cleared up after")))
+                Err(Violation::Damaged(format!("{word:?}: its client was swept")))
             }
             None => Ok(()),
         }

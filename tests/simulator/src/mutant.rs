@@ -19,7 +19,7 @@ pub enum Mutant {
     NoChecksum,
     /// The clock runs fast: GRACE is over at once (I3).
     FastClock,
-    /// The clock stands still, and readers ignore the checksum: a READ is believed for ever (I3).
+    /// The clock stands still, and readers ignore the checksum: a READ never expires (I3).
     StoppedClock,
     /// The clock stands still: proofs do not age (I4), READs take no time (I7).
     StoppedClockOnly,
@@ -30,7 +30,7 @@ pub enum Mutant {
     /// INSERT reads the window before it claims a slot, not after (I8).
     LooksTooEarly,
     /// INSERT aborts no other inserter (I8).
-    NobodyAborted,
+    NoneAborted,
     /// INSERT continues although the slot that it wanted to abort is LIVE (I8).
     GoesOnAfterLive,
     /// INSERT of this key writes the hint before it claims the slot (I6).
@@ -69,7 +69,7 @@ pub enum Mutant {
     NeverFenced,
     /// The server fences a client that was paused only after four times the timeout (I4).
     FencedLate,
-    /// The depot hands out blocks before they have rested (I3).
+    /// The depot gives blocks to clients before they have rested for GRACE (I3).
     GivenAtOnce,
     /// A chunk may change its class GRACE after its last block was returned (I13).
     ChunkRestsForGrace,

@@ -72,7 +72,7 @@ impl MutantFabric {
                 chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
             }
             Mutant::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
-            Mutant::NobodyAborted if is(Pending, Aborted) || is(Empty, Empty) => {
+            Mutant::NoneAborted if is(Pending, Aborted) || is(Empty, Empty) => {
                 self.reported = Some(expected);
                 chain[at] = nothing(slot);
             }

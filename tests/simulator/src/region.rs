@@ -359,7 +359,7 @@ impl SimRegion {
                 Err(error) => return Err(Violation::Damaged(format!("{word:?}: {error}"))),
             };
             let problem = if word.state() != SlotState::Live {
-                "the split has left it"
+                "the split has not completed its move"
             } else if found.header_word().generation as u8 != block.generation_low {
                 "another generation"
             } else if hint != hash(found.key()).hint(word.incarnation()) {

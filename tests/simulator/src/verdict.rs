@@ -99,7 +99,7 @@ impl Execution<'_> {
         let first = self.processes.len();
         let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
         for (session, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
-            self.world.borrow_mut().note(observer, || "looks at everything".to_owned());
+            self.world.borrow_mut().note(observer, || "reads all keys".to_owned());
             for key in 0..super::KEYS {
                 let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
                 let id = self.monitor.invoke(observer, key as u32, &asked);

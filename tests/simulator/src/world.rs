@@ -153,7 +153,7 @@ impl World {
             let new = new.split_once(" = ").map_or("", |(_, new)| new);
             self.note(process, || match found == expected {
                 true => format!("CAS   {old} := {new}"),
-                false => format!("CAS   {old}, lost; it wanted to store {new}"),
+                false => format!("CAS   {old}, failed; desired {new}"),
             });
         }
         if found == expected {

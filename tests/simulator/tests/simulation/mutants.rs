@@ -176,8 +176,8 @@ fn looks_too_early_is_caught() {
 }
 
 #[test]
-fn nobody_aborted_is_caught() {
-    two_inserters(Mutant::NobodyAborted);
+fn none_aborted_is_caught() {
+    two_inserters(Mutant::NoneAborted);
 }
 
 #[test]
