@@ -100,7 +100,8 @@ impl MeasuredStore for Session {
     type Error = farside::Error;
     type Pipeline<'s> = Pipeline<'s>;
 
-    #[inline]
+    // Its callers name the action.
+    #[inline(always)]
     fn perform<'v>(
         &mut self,
         action: Action,
