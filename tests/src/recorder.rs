@@ -254,7 +254,7 @@ impl RecordingSession {
         result.map(|(_, found)| found)
     }
 
-    /// Runs the operations of one batch concurrently, and returns their results. None of them may be
+    /// Runs the operations of one batch concurrently. Returns their results. None of them may be
     /// a compare-and-exchange.
     pub fn batch(
         &mut self,

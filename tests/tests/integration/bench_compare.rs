@@ -96,7 +96,7 @@ fn each_mistake_is_reported_in_one_line() {
         (&["--workloads", "c,e"], &["workload e needs range scans"]),
         (&["--network", "real"], &["emulated"]),
         (&["--bandwidth", "6GiB"], &["--network"]),
-        (&["--network", "emulated", "--bandwidth", "0B"], &["carries nothing"]),
+        (&["--network", "emulated", "--bandwidth", "0B"], &["--bandwidth <SIZE>", "above 0"]),
         (&["--server", nowhere], &["no server answers at", nowhere]),
     ] {
         let said = measuring("kv-compare", arguments);

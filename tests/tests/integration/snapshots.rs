@@ -179,7 +179,7 @@ fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
     }
     refuses(b"{\"key\":\"a\"}\n", "it is no snapshot");
     assert_refused(folder.path(), &server.folder().join("missing"), "64MiB", "cannot be opened");
-    assert_refused(folder.path(), &file, "8MiB", "give the server more --memory");
+    assert_refused(folder.path(), &file, "8MiB", "start the server with more --memory");
     let region = folder.path().join("region");
     std::fs::write(&region, b"something").unwrap();
     let Said { code, stderr, .. } = restore(folder.path(), &file, "64MiB");
