@@ -154,9 +154,10 @@ fn a_half_done_change_is_reported_as_half_done() {
 #[test]
 fn a_session_reaches_its_servers_over_one_fabric() {
     let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let factory = attach(&server.address()).factory;
-    let fabric = Box::new(factory.fabric(1).unwrap());
-    let error = factory.add_to(&mut AnyFabric::Intercepted(fabric)).err().unwrap();
+    // Without its control channel the server would not know this client any more.
+    let attached = attach(&server.address());
+    let fabric = Box::new(attached.factory.fabric(1).unwrap());
+    let error = attached.factory.add_to(&mut AnyFabric::Intercepted(fabric)).err().unwrap();
     assert!(matches!(error, ConnectError::OtherFabric), "{error}");
     assert!(error.to_string().contains("one fabric"), "{error}");
 }
