@@ -108,7 +108,7 @@ impl Interrupt {
         if self.0.is_wanted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Notes a folder that is to be removed also if a second signal ends the process at once.
+    /// Also removes this folder if a second signal ends the process at once.
     pub fn remove_at_exit(&self, folder: &Path) {
         self.folders().push(folder.to_owned());
     }

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a server may take to stop. After that it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time between two checks of what is waited for.
+/// The pause between two checks whether the server is ready or has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 const SOCKET: &str = "server.sock";
 const LOG: &str = "server.log";

@@ -365,8 +365,8 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         Ok(())
     }
 
-    /// After a failure: waits for what else is in flight, so that the witness sees which of these
-    /// operations completed.
+    /// After a failure: waits for the other operations in flight, so that the witness sees which of
+    /// them completed.
     #[cold]
     fn drain(&mut self) {
         while let Some(completed) = self.pipeline.wait() {

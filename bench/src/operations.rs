@@ -91,7 +91,7 @@ impl Batch {
         &self.operations[self.used..self.claimed]
     }
 
-    /// Gives up the claim on what is not used yet: the next phase has a budget of its own.
+    /// Gives back the operations that it claimed and did not start: the next phase claims its own.
     pub fn unclaim(&mut self) {
         self.claimed = self.used;
     }

@@ -51,10 +51,10 @@ enum Message {
 
 /// How long children may take to end by themselves. After that they are killed.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time between two checks of what is waited for.
+/// The pause between two checks whether a process has ended.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Runs a workload with `--processes` processes. Returns the sum of what they measured.
+/// Runs a workload with `--processes` processes. Returns the sums of their measurements.
 pub fn run(
     args: &Ycsb,
     server: &Server,
@@ -62,19 +62,18 @@ pub fn run(
 ) -> Result<(ThreadMeasurement, RunFacts)> {
     let mut children = Children::start(args)?;
     let load = Instant::now();
-    children.tell(&Order::Load { server: server.address().to_owned(), is_own: server.is_own() })?;
+    children.tell(&Order::Load { server: server.address().to_owned(), is_own: server.is_own() });
     children.wait("load", interrupt, |child| child.has_loaded)?;
     let load_seconds = load.elapsed().as_secs_f64();
-    children.tell(&Order::WarmUp)?;
+    children.tell(&Order::WarmUp);
     let warm = Instant::now() + Duration::from_secs_f64(args.warmup_seconds);
     children.wait("warm-up", interrupt, |_| Instant::now() >= warm)?;
     let before = server.usage();
-    children.tell(&Order::Measure)?;
+    children.tell(&Order::Measure);
     children.wait("measure", interrupt, |child| child.measured.is_some())?;
     let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
-    let measured: Option<Vec<(ThreadMeasurement, Machine)>> =
-        children.all.iter_mut().map(|child| child.measured.take()).collect();
-    let (threads, machines): (Vec<_>, Vec<_>) = measured.into_iter().flatten().unzip();
+    let measured = children.all.iter_mut().filter_map(|child| child.measured.take());
+    let (threads, machines): (Vec<_>, Vec<_>) = measured.unzip();
     let machine = machines.into_iter().next().unwrap_or_default();
     let threads = ThreadMeasurement::sum(threads).ok_or(Error::NoProcessResult)?;
     Ok((threads, RunFacts { server: spent, load_seconds, machine }))
@@ -124,14 +123,13 @@ impl Children {
         Ok(children)
     }
 
-    fn tell(&mut self, order: &Order) -> Result<()> {
-        let line = serde_json::to_string(order).map_err(|_| Error::NoProcessResult)? + "\n";
+    fn tell(&mut self, order: &Order) {
+        let line = line_of(order);
         for orders in self.all.iter_mut().filter_map(|child| child.orders.as_mut()) {
             // A child that no longer reads has sent its error or has died: the next wait reports
             // it.
             let _ = orders.write_all(line.as_bytes());
         }
-        Ok(())
     }
 
     /// Takes messages until the phase is over for all children.
@@ -269,11 +267,15 @@ impl Parent {
     }
 }
 
+/// A message or an order as a line of JSON.
+fn line_of(message: &impl Serialize) -> String {
+    serde_json::to_string(message).unwrap_or_default() + "\n"
+}
+
 /// Sends a message to the parent. Errors are ignored: if the parent is gone, the end of stdin
 /// interrupts the run.
 fn send(message: &Message) {
-    let line = serde_json::to_string(message).unwrap_or_default() + "\n";
-    let _ = io::stdout().write_all(line.as_bytes());
+    let _ = io::stdout().write_all(line_of(message).as_bytes());
 }
 
 /// Tells the parent what this process measured, or why it failed.

@@ -100,26 +100,21 @@ impl Recorder {
 
     /// Adds the records of another thread.
     pub fn merge(&mut self, other: &Self) {
-        for (kind, record) in other.kinds() {
-            self.add(kind, record.clone());
+        for (kind, theirs) in other.kinds() {
+            let Some(ours) = &mut self.kinds[kind.index()] else {
+                self.kinds[kind.index()] = Some(theirs.clone());
+                continue;
+            };
+            // Cannot fail: the histograms have the same bounds.
+            let _ = ours.latencies.add(&theirs.latencies);
+            if let (Some(ours), Some(theirs)) = (&mut ours.services, &theirs.services) {
+                let _ = ours.add(theirs);
+            }
+            ours.counters += theirs.counters;
         }
         self.unexpected += other.unexpected;
         self.driver_ns += other.driver_ns;
         self.behind_ns = self.behind_ns.max(other.behind_ns);
-    }
-
-    /// Adds the records of operations of one kind.
-    pub fn add(&mut self, kind: Kind, record: KindRecord) {
-        let Some(ours) = &mut self.kinds[kind.index()] else {
-            self.kinds[kind.index()] = Some(record);
-            return;
-        };
-        // Cannot fail: the histograms have the same bounds.
-        let _ = ours.latencies.add(&record.latencies);
-        if let (Some(ours), Some(theirs)) = (&mut ours.services, &record.services) {
-            let _ = ours.add(theirs);
-        }
-        ours.counters += record.counters;
     }
 
     /// The kinds that the workload has, each with its record.

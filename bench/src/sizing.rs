@@ -103,7 +103,7 @@ impl Demand {
     /// most half of the available memory, unless the run surely needs more.
     ///
     /// # Errors
-    /// [`Error::Usage`] also if the run surely needs more than what is available.
+    /// [`Error::Usage`] also if the run surely needs more than is available.
     pub fn memory_within(&self, available_bytes: u64) -> Result<ServerMemory> {
         let (memory, least) = (self.memory()?, self.memory_at(0)?.region_bytes);
         if least > available_bytes {

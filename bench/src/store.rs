@@ -33,7 +33,7 @@ impl Action {
 }
 
 /// The version of a value in stores that have no versions.
-pub const NO_VERSION: Version = Version::from_u64(0);
+const NO_VERSION: Version = Version::from_u64(0);
 
 /// A connection to a store, for one thread.
 pub trait MeasuredStore {

@@ -109,7 +109,7 @@ pub enum Workload {
     B,
     /// Only reads.
     C,
-    /// Reads of what was inserted last.
+    /// Reads of the newest records, and inserts.
     D,
     /// Half reads, half read-modify-writes.
     F,

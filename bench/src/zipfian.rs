@@ -79,6 +79,7 @@ fn zeta(items: u64, theta: f64) -> f64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use rand::SeedableRng;
+    use rand::distr::Distribution as _;
     use rand::rngs::SmallRng;
 
     use super::*;
@@ -127,6 +128,18 @@ pub(crate) mod tests {
                 let drawn = share(counts.iter().take(end as usize).sum());
                 assert!((drawn / expected - 1.0).abs() < 0.1, "{theta}, first {end}: {drawn}");
             }
+        }
+    }
+
+    #[test]
+    fn it_agrees_with_another_implementation() {
+        let ours = Zipfian::new(5000, THETA);
+        let theirs = rand_distr::Zipf::new(5000.0, THETA).unwrap();
+        let ours = counts(5000, |random| ours.draw(random));
+        let theirs = counts(5000, |random| theirs.sample(random) as u64 - 1);
+        for end in [1, 20, 500, 2500] {
+            let (a, b) = (share(ours[..end].iter().sum()), share(theirs[..end].iter().sum()));
+            assert!((a - b).abs() < 0.02, "first {end}: {a} and {b}");
         }
     }
 

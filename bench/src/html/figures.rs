@@ -1,5 +1,4 @@
-//! The charts of a set of results. A chart has only runs that differ in nothing else than what the
-//! chart shows.
+//! The charts of a set of results. The runs of a chart differ only in the quantity on its axis.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,28 +58,24 @@ impl<'a> Figures<'a> {
     /// Throughput against threads, for each depth, then against depth, for each count of threads.
     pub(crate) fn throughput(&self) -> Vec<Chart> {
         let mut charts = Vec::new();
-        let y = |runs: &[&YcsbReport]| median(runs);
         let mut sweep = |title: &str, subtitle, unit, lines: Vec<Line>| {
             let points = || lines.iter().flat_map(|line| &line.points);
-            if lines.is_empty() {
-                return;
-            }
             let x = (unit, Scale::steps(points().map(|point| point.0).collect(), short));
             let y = ("operations/s", Scale::linear(points().map(|point| point.1), short));
             charts.push(Chart { title: title.to_owned(), subtitle, x, y, lines, dots: true });
         };
         for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
-            let lines = self.lines(&runs, |run| run.threads.into(), y);
+            let lines = self.lines(&runs, |run| run.threads.into(), median);
             let subtitle = setting.subtitle(&format!(", depth {depth}"));
             sweep("Throughput by threads", subtitle, "threads", lines);
         }
         for ((setting, count), runs) in by(&self.closed, |run| (Setting::of(run), run.threads)) {
-            let lines = self.lines(&runs, |run| run.depth.into(), y);
+            let lines = self.lines(&runs, |run| run.depth.into(), median);
             let subtitle = setting.subtitle(&format!(", {}", threads(count)));
             let unit = "depth: operations in flight a thread";
             sweep("Throughput by operations in flight", subtitle, unit, lines);
         }
-        charts
+        with_lines(charts)
     }
 
     /// A line for each workload that has two values on the axis.
@@ -101,16 +96,13 @@ impl<'a> Figures<'a> {
 
     /// The time that a thread needs for an operation, against the number of records.
     pub(crate) fn by_records(&self) -> Vec<Chart> {
-        let any = |run: &YcsbReport| Setting::of(run).of_any_records();
+        let any = |run: &YcsbReport| Setting { records: 0, ..Setting::of(run) };
         let groups = by(&self.closed, |run| (any(run), run.threads, run.depth));
         let mut charts = Vec::new();
         for ((setting, count, depth), runs) in groups {
             let ns = |runs: &[&YcsbReport]| 1e9 * f64::from(count) / median(runs);
             let lines = self.lines(&runs, |run| run.records, ns);
             let points = || lines.iter().flat_map(|line| &line.points);
-            if lines.is_empty() {
-                continue;
-            }
             charts.push(Chart {
                 title: "Time an operation takes by records".to_owned(),
                 subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
@@ -120,7 +112,7 @@ impl<'a> Figures<'a> {
                 dots: true,
             });
         }
-        charts
+        with_lines(charts)
     }
 
     /// The distribution of latencies of each kind of operation.
@@ -247,7 +239,7 @@ impl<'a> Figures<'a> {
                     let label = short(parts.iter().sum());
                     let kind_known = Kind::ALL.into_iter().find(|known| known.name() == kind);
                     let price =
-                        kind_known.map(|known| Price::of(known, setting.value_size() as usize));
+                        kind_known.map(|known| Price::of(known, setting.value_size as usize));
                     let limit = price.map(|price| limit(&price) as f64);
                     let name = format!("{curve} {kind}");
                     bars.push(Bar { name, parts, label, limit });
@@ -274,6 +266,11 @@ impl<'a> Figures<'a> {
         }
         charts
     }
+}
+
+/// The charts that have a line: a workload with one point has none.
+fn with_lines(charts: Vec<Chart>) -> Vec<Chart> {
+    charts.into_iter().filter(|chart| !chart.lines.is_empty()).collect()
 }
 
 fn bar_chart(
@@ -365,16 +362,7 @@ impl Setting {
         }
     }
 
-    pub(crate) fn of_any_records(self) -> Self {
-        Self { records: 0, ..self }
-    }
-
-    /// The mean length of the values.
-    pub(crate) fn value_size(&self) -> u32 {
-        self.value_size
-    }
-
-    pub(crate) fn is_of_one_length(&self) -> bool {
+    fn is_of_one_length(&self) -> bool {
         self.sizes.is_empty() || self.sizes == self.value_size.to_string()
     }
 

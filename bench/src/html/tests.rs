@@ -37,7 +37,7 @@ fn write(folder: &Path, name: &str, json: &Value) {
     fs::write(folder.join(name), json.to_string()).unwrap();
 }
 
-/// The page of what is in a folder.
+/// Writes the page of a folder's results, and returns it.
 fn page_of(folder: &Path) -> String {
     let output = folder.join("page.html");
     let results = vec![folder.to_owned()];

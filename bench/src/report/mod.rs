@@ -17,7 +17,7 @@ use crate::args::Ycsb;
 use crate::environment::Origin;
 use crate::pattern::PatternReport;
 use crate::publish::grouped;
-use crate::recorder::KindRecord;
+use crate::recorder::{KindRecord, Recorder};
 use crate::run::Measured;
 use crate::verbs::RawLimit;
 use crate::workload::Kind;
@@ -169,17 +169,15 @@ impl From<&KindRecord> for OperationReport {
 }
 
 impl VerbsLimit {
-    fn new(raw: &RawLimit, measured: &Measured) -> Self {
-        let (operations, seconds) =
-            (measured.threads.recorder.operations() as f64, measured.threads.seconds());
-        let mix_ops_s = raw.mix_ops_s(&measured.threads.recorder);
+    fn new(raw: &RawLimit, recorder: &Recorder, throughput_ops_s: f64) -> Self {
+        let mix_ops_s = raw.mix_ops_s(recorder);
         Self {
             read_ops_s: raw.read,
             write_ops_s: raw.write,
             cas_ops_s: raw.cas,
             update_ops_s: raw.update,
             mix_ops_s,
-            mix_ratio: operations / seconds / mix_ops_s,
+            mix_ratio: throughput_ops_s / mix_ops_s,
         }
     }
 }
@@ -187,12 +185,12 @@ impl VerbsLimit {
 impl YcsbReport {
     /// The report of a run.
     pub fn new(args: &Ycsb, measured: &Measured) -> Self {
-        let throughput_ops_s =
-            measured.threads.recorder.operations() as f64 / measured.threads.seconds();
+        let Measured { threads, facts, .. } = measured;
+        let throughput_ops_s = threads.recorder.operations() as f64 / threads.seconds();
         let operation =
             |(kind, record): (Kind, &KindRecord)| (kind.name().to_owned(), record.into());
         Self {
-            origin: Origin::of("kv-bench", measured.facts.machine.clone()),
+            origin: Origin::of("kv-bench", facts.machine.clone()),
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             threads: args.all_threads(),
@@ -201,19 +199,19 @@ impl YcsbReport {
             records: args.records,
             value_size: args.value_size.mean().round() as u32,
             pattern: PatternReport::new(args),
-            seconds: measured.threads.seconds(),
+            seconds: threads.seconds(),
             throughput_ops_s,
             open_loop: OpenLoopReport::new(args, measured),
-            operations: measured.threads.recorder.kinds().map(operation).collect(),
-            cache: CacheReport {
-                hits: measured.threads.cache.hits,
-                misses: measured.threads.cache.misses,
-            },
-            cpu_s: measured.threads.cpu_s,
-            server: measured.facts.server,
-            allocations: measured.threads.allocations,
-            unexpected: measured.threads.recorder.unexpected,
-            limit: measured.raw.as_ref().map(|raw| VerbsLimit::new(raw, measured)),
+            operations: threads.recorder.kinds().map(operation).collect(),
+            cache: CacheReport { hits: threads.cache.hits, misses: threads.cache.misses },
+            cpu_s: threads.cpu_s,
+            server: facts.server,
+            allocations: threads.allocations,
+            unexpected: threads.recorder.unexpected,
+            limit: measured
+                .raw
+                .as_ref()
+                .map(|raw| VerbsLimit::new(raw, &threads.recorder, throughput_ops_s)),
         }
     }
 

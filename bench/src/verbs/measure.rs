@@ -145,7 +145,7 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
     Ok(Timed { latencies, seconds })
 }
 
-/// Waits for the completions of what is in flight.
+/// Waits until no chain is in flight.
 fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
     while due > 0 {
         match fabric.poll() {

@@ -70,7 +70,7 @@ impl Place {
         [read(0), read(1)]
     }
 
-    /// Finds the first slot with a wanted word in what was read, from this number on.
+    /// Finds the first slot with a wanted word in the row that was read, from this number on.
     #[inline]
     pub fn find(
         &self,

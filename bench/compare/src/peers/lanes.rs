@@ -60,7 +60,7 @@ impl<P: Peer> MeasuredStore for PeerStore<P> {
 }
 
 impl<P: Peer> Drop for PeerStore<P> {
-    /// Waits for what is in flight, because the memory may get another use.
+    /// Waits for the chains in flight, because their memory may get another use.
     fn drop(&mut self) {
         settle(&self.peer);
     }
@@ -108,7 +108,7 @@ pub struct Lanes<'s, P: Peer> {
     depth: u16,
     lanes: Vec<Lane<'s>>,
     free: Vec<u16>,
-    /// The lanes whose task is to be polled: they have a new job, or their chain completed.
+    /// Lanes to poll next: each has a new job, or its chain has completed.
     ready: VecDeque<u16>,
     finished: VecDeque<u16>,
 }

@@ -154,8 +154,8 @@ impl<F: Fabric> Swarm<F> {
         Ok(self.take(lane, 0, metadata, value))
     }
 
-    /// Takes the value at this offset of what was read. Returns false if its hash does not bind it
-    /// to the word.
+    /// Copies the value at this offset of the block that was read. Returns false if its hash does
+    /// not bind it to the word.
     fn take(&self, lane: LaneId, offset: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
         let block = self.reach.buffer(lane, Buffer::ReadBlock);
         let found = &block[offset + WORD_BYTES..][..self.demand.value_bytes];

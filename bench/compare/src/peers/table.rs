@@ -139,13 +139,13 @@ const LENGTH_OFFSET: usize = 4;
 const VALUE_OFFSET: usize = HEADER_BYTES + KEY_BYTES;
 
 /// How many bytes an entry takes, in whole words.
-pub const fn entry_bytes(value_bytes: usize) -> u64 {
+const fn entry_bytes(value_bytes: usize) -> u64 {
     (VALUE_OFFSET + value_bytes).next_multiple_of(8) as u64
 }
 
 /// Writes an entry to the start of the buffer.
 #[inline]
-pub fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
+fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
     let entry = &mut buffer[..VALUE_OFFSET + value.len()];
     entry[LENGTH_OFFSET..HEADER_BYTES].copy_from_slice(&(value.len() as u32).to_le_bytes());
     entry[HEADER_BYTES..VALUE_OFFSET].copy_from_slice(key);
@@ -156,7 +156,7 @@ pub fn encode(buffer: &mut [u8], key: &Key, value: &[u8]) {
 
 /// Returns the value, if the buffer starts with a complete entry of this key.
 #[inline]
-pub fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
+fn decode<'b>(buffer: &'b [u8], key: &Key) -> Option<&'b [u8]> {
     let (expected, rest) = buffer.split_first_chunk::<LENGTH_OFFSET>()?;
     let (length, rest) = rest.split_first_chunk::<LENGTH_OFFSET>()?;
     let value_bytes = u32::from_le_bytes(*length) as usize;

@@ -39,8 +39,7 @@ pub enum ExternalServer {
     Memcached,
 }
 
-/// An upper bound of what each of these servers stores for a record besides key and value, in
-/// bytes.
+/// How many bytes a server stores for a record at most, besides its key and value.
 const RECORD_OVERHEAD_BYTES: u64 = 256;
 const MIB: u64 = 1 << 20;
 /// The memory of memcached that is not for records, in MiB.
