@@ -94,8 +94,8 @@ mod tests {
     use farside_config::size::ByteSize;
     use farside_fabric::shm::{HugePages, RegionMemory};
     use farside_layout::{
-        BLOCK_BYTES_MAX, BlockAddress, BlockStamp, HINT_OFFSET, SLOTS_PER_ROW, SizeClass, SlotWord,
-        seal,
+        BLOCK_BYTES_MAX, BlockAddress, BlockStamp, HINT_OFFSET, SLOTS_PER_SUBTABLE, SizeClass,
+        SlotWord, seal,
     };
 
     use super::*;
@@ -106,7 +106,6 @@ mod tests {
     use crate::recovery::{self, Opened};
 
     const SUBTABLES_PER_CHUNK: usize = 256;
-    const SLOTS_PER_SUBTABLE: usize = 64 * SLOTS_PER_ROW;
     /// Longer than these tests run.
     const HOUR: u64 = 3_600_000_000_000;
 

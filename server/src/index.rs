@@ -9,7 +9,7 @@ use farside_fabric::shm::Region;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
     CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES,
-    Slot, SlotState, slot_in_subtable,
+    Slot, SlotState, slot_offset,
 };
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
@@ -225,9 +225,8 @@ impl SubtableImage {
 
     /// Returns the slot with this number, and its offset in the region; `None` after the last slot.
     pub(crate) fn slot(&self, number: usize) -> Option<(u64, &Slot)> {
-        let (row, slot) = (number / SLOTS_PER_ROW, number % SLOTS_PER_ROW);
-        let content = &self.rows().get(row)?.slots[slot];
-        Some((self.offset + slot_in_subtable(row, slot), content))
+        let content = &self.rows().get(number / SLOTS_PER_ROW)?.slots[number % SLOTS_PER_ROW];
+        Some((self.offset + slot_offset(number), content))
     }
 
     /// Returns every slot with its offset in the region.

@@ -39,15 +39,10 @@ pub(crate) struct Opened {
 }
 
 /// How soon a block or a chunk must become free for a session to be told to ask again: a session
-/// waits one second longer.
+/// waits one second longer. A restore asks again as well.
 const SOON_NS: Nanos = 4_000_000_000;
 
 impl Opened {
-    /// The region's GRACE.
-    pub(crate) fn grace(&self) -> Nanos {
-        Nanos::from(self.format.grace_ms) * 1_000_000
-    }
-
     /// Takes up to `count` blocks from the depot; see
     /// [`Depot::take`] for the limits.
     pub(crate) fn take_blocks(
@@ -248,8 +243,8 @@ impl Recovery<'_> {
         }
         let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
         index.resume(&splits, format, &own)?;
-        let grace = Nanos::from(format.grace_ms) * 1_000_000;
-        let options = DepotOptions::new(grace, unused_generation(&format.region_id));
+        let grace_ns = format.grace_ns();
+        let options = DepotOptions::new(grace_ns, unused_generation(&format.region_id));
         let mut depot = Depot::new(self.geometry, &uses, options, boot_time_ns());
         if is_new {
             return Ok((index, depot));
@@ -257,7 +252,7 @@ impl Recovery<'_> {
         let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
         // Until then a former client may read a block that its last verb unlinked.
-        sleep_until(self.fenced_at + own.fence_delay_ns() + grace);
+        sleep_until(self.fenced_at + own.fence_delay_ns() + grace_ns);
         Ok((index, depot))
     }
 
@@ -385,7 +380,7 @@ mod tests {
         // An address of documentation: no device has it.
         let wants = config("rdma://192.0.2.1:7400", &path, 10);
         let refusal = || crate::Server::start(&wants).unwrap_err().to_string();
-        assert!(refusal().starts_with("grace_ms = 10: "), "{}", refusal());
+        assert!(refusal().starts_with("grace_ms = 10: with this rdma."), "{}", refusal());
         assert!(!path.exists());
         open_with(&config("shm:///run/kv.sock", &path, 100)).unwrap();
         assert!(!refusal().contains("grace_ms"), "{}", refusal());

@@ -75,7 +75,7 @@ impl ControlService {
             connections,
             admission,
             probing: Probing::every(Nanos::from(probe_ms) * 1_000_000),
-            roll_call: RollCall::new(clock_lag_max_ns(opened.grace())),
+            roll_call: RollCall::new(clock_lag_max_ns(opened.format.grace_ns())),
             keeper: RegionKeeper::new(config, opened, own),
             memory,
             started_at: boot_time_ns(),
@@ -287,15 +287,16 @@ impl ControlService {
     }
 
     fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
-        let (snapshots, snapshots_taken) = self.connections.snapshots();
-        let snapshots: Vec<u32> = snapshots.collect();
+        let connections = self.connections.iter();
+        let snapshots: Vec<u32> =
+            connections.filter_map(|(_, connection)| connection.snapshot_permille).collect();
         ServerStatistics {
             uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
             clients: self.admission.clients.connected().into(),
             clients_lost: self.clients_lost,
             snapshots: snapshots.len() as u64,
             snapshot_permille: snapshots.into_iter().min().unwrap_or(0).into(),
-            snapshots_taken,
+            snapshots_taken: self.connections.snapshots_taken,
             huge_page_bytes: self.memory.huge_bytes(),
             ..self.keeper.statistics(role, now)
         }
@@ -357,7 +358,6 @@ impl ControlService {
         let ClientIdentity::Client { id, .. } = connection.client else { return };
         connection.client = ClientIdentity::Leaving;
         connection.close();
-        connection.data.clear();
         self.roll_call.remove(token);
         self.keeper.sign_off(token, id);
         let clients = &mut self.admission.clients;
@@ -402,7 +402,7 @@ impl ControlService {
     /// Fences all clients and notes that no server uses the region.
     fn shut_down(&mut self) -> Result<(), ServerError> {
         for mut connection in self.connections.remove_all() {
-            connection.data.clear();
+            connection.close();
             match connection.client {
                 ClientIdentity::Client { id, .. } => self.admission.clients.fence(id)?,
                 ClientIdentity::Leaving => {}

@@ -100,8 +100,8 @@ impl Index {
                 self.unfinished.remove(&split.old);
                 self.in_use += 1;
                 self.splits += 1;
-                let grace = Nanos::from(format.grace_ms) * 1_000_000;
-                self.resting.push_back((boot_time_ns().saturating_add(grace), split.old));
+                let rested_at = boot_time_ns().saturating_add(format.grace_ns());
+                self.resting.push_back((rested_at, split.old));
                 Ok(SplitOutcome::Done)
             }
             SplitProgress::Busy => {

@@ -4,7 +4,7 @@
 //! chore decides what to do with each slot.
 
 use farside_fabric::ChainError;
-use farside_layout::Slot;
+use farside_layout::{SLOTS_PER_SUBTABLE, Slot};
 
 use crate::index::{Index, SubtableImage};
 
@@ -92,9 +92,10 @@ impl Walk<'_> {
         };
         let found = image.slot(self.cursor.slot).map(|(offset, slot)| (offset, *slot));
         self.cursor.slot += 1;
-        match image.slot(self.cursor.slot) {
-            Some(_) => self.image = Some(image),
-            None => *self.cursor = Cursor { place: self.cursor.place + 1, slot: 0 },
+        if self.cursor.slot < SLOTS_PER_SUBTABLE {
+            self.image = Some(image);
+        } else {
+            *self.cursor = Cursor { place: self.cursor.place + 1, slot: 0 };
         }
         Ok(found)
     }
@@ -114,7 +115,7 @@ impl Walk<'_> {
 mod tests {
     use farside_config::ServerConfig;
     use farside_fabric::shm::{HugePages, RegionMemory};
-    use farside_layout::{ROWS_PER_SUBTABLE, SLOTS_PER_ROW, slot_in_subtable};
+    use farside_layout::slot_offset;
 
     use super::*;
     use crate::recovery::{self, Opened};
@@ -140,9 +141,8 @@ mod tests {
                 index.add_chunk(1);
             }
         }
-        let slots = |row| (0..SLOTS_PER_ROW).map(move |slot| slot_in_subtable(row, slot));
         let all = index.places.iter().flat_map(|place| {
-            (0..ROWS_PER_SUBTABLE).flat_map(slots).map(move |offset| place + offset)
+            (0..SLOTS_PER_SUBTABLE).map(move |number| place + slot_offset(number))
         });
         assert!(offsets.iter().copied().eq(all), "{} slots", offsets.len());
     }

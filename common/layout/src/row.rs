@@ -11,6 +11,8 @@ pub const SLOTS_PER_ROW: usize = 7;
 pub const ROWS_PER_SUBTABLE: usize = 64;
 /// Rows that can be a key's home. The last row only has keys whose home is the row before it.
 pub const HOME_ROWS: usize = ROWS_PER_SUBTABLE - 1;
+/// Slots in a subtable.
+pub const SLOTS_PER_SUBTABLE: usize = SLOTS_PER_ROW * ROWS_PER_SUBTABLE;
 /// The size of a row, in bytes.
 pub const ROW_BYTES: u64 = size_of::<Row>() as u64;
 /// The size of a subtable, in bytes.
@@ -138,8 +140,10 @@ impl SubtableState {
             (forward, is_filling) = (leads, is_filling | header.is_filling());
         }
         match forward {
-            _ if is_filling => Self::Filling,
+            // A split filled it, and another began to take its keys, during the READ.
+            Some(_) if is_filling => Self::Elsewhere,
             Some(forward) => Self::Splitting(forward),
+            None if is_filling => Self::Filling,
             // The split began after the headers were READ and before the words were.
             None if has_moved => Self::Elsewhere,
             None => Self::Whole,
@@ -248,6 +252,12 @@ pub const fn slot_in_subtable(row: usize, slot: usize) -> u64 {
     row as u64 * ROW_BYTES + slot_in_row(slot)
 }
 
+/// The byte offset of the slot with this number, counted over all rows, from the start of its
+/// subtable.
+pub const fn slot_offset(number: usize) -> u64 {
+    slot_in_subtable(number / SLOTS_PER_ROW, number % SLOTS_PER_ROW)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,6 +293,7 @@ mod tests {
             ([leads, leads], false, SubtableState::Splitting(split)),
             ([leads, elsewhere], false, SubtableState::Elsewhere),
             ([whole.filling(), whole], true, SubtableState::Filling),
+            ([whole.filling(), leads], true, SubtableState::Elsewhere),
             ([whole, RowHeader::new(0b11, 2)], false, SubtableState::Elsewhere),
             ([RowHeader::new(0b1, 1), whole], false, SubtableState::Elsewhere),
             ([RowHeader::new(0b101, 3); 2], false, SubtableState::Elsewhere),

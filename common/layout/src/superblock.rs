@@ -62,6 +62,11 @@ impl Format {
         bound("value_bytes_max", self.value_bytes_max.into(), 0, left_for_values)
     }
 
+    /// GRACE in nanoseconds.
+    pub fn grace_ns(&self) -> u64 {
+        u64::from(self.grace_ms) * 1_000_000
+    }
+
     /// The offsets of such a region's parts.
     pub fn geometry(&self) -> Geometry {
         Geometry::new(self.region_bytes)

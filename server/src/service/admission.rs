@@ -149,6 +149,10 @@ impl Admission {
         let user = connections.get_mut(token).and_then(|connection| connection.user);
         let admitted = request.and_then(|request| {
             self.tokens.check(&request)?;
+            // A session of a client on this host uses the mapped region, so it needs no connection.
+            if request.purpose != Purpose::Control {
+                return Err(Refusal::Malformed { bytes: REQUEST_BYTES_MAX as u64 });
+            }
             Ok((request.role, self.admit(request.role, user, connections)?))
         });
         let Some(connection) = connections.get_mut(token) else { return Ok(()) };
@@ -192,7 +196,8 @@ impl Admission {
             Ok(ConnectRequest { role, purpose, .. }) => match purpose {
                 Purpose::Control => self.accept_client(incoming, role, connections),
                 Purpose::Data { client_id, ticket } => {
-                    self.accept_session(incoming, (client_id, ticket, role), connections)
+                    let session = (client_id, ticket, role);
+                    self.accept_session(incoming, session, connections).map(|()| None)
                 }
             },
         };
@@ -231,7 +236,7 @@ impl Admission {
             }
             Err(error) => {
                 self.take_back(id);
-                tracing::warn!("cannot serve a client just now: {error}");
+                warn_rarely!(self.failed, "cannot serve a client just now: {error}");
                 Ok(None)
             }
         }
@@ -242,7 +247,7 @@ impl Admission {
         incoming: Box<dyn ConnectionRequest>,
         (client_id, ticket, role): (u16, u64, Role),
         connections: &mut Connections,
-    ) -> Result<Option<(u64, Role)>, Refused> {
+    ) -> Result<(), Refused> {
         let shown = (client_id, role, ticket);
         let found = connections.iter().find_map(|(token, connection)| match connection.client {
             ClientIdentity::Client { id, role, lease, ticket } => {
@@ -254,16 +259,18 @@ impl Admission {
         let Some((token, lease)) = found else { return Err((incoming, unknown)) };
         let welcome = self.welcome_with_key((client_id, lease), ticket, role);
         let (Some(welcome), Some(client)) = (welcome, connections.get_mut(token)) else {
-            return Ok(None);
+            return Ok(());
         };
         if client.data.len() >= SESSIONS_MAX {
             return Err((incoming, Refusal::Full { clients: SESSIONS_MAX as u64 }));
         }
         match incoming.accept_data(role, &encode_reply(&Ok(welcome))) {
             Ok(connection) => client.data.push(connection),
-            Err(error) => tracing::warn!(client = client_id, "cannot serve a session: {error}"),
+            Err(error) => {
+                warn_rarely!(self.failed, client = client_id, "cannot serve a session: {error}");
+            }
         }
-        Ok(None)
+        Ok(())
     }
 
     fn welcome_with_key(
@@ -315,14 +322,20 @@ impl Admission {
         }
     }
 
-    /// Logs a refusal as a warning. A session without its client is logged for debugging only,
-    /// because its client just reconnects.
+    /// Logs a refusal: as a warning, or for debugging only.
     pub(super) fn log_refusal(&mut self, refusal: Refusal) {
-        match refusal {
-            Refusal::UnknownClient { .. } => tracing::debug!("refused a client: {refusal}"),
-            refusal => warn_rarely!(self.refused, "refused a client: {refusal}"),
+        if is_routine(refusal) {
+            tracing::debug!("refused a client: {refusal}");
+        } else {
+            warn_rarely!(self.refused, "refused a client: {refusal}");
         }
     }
+}
+
+/// Whether a refusal is no reason for a warning: the client of a session that came too late just
+/// reconnects.
+fn is_routine(refusal: Refusal) -> bool {
+    matches!(refusal, Refusal::UnknownClient { .. })
 }
 
 /// Returns a number that cannot be guessed. It is never 0, which stands for no ticket.

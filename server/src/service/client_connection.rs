@@ -160,7 +160,7 @@ impl ClientConnection {
             }
             Ok(received) => Ok(received),
             Err(error) => match error.kind() {
-                io::ErrorKind::InvalidData => Err(DisconnectReason::Broken(error.to_string())),
+                io::ErrorKind::InvalidData => Err(DisconnectReason::broken(error)),
                 io::ErrorKind::TimedOut => Err(DisconnectReason::Silent),
                 // The error is reported once, before the messages that the client sent. Those may
                 // include its goodbye.
@@ -240,9 +240,11 @@ impl ClientConnection {
         Ok(false)
     }
 
-    /// Lets nothing be sent from now on.
+    /// Lets no more answers be sent, and closes the connections of the sessions. Over verbs this
+    /// fences the client: its queue pairs are destroyed when this returns.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
+        self.data.clear();
     }
 
     /// Takes the answers that the client certainly never read.

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use farside_control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, Purpose, Refusal, Reply, Request, Role, ServerRequest,
+    ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerRequest,
 };
 use farside_fabric::rdma::ConnectionId;
 use farside_layout::CLIENTS_MAX;
@@ -49,7 +49,8 @@ pub(super) struct Connections {
     queue: VecDeque<u64>,
     receive_buffer: Vec<u8>,
     send_buffer: Vec<u8>,
-    snapshots_taken: u64,
+    /// The number of complete snapshots.
+    pub(super) snapshots_taken: u64,
 }
 
 impl Connections {
@@ -102,7 +103,6 @@ impl Connections {
         // Closing the descriptor would not be enough: a copy in a forked child keeps it watched.
         let _ = self.unwatch(&connection);
         connection.close();
-        connection.data.clear();
         Some(connection)
     }
 
@@ -165,7 +165,7 @@ impl Connections {
         let Some(bytes) = connection.receive(&mut self.receive_buffer)? else { return Ok(None) };
         let message = &self.receive_buffer[..bytes];
         Ok(Some(match connection.client {
-            ClientIdentity::Stranger => Received::Hello(decode_hello(message)),
+            ClientIdentity::Stranger => Received::Hello(ConnectRequest::decode(message)),
             ClientIdentity::Client { id, role, .. } => {
                 let request = Request::decode(message).map_err(DisconnectReason::broken)?;
                 Received::Request(id, role, request)
@@ -255,22 +255,5 @@ impl Connections {
             connection.snapshot_permille = (permille < 1000).then_some(permille);
             self.snapshots_taken += u64::from(permille == 1000);
         }
-    }
-
-    /// Returns the progress of the snapshots under way, and how many are complete.
-    pub(super) fn snapshots(&self) -> (impl Iterator<Item = u32>, u64) {
-        let under_way =
-            self.by_token.values().filter_map(|connection| connection.snapshot_permille);
-        (under_way, self.snapshots_taken)
-    }
-}
-
-/// Decodes the first message of a connection on this host. Only clients connect there: a session
-/// uses the mapped region, so it needs no connection.
-fn decode_hello(message: &[u8]) -> Result<ConnectRequest, Refusal> {
-    let request = ConnectRequest::decode(message)?;
-    match request.purpose {
-        Purpose::Control => Ok(request),
-        Purpose::Data { .. } => Err(Refusal::Malformed { bytes: message.len() as u64 }),
     }
 }

@@ -44,7 +44,7 @@ impl RegionKeeper {
         if config.evict {
             opened.depot.reserve_for_index();
         }
-        let grace = opened.grace();
+        let grace = opened.format.grace_ns();
         let reader = || BlockReader::new(&opened.region, &opened.format);
         Self {
             recalls: Recalls::new(),
@@ -213,9 +213,6 @@ impl RegionKeeper {
     pub(super) fn step(&mut self, now: Nanos) -> Result<(Vec<u16>, Step), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let (mut swept, mut collection) = (Vec::new(), Step::Nothing);
-        if is_due(self.next_step_at()) {
-            self.figures_at = None;
-        }
         if is_due(self.sweeper.next_step_at()) {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
@@ -228,6 +225,7 @@ impl RegionKeeper {
         }
         self.log_levels();
         if is_due(self.next_collection_at()) {
+            self.figures_at = None;
             let Opened { region, geometry, depot, index, .. } = &mut self.opened;
             let memory = RegionTables { region, geometry };
             collection = self.collector.step(depot, index, &memory, now)?;
