@@ -147,13 +147,16 @@ impl ClientInner {
         ConnectError::Unreachable { server: self.server(), tried, contact, source: None }.into()
     }
 
-    /// Opens an engine for one session, and the region that it works on. The outer error is final.
-    /// The inner failure concerns this connection only: with another one it may succeed.
+    /// Opens an engine for one session, and the region that it works on. `None` if the connection
+    /// was lost meanwhile.
     pub(crate) fn open(
         &self,
         connection: &ServerConnection,
-    ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
-        connection.open(self.options, self.intercept.as_ref())
+    ) -> Result<Option<(SessionEngine, OpenRegion)>> {
+        match connection.open(self.options, self.intercept.as_ref())? {
+            Ok(opened) => Ok(Some(opened)),
+            Err(failure) => self.handle_failure(connection, failure).map_or(Ok(None), Err),
+        }
     }
 
     /// Returns the error for a failed operation; `None` if the connection is lost and the operation
@@ -196,11 +199,10 @@ impl ClientInner {
 
     /// Returns the connection, after reconnecting if it was lost.
     pub(crate) fn connection(&self) -> Result<Arc<ServerConnection>> {
-        let timed_out = |tried| self.unreachable(Contact::Lost, tried);
-        self.connections.get(|now| now.control.is_lost(), || self.reconnect(), timed_out)
+        Ok(self.connections.get(|now| now.control.is_lost(), || self.reconnect())?)
     }
 
-    fn reconnect(&self) -> Result<ServerConnection> {
+    fn reconnect(&self) -> std::result::Result<ServerConnection, ConnectError> {
         let connection = ServerConnection::establish(&self.connect_options)?;
         tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
         Ok(connection)

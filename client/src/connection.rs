@@ -36,7 +36,7 @@ pub(crate) struct ServerConnection {
 
 impl ServerConnection {
     /// Connects, with as many attempts as the timeout allows.
-    pub(crate) fn establish(options: &ConnectOptions) -> Result<Self> {
+    pub(crate) fn establish(options: &ConnectOptions) -> std::result::Result<Self, ConnectError> {
         let Attached { welcome, factory, channel } = options.connect()?;
         let control = Control::start(channel)?;
         let cache = ConnectionCache::default();

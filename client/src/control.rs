@@ -18,8 +18,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, Delivery};
 
+use crate::ConnectError;
 use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
-use crate::{ConnectError, Result};
 
 /// Timeout of a request for statistics.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ pub(crate) struct Control {
 
 impl Control {
     /// Starts the thread that serves this connection.
-    pub(crate) fn start(channel: Box<dyn ControlChannel>) -> Result<Self> {
+    pub(crate) fn start(channel: Box<dyn ControlChannel>) -> Result<Self, ConnectError> {
         let failed = |doing| move |source: io::Error| ConnectError::System { doing, source };
         let queue = Arc::new(ControlQueue::new().map_err(failed("making an eventfd"))?);
         let control_thread = ControlThread {
@@ -243,7 +243,7 @@ impl ControlThread {
     }
 
     /// Sleeps until there is something to send or to receive; sends and receives it.
-    fn turn(&mut self) -> std::result::Result<(), End> {
+    fn turn(&mut self) -> Result<(), End> {
         let (readable, woken) = self.sleep()?;
         if woken {
             let mut count = [0; 8];
@@ -264,7 +264,7 @@ impl ControlThread {
     }
 
     /// Returns whether there is something to receive, and whether another thread woke this one.
-    fn sleep(&self) -> std::result::Result<(bool, bool), End> {
+    fn sleep(&self) -> Result<(bool, bool), End> {
         let events = match self.unsent {
             Some(_) if self.channel.is_writable_with_room() => PollFlags::IN | PollFlags::OUT,
             _ => PollFlags::IN,
@@ -286,7 +286,7 @@ impl ControlThread {
 
     /// Says goodbye once everything is sent and every reply has come: blocks for ended sessions
     /// have been given back by then.
-    fn close(&mut self) -> std::result::Result<(), End> {
+    fn close(&mut self) -> Result<(), End> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         let is_flushed =
             self.unsent.is_none() && self.waiters.is_empty() && lock(&self.queue.outbox).is_empty();
@@ -307,7 +307,7 @@ impl ControlThread {
         Ok(())
     }
 
-    fn receive(&mut self) -> std::result::Result<(), End> {
+    fn receive(&mut self) -> Result<(), End> {
         loop {
             match self.channel.receive(&mut self.buffer) {
                 Ok(None) => return Ok(()),
@@ -319,7 +319,7 @@ impl ControlThread {
     }
 
     /// Delivers a reply to the request that awaits it, or answers a request of the server.
-    fn handle(&mut self, bytes: usize) -> std::result::Result<(), End> {
+    fn handle(&mut self, bytes: usize) -> Result<(), End> {
         let reply = match Reply::decode(&self.buffer[..bytes]) {
             Ok(Reply::Ask(ServerRequest::Report { collection })) => {
                 self.queue.report(collection);
@@ -359,7 +359,7 @@ impl ControlThread {
         }
     }
 
-    fn send_all(&mut self) -> std::result::Result<(), End> {
+    fn send_all(&mut self) -> Result<(), End> {
         while self.unsent.is_some() || self.waiters.len() < OUTSTANDING_MAX {
             let message = match self.unsent.take() {
                 Some(message) => message,

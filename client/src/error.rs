@@ -63,32 +63,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns a copy of a [`Error::Connect`], for another thread that waited for this attempt to
-    /// connect; `tried` is how long that thread has waited. `None` for other errors.
-    pub(crate) fn for_another(&self, tried: Duration) -> Option<Self> {
-        use ConnectError::{
-            Control, Layout, OtherFabric, Rdma, Refused, System, Unreachable, Untrusted,
-        };
-        let Self::Connect(error) = self else { return None };
-        Some(Self::Connect(match error {
-            Unreachable { server, contact, source, .. } => {
-                let (server, source) = (server.clone(), source.as_ref().map(copy_of));
-                Unreachable { server, tried, contact: *contact, source }
-            }
-            Refused { server, source } => Refused { server: server.clone(), source: *source },
-            Untrusted { server, user } => Untrusted { server: server.clone(), user: *user },
-            Layout(error) => Layout(error.clone()),
-            Control(error) => Control(error.clone()),
-            OtherFabric => OtherFabric,
-            System { doing, source } => System { doing, source: copy_of(source) },
-            // The error itself cannot be copied, but its text can.
-            Rdma(error) => {
-                let source = std::io::Error::other(error.to_string());
-                System { doing: "connecting over RDMA", source }
-            }
-        }))
-    }
-
     /// Returns the exit code of a command that fails with this error.
     #[doc(hidden)]
     pub fn exit_code(&self) -> u8 {
@@ -104,6 +78,31 @@ impl Error {
             Self::Operation(_) => exit_code::FAILED,
             Self::Connect(error) => exit_code::of_connect(error),
             Self::Disconnected { .. } => exit_code::NO_SERVER,
+        }
+    }
+}
+
+/// Copies an error, for another thread that waited for this attempt to connect. `tried` is how long
+/// that thread has waited.
+pub(crate) fn copy_of_connect(error: &ConnectError, tried: Duration) -> ConnectError {
+    use ConnectError::{
+        Control, Layout, OtherFabric, Rdma, Refused, System, Unreachable, Untrusted,
+    };
+    match error {
+        Unreachable { server, contact, source, .. } => {
+            let (server, source) = (server.clone(), source.as_ref().map(copy_of));
+            Unreachable { server, tried, contact: *contact, source }
+        }
+        Refused { server, source } => Refused { server: server.clone(), source: *source },
+        Untrusted { server, user } => Untrusted { server: server.clone(), user: *user },
+        Layout(error) => Layout(error.clone()),
+        Control(error) => Control(error.clone()),
+        OtherFabric => OtherFabric,
+        System { doing, source } => System { doing, source: copy_of(source) },
+        // The error itself cannot be copied, but its text can.
+        Rdma(error) => {
+            let source = std::io::Error::other(error.to_string());
+            System { doing: "connecting over RDMA", source }
         }
     }
 }
@@ -130,10 +129,8 @@ mod tests {
         let system = |source| ConnectError::System { doing, source };
         let server = "shm:///run/kv.sock".to_owned();
         let tried = Duration::from_secs(3);
-        let copied = |error| {
-            let error = Error::Connect(error);
-            (error.for_another(tried).map(|error| error.to_string()), error.to_string())
-        };
+        let copied =
+            |error: ConnectError| (copy_of_connect(&error, tried).to_string(), error.to_string());
         for error in [
             system(std::io::Error::from_raw_os_error(11)),
             system(std::io::Error::other("why")),
@@ -142,12 +139,12 @@ mod tests {
             ControlError::NotFarside.into(),
         ] {
             let (copy, error) = copied(error);
-            assert_eq!(copy, Some(error));
+            assert_eq!(copy, error);
         }
         let (rdma, error) = copied(ConnectError::Rdma(VerbsError::OtherDevice));
-        assert!(rdma.unwrap().contains(&error), "{error}");
+        assert!(rdma.contains(&error), "{error}");
         let (tried, contact) = (Duration::from_secs(2), Contact::Lost);
         let (lost, _) = copied(ConnectError::Unreachable { server, tried, contact, source: None });
-        assert!(lost.is_some_and(|copy| copy.contains("went away (tried for 3000 ms)")));
+        assert!(lost.contains("went away (tried for 3000 ms)"));
     }
 }

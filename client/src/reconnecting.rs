@@ -5,7 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::client::ClientInner;
-use crate::{Contact, Error, Result};
+use crate::error::copy_of_connect;
+use crate::{ConnectError, Contact, Error};
 
 /// The present connection, and whether a session is replacing it.
 pub(crate) struct Reconnecting<C> {
@@ -18,9 +19,8 @@ struct State<C> {
     connection: Arc<C>,
     /// A session is reconnecting, for all of them.
     is_connecting: bool,
-    /// When the last failed attempt ended, and its error for the sessions that waited for it;
-    /// `None` if that error has no copy.
-    last_failure: Option<(Instant, Option<Error>)>,
+    /// When the last failed attempt ended, and its error for the sessions that waited for it.
+    last_failure: Option<(Instant, ConnectError)>,
 }
 
 impl<C> Reconnecting<C> {
@@ -36,17 +36,15 @@ impl<C> Reconnecting<C> {
     }
 
     /// Returns the connection, after reconnecting if it is lost. The first session that needs a new
-    /// one reconnects; the others wait, and share its result. `timed_out` makes the error of a
-    /// waiting session if that of the attempt cannot be copied.
+    /// one reconnects; the others wait, and share its result.
     ///
     /// The attempt does not hold the lock. Otherwise a session that failed and tries again would
     /// mostly get the lock before the waiting ones: these would wait for one attempt after another.
     pub(crate) fn get(
         &self,
         is_lost: impl Fn(&C) -> bool,
-        establish: impl FnOnce() -> Result<C>,
-        timed_out: impl FnOnce(Duration) -> Error,
-    ) -> Result<Arc<C>> {
+        establish: impl FnOnce() -> Result<C, ConnectError>,
+    ) -> Result<Arc<C>, ConnectError> {
         let asked_at = Instant::now();
         let mut state = self.lock();
         loop {
@@ -56,9 +54,7 @@ impl<C> Reconnecting<C> {
             if let Some((failed_at, error)) = &state.last_failure
                 && *failed_at > asked_at
             {
-                let tried = asked_at.elapsed();
-                let error = error.as_ref().and_then(|error| error.for_another(tried));
-                return Err(error.unwrap_or_else(|| timed_out(tried)));
+                return Err(copy_of_connect(error, asked_at.elapsed()));
             }
             if !state.is_connecting {
                 break;
@@ -78,11 +74,9 @@ impl<C> Reconnecting<C> {
                 Ok(state.connection.clone())
             }
             Err(error) => {
-                let error = match error {
-                    Error::Connect(error) => error.after_an_answer().into(),
-                    error => error,
-                };
-                state.last_failure = Some((Instant::now(), error.for_another(asked_at.elapsed())));
+                let error = error.after_an_answer();
+                let copy = copy_of_connect(&error, asked_at.elapsed());
+                state.last_failure = Some((Instant::now(), copy));
                 Err(error)
             }
         }
@@ -120,7 +114,7 @@ impl ReconnectBudget {
 
     /// Counts a loss, and sleeps before the next attempt. Returns the error once the budget is used
     /// up.
-    pub(crate) fn count_loss(&mut self, shared: &ClientInner) -> Result<()> {
+    pub(crate) fn count_loss(&mut self, shared: &ClientInner) -> Result<(), Error> {
         self.first_loss_at.get_or_insert_with(Instant::now);
         self.losses += 1;
         if self.losses >= LOSSES_MIN && self.since_first_loss() >= shared.connect_timeout() {
@@ -140,8 +134,8 @@ mod tests {
     #[test]
     fn an_attempt_that_panics_leaves_no_session_waiting() {
         let connections = Reconnecting::new(1);
-        let get = |establish: fn() -> Result<u32>| {
-            connections.get(|number| *number == 1, establish, |_| unreachable!())
+        let get = |establish: fn() -> Result<u32, ConnectError>| {
+            connections.get(|number| *number == 1, establish)
         };
         let attempt = || get(|| panic!("as it should"));
         assert!(catch_unwind(AssertUnwindSafe(attempt)).is_err());

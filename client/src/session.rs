@@ -52,11 +52,10 @@ impl ConnectedEngine {
         let mut budget = ReconnectBudget::default();
         loop {
             let connection = shared.connection()?;
-            match shared.open(&connection)? {
-                Ok((engine, region)) => return Ok(Self { region, engine, connection }),
-                // A restarted server may be killed again before the region could be read.
-                Err(failure) => shared.handle_failure(&connection, failure).map_or(Ok(()), Err)?,
+            if let Some((engine, region)) = shared.open(&connection)? {
+                return Ok(Self { region, engine, connection });
             }
+            // A restarted server may be killed again before the region could be read.
             budget.count_loss(shared)?;
         }
     }

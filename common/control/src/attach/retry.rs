@@ -30,7 +30,7 @@ pub enum Contact {
 
 impl Contact {
     /// This result, for a client that the server has answered before.
-    pub fn after_an_answer(self) -> Self {
+    pub(super) fn after_an_answer(self) -> Self {
         if self == Self::Silent { self } else { Self::Lost }
     }
 
@@ -74,7 +74,7 @@ impl Attempts {
     }
 
     /// Returns the pause after an attempt that failed. `elapsed` is the time since the first
-    /// attempt began. `None` if there is to be no other attempt.
+    /// attempt began. `None` if the last attempt was made.
     pub fn pause_after(&mut self, elapsed: Duration) -> Option<Duration> {
         let left = self.timeout.checked_sub(elapsed).filter(|left| !left.is_zero())?;
         let pause = self.pause.min(left);
