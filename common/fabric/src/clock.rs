@@ -32,6 +32,7 @@ struct Anchor {
 const NO_ANCHOR: Anchor = Anchor { ticks: 0, boot_ns: 0 };
 
 /// Time since boot, never stepping back.
+#[derive(Clone)]
 pub(crate) struct Clock {
     counter_is_time: bool,
     anchor: Cell<Anchor>,

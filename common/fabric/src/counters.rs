@@ -74,8 +74,8 @@ impl Counters {
     }
 }
 
-/// `later - earlier`: what happened in between. 0 for what is less, because a session counts from 0
-/// again on a new connection.
+/// `later - earlier`: the counts in between. A count that became less gives 0: on a new connection
+/// a session counts from 0 again.
 impl std::ops::Sub for Counters {
     type Output = Self;
 

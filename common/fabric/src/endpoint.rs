@@ -86,8 +86,9 @@ impl<F: Fabric> Endpoint<F> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))
     }
 
-    /// One round trip to a region: posts the chain now; the future completes with what its last
-    /// atomic verb found (0 without one).
+    /// One round trip to a region. Posts the chain now; the future returns the word that its last
+    /// atomic verb found, or 0 without one. Inside [`Endpoint::drive`] the chain is executed at
+    /// once, before the future is awaited.
     #[inline]
     pub fn chain(
         &self,
@@ -97,13 +98,15 @@ impl<F: Fabric> Endpoint<F> {
         deadline: Nanos,
     ) -> InFlight<'_> {
         let mut fabric = self.fabric.borrow_mut();
-        let mut at_once = None;
+        let (result, mut at_once) = (&self.results[usize::from(lane.0)], None);
         if self.alone.get() {
             at_once = Some(fabric.run(lane, region, verbs, deadline));
         } else {
+            // A future that was dropped leaves the result of its chain.
+            result.set(None);
             fabric.post(lane, region, verbs, deadline);
         }
-        InFlight { result: &self.results[usize::from(lane.0)], at_once }
+        InFlight { result, at_once }
     }
 
     /// What became of a lane's chain that is not awaited; `None` while it is in flight.

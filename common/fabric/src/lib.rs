@@ -42,7 +42,7 @@ pub const CHAIN_VERBS_MAX: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub u16);
 
-/// One of the regions that a fabric reaches: they are numbered in the order in which it got them.
+/// The number of a region among those that a fabric reaches, in the order in which they were added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionIndex(pub u16);
 
@@ -50,9 +50,9 @@ impl RegionIndex {
     /// The region that every fabric begins with.
     pub const FIRST: Self = Self(0);
 
-    /// Its place in an array of what a fabric has for each region.
+    /// The index into a fabric's array with an element for each region.
     #[inline]
-    pub const fn place(self) -> usize {
+    pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
@@ -272,10 +272,12 @@ pub trait Fabric {
         self.post(lane, region, chain, deadline);
         self.ring();
         loop {
-            if let Some(completion) = self.poll() {
-                return completion.result;
+            match self.poll() {
+                Some(completion) if completion.lane == lane => return completion.result,
+                // The completion of a chain whose future was dropped.
+                Some(_) => {}
+                None => self.relax(),
             }
-            self.relax();
         }
     }
 

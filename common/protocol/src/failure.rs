@@ -105,12 +105,12 @@ pub enum Failure {
     /// The server of this region closed the connection or exited, before the operation took effect
     /// at any region: it can be tried again.
     Lost(RegionIndex),
-    /// The operation took effect at one region. Then another one was lost, where it may or may not
-    /// have taken effect.
+    /// The operation took effect at one region. Then it failed at another one, where it may or may
+    /// not have taken effect.
     HalfDone {
         /// Where it took effect.
         done: RegionIndex,
-        /// Which region was lost.
+        /// Where it failed.
         lost: RegionIndex,
     },
     /// The server has not answered for this time, although the connection is not known to be lost.

@@ -150,8 +150,7 @@ impl<F: Fabric> Operation<'_, F> {
         let remote = base + u64::from(in_window);
         let read_slot = Verb::Read { remote, into: Buffer::Window, bytes: SLOT_BYTES };
         let read_block = read_block(expected, expected.class.block_bytes());
-        let read = self.read(&[read_slot, read_block]).await;
-        read.map_err(|error| self.failed(error))?;
+        self.handle().read(self.lane, &[read_slot, read_block]).await?;
         let [word, hint] = self.first_words(Buffer::Window);
         let word = SlotWord::from_bits(word);
         if !matches!(word.state(), SlotState::Live | SlotState::Frozen)

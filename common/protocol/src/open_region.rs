@@ -38,7 +38,7 @@ pub struct Constants {
 
 impl Constants {
     pub(crate) fn new(format: &Format, timing: Timing) -> Self {
-        let grace_ns = Nanos::from(format.grace_ms) * 1_000_000;
+        let grace_ns = format.grace_ns();
         Self {
             grace_ns,
             patience_ns: grace_ns / 8 * 7,

@@ -222,8 +222,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.handle().is_fresh(posted)
     }
 
-    /// Whether a value with this end had ended when a READ or a chain was posted then. What is
-    /// said of the moment of the post holds for what the region showed or did after it.
+    /// Whether a value with this expiry had expired at `posted`, when a READ or chain was posted.
+    /// The region executes a chain later than that, so the value had expired then as well.
     #[inline]
     pub(crate) fn has_ended(&self, expires_at_ms: u64, posted: Nanos) -> bool {
         expires_at_ms != 0 && self.is_over(expires_at_ms, posted)
@@ -258,7 +258,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
     }
 
-    /// A pause before looking again at what others disturbed.
+    /// Pauses before the next attempt, after other clients disturbed the last one.
     ///
     /// # Errors
     /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] of them, or after too many bytes.
@@ -273,8 +273,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Ok(())
     }
 
-    /// A pause before looking again at what a split has in its hands: microseconds, unless the
-    /// server was stopped in it.
+    /// Pauses before it reads a word again that a split is moving: for microseconds, unless the
+    /// server was stopped in the split.
     ///
     /// # Errors
     /// [`OperationError::Contended`] if it takes too long.
@@ -300,8 +300,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// READs a block into the block buffer. One round trip.
     pub(crate) async fn read_block(&self, block: BlockRef) -> ProtocolResult<()> {
         self.region.geometry.check_block(block)?;
-        let read = self.read(&[read_block(block, block.class.block_bytes())]).await;
-        read.map(drop).map_err(|error| self.failed(error))
+        let read = read_block(block, block.class.block_bytes());
+        self.handle().read(self.lane, &[read]).await
     }
 
     /// What the block is to this key, of which so many bytes were READ.

@@ -55,10 +55,11 @@ impl<F: Fabric> Engine<F> {
         let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
         let found = self.endpoint.drive(self.endpoint.chain(LANE, index, &read, Nanos::MAX));
         found.map_err(|error| Failure::at(index, error))?;
-        let (_, format) = Superblock::decode(
-            &self.endpoint.buffer(LANE, Buffer::ReadBlock),
-            options.region_bytes,
-        )?;
+        let (depth, format) = {
+            let block = self.endpoint.buffer(LANE, Buffer::ReadBlock);
+            let (superblock, format) = Superblock::decode(&block, options.region_bytes)?;
+            (superblock.directory_depth(&format.geometry())?, format)
+        };
         if format.region_id != options.region_id {
             return Err(LayoutError::NotARegion.into());
         }
@@ -66,7 +67,7 @@ impl<F: Fabric> Engine<F> {
         self.endpoint.fabric_mut().set_patience(index, constants.patience_ns);
         let (format, now) = ((format, constants), self.endpoint.fabric().now());
         let region = OpenRegion::new(index, format, blocks, (&options, self.lanes), cache, now);
-        self.endpoint.drive(self.at(&region).load_directory(LANE))?;
+        self.endpoint.drive(self.at(&region).load_directory(LANE, depth))?;
         Ok(region)
     }
 }
@@ -89,16 +90,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         Failure::at(self.region.index, error)
     }
 
-    /// Reads the directory in use.
-    async fn load_directory(self, lane: LaneId) -> Result<(), Failure> {
-        let bytes = SUPERBLOCK_BYTES as u32;
-        let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
-        self.read(lane, &read).await?;
-        let depth = {
-            let block = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
-            let (superblock, _) = Superblock::decode(&block, self.region.format.region_bytes)?;
-            superblock.directory_depth(&self.region.geometry)?
-        };
+    /// Reads the directory of this depth.
+    async fn load_directory(self, lane: LaneId, depth: u8) -> Result<(), Failure> {
         let Some(offset) = self.region.geometry.directory_offset(depth) else {
             return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
         };

@@ -55,7 +55,7 @@ pub struct ScanCursor {
     slots: Vec<ScannedSlot>,
     /// An entry of it went elsewhere before it was read: the part is read again.
     again: bool,
-    /// Keys of it, and of what it was before splits, that were returned.
+    /// The keys that were returned from this part, and from the larger one before a split.
     returned: HashSet<KeyHash>,
     /// Where the hashes end that `returned` is about.
     returned_to: u64,

@@ -18,8 +18,8 @@ use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, RegionIndex, 
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE,
-    RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
-    slot_in_subtable,
+    RowHeader, SLOTS_PER_SUBTABLE, SUBTABLE_BYTES, Slot, SlotState, SlotWord, prefix_of, side_of,
+    slot_offset,
 };
 use zerocopy::FromBytes;
 
@@ -103,11 +103,6 @@ struct Words {
     busy: bool,
 }
 
-/// The byte offset of a slot from the start of its subtable.
-fn slot_offset(at: usize) -> u64 {
-    slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)
-}
-
 fn swap(remote: u64, expected: SlotWord, desired: SlotWord) -> Verb {
     Verb::CompareSwap { remote, expected: expected.bits(), desired: desired.bits() }
 }
@@ -123,7 +118,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         let hasher = KeyHasher::new(&format.hash_key);
         let key_bytes_max = format.key_bytes_max.into();
         let (geometry, rows) = (format.geometry(), 0..ROWS_PER_SUBTABLE);
-        let slots = 0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW;
+        let slots = 0..SLOTS_PER_SUBTABLE;
         Self { endpoint, region, lanes, geometry, hasher, key_bytes_max, rows, slots }
     }
 

@@ -213,10 +213,10 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(SwingResult::Done)
     }
 
-    /// Whether a PUT replaced the value of a word that was READ at `seen_at`, and left what a swing
-    /// found instead. Not a split, which replaces nothing, nor a conditional operation, whose
-    /// condition held for what was there before; and a DELETE may have said that nothing was, of a
-    /// value that had ended. Incarnation numbers recur: beyond T_hint the same number says nothing.
+    /// Whether an unconditional PUT replaced the value of a word that was READ at `seen_at`, and
+    /// left the word `found`. A split replaces no value. A conditional operation had a
+    /// condition on the value before it, and a DELETE may have reported an expired value as absent.
+    /// Incarnation numbers recur: after T_hint the same number proves nothing.
     pub(super) fn was_replaced(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> bool {
         self.can_absorb(found, seen_at)
             && found.incarnation() == word.incarnation()

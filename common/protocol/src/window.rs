@@ -3,7 +3,7 @@
 use farside_fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_layout::{
     BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
-    SubtableState, WINDOW_BYTES, WINDOW_SLOTS, Window, side_of, slot_in_subtable,
+    SubtableState, WINDOW_BYTES, WINDOW_SLOTS, Window, side_of, slot_offset,
 };
 
 use super::{ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
@@ -75,7 +75,7 @@ impl ObservedWindow {
 
     /// The byte offset of a slot from the start of the window.
     pub(super) fn in_window(at: usize) -> u64 {
-        slot_in_subtable(at / SLOTS_PER_ROW, at % SLOTS_PER_ROW)
+        slot_offset(at)
     }
 
     /// The byte offset of a slot in the region.
@@ -150,8 +150,7 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &mut ObservedWindow,
     ) -> ProtocolResult<()> {
         let posted = self.now();
-        let read = self.read(&[self.window_verb(there.0)]).await;
-        read.map_err(|error| self.failed(error))?;
+        self.handle().read(self.lane, &[self.window_verb(there.0)]).await?;
         self.see(there, posted, seen)
     }
 
@@ -222,8 +221,8 @@ impl<F: Fabric> Operation<'_, F> {
         Verb::Read { remote: base, into: Buffer::Window, bytes: WINDOW_BYTES as u32 }
     }
 
-    /// Takes in what the window buffer holds after a READ from `base` posted then; its subtable has
-    /// to go by this many bits.
+    /// Decodes the window buffer after a READ from `base` that was posted at `posted`. The subtable
+    /// must have this local depth.
     pub(super) fn see(
         &self,
         (base, local_depth): (u64, u8),

@@ -41,7 +41,7 @@ pub(super) struct Lane {
     pub(super) deadline: Nanos,
     pub(super) found: u64,
     pub(super) result: Result<u64, ChainError>,
-    /// A hash of what the chain brought so far. It does not depend on the order.
+    /// A hash of the words that the chain has read so far. It does not depend on the order.
     pub(super) progress: u64,
     pub(super) buffers: [Vec<u64>; Buffer::COUNT],
     pub(super) counters: Counters,

@@ -38,6 +38,8 @@ pub(super) struct Prepared<'s> {
     memory: Memory,
     /// Whether each word can change.
     can_change: Vec<bool>,
+    /// Whether a script raises the counts of two regions; see [`super::turns`].
+    pub(super) raises_counts: bool,
 }
 
 /// The options of a client's session.
@@ -120,7 +122,9 @@ impl<'s> Prepared<'s> {
         let unnoticed = vec![false; memory.len()];
         let world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
         let world = Rc::new(RefCell::new(world));
-        let mut prepared = Self { scenario, region, memory, can_change };
+        let mut ops = scenario.clients.iter().flat_map(|script| script.lanes.concat());
+        let raises_counts = ops.any(|op| op == Op::RaiseBoth);
+        let mut prepared = Self { scenario, region, memory, can_change, raises_counts };
         let session = prepared.open(&world, 0, 0, 1, None);
         for key in scenario.removed.iter().chain(&scenario.stored) {
             drive(&session, Call::Insert(format!("i{key}").as_bytes()), *key);

@@ -360,7 +360,7 @@ impl SimRegion {
             };
             let problem = if word.state() != SlotState::Live {
                 "the split has not completed its move"
-            } else if found.header_word().generation as u8 != block.generation_low {
+            } else if !block.has_generation(found.header_word().generation) {
                 "another generation"
             } else if hint != hash(found.key()).hint(word.incarnation()) {
                 "another key's hint"

@@ -116,7 +116,7 @@ impl Report {
         self.memlock_bytes.is_none_or(|bytes| bytes >= MEMLOCK_BYTES_MIN)
     }
 
-    /// Adds what is wrong with what was found.
+    /// Adds the findings: what is wrong on this machine, and how to mend it.
     pub(super) fn judge(mut self) -> Self {
         let mut findings = Vec::new();
         let mut found = |what: String, mend: &str| {

@@ -27,7 +27,7 @@ const WRITE_WORDS_MAX: usize = 512;
 /// How much one doorbell executes before completions are looked at, and how much is posted before
 /// there is no room: what waits must not grow older than GRACE.
 const RING_BYTES_MAX: u64 = 4 << 20;
-/// How much of what a chain accesses is asked for ahead, in bytes.
+/// The most bytes that are prefetched for one verb.
 const PREFETCH_BYTES_MAX: u32 = 256;
 /// Waits longer than this give the processor to others.
 const SPIN_NS_MAX: Nanos = 50_000;
@@ -88,10 +88,10 @@ impl ShmFabric {
             buffers: Default::default(),
             counters: Counters::default(),
         };
-        let lane_count = usize::from(lanes);
+        let (lane_count, clock) = (usize::from(lanes), Clock::new());
         Self {
-            executors: vec![Executor::new(region, lease)],
-            clock: Clock::new(),
+            executors: vec![Executor::new(region, lease, clock.clone())],
+            clock,
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
             posted_bytes: 0,
@@ -103,7 +103,7 @@ impl ShmFabric {
 
     /// One region more, in a mapping of its own.
     pub fn add_region(&mut self, region: Arc<Region>, lease: Option<Lease>) -> RegionIndex {
-        self.executors.push(Executor::new(region, lease));
+        self.executors.push(Executor::new(region, lease, self.clock.clone()));
         RegionIndex(self.executors.len() as u16 - 1)
     }
 }
@@ -120,8 +120,8 @@ struct Executor {
 }
 
 impl Executor {
-    fn new(region: Arc<Region>, lease: Option<Lease>) -> Self {
-        Self { region, lease, clock: Clock::new() }
+    fn new(region: Arc<Region>, lease: Option<Lease>, clock: Clock) -> Self {
+        Self { region, lease, clock }
     }
 
     #[inline]
@@ -134,7 +134,7 @@ impl Executor {
         }
     }
 
-    /// Asks memory for what the chain accesses, all of it at once.
+    /// Prefetches the memory of all verbs of a chain at once.
     #[inline]
     fn prefetch_chain(&self, chain: &[Verb]) {
         for verb in chain {
@@ -242,7 +242,7 @@ impl Fabric for ShmFabric {
 
     #[inline]
     fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
-        let Executor { region, .. } = &self.executors[region.place()];
+        let Executor { region, .. } = &self.executors[region.index()];
         region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
     }
 
@@ -255,7 +255,7 @@ impl Fabric for ShmFabric {
         lane.deadline = deadline;
         lane.payload_bytes = lane.counters.count(chain);
         self.posted_bytes += lane.payload_bytes;
-        self.executors[region.place()].prefetch_chain(chain);
+        self.executors[region.index()].prefetch_chain(chain);
         self.posted.push_back(lane_id);
     }
 
@@ -283,7 +283,7 @@ impl Fabric for ShmFabric {
             let chain = &lane.chain[..lane.verbs];
             self.posted_bytes -= lane.payload_bytes;
             left = left.saturating_sub(lane.payload_bytes);
-            let executor = &self.executors[lane.region.place()];
+            let executor = &self.executors[lane.region.index()];
             lane.result = executor.execute(&mut lane.buffers, chain, lane.deadline);
             self.completed.push_back(id);
         }
@@ -333,7 +333,7 @@ impl Fabric for ShmFabric {
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
         self.doorbells += 1;
-        let executor = &self.executors[region.place()];
+        let executor = &self.executors[region.index()];
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count(chain);
         if chain.len() > 1 {

@@ -15,15 +15,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytesize::ByteSize;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
 use super::Region;
 use super::mapping::{HUGE_PAGE_BYTES, HUGETLBFS_MAGIC};
-use bytesize::ByteSize;
-use huge_pages::{Pages, fill};
-
 use file::{RegionFile, Unfinished};
+use huge_pages::{Pages, fill};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The user the server runs as may open a region by its path. Others get descriptors.

@@ -29,7 +29,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The place with this path, without a look at what is there.
+    /// The place with this path. Does not check whether a file is there.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(Errno::ISDIR)?;
         let folder = match path.parent() {

@@ -28,7 +28,7 @@ impl VerbsFabric {
         region: RegionIndex,
         chain: &[Verb],
     ) -> Result<(), ChainError> {
-        let link = &self.links[region.place()];
+        let link = &self.links[region.index()];
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
         lane.region = region;
         lane.bytes = lane.counters.count(chain);
@@ -64,8 +64,7 @@ impl VerbsFabric {
     /// A chain of so many verbs is no longer with the device.
     #[inline]
     pub(super) fn land(&mut self, region: RegionIndex, verbs: usize) {
-        let link = &mut self.links[region.place()];
-        (link.flying, link.room) = (link.flying - 1, link.room + verbs);
+        self.links[region.index()].flying -= 1;
         (self.flying, self.room) = (self.flying - 1, self.room + verbs);
     }
 
@@ -76,7 +75,7 @@ impl VerbsFabric {
         self.doorbells += 1;
         (self.idle_since, self.spins) = (0, 0);
         let head = self.lanes.place(first.0, 0);
-        let link = &mut self.links[region.place()];
+        let link = &mut self.links[region.index()];
         link.silent_since = 0;
         let Some(queue_pair) = &link.queue_pair else { return };
         // SAFETY: the list goes through work requests of `self.lanes`, null behind the last; what
@@ -122,7 +121,7 @@ impl VerbsFabric {
         }
         let result = std::mem::replace(&mut of.result, Ok(0));
         of.stage = Stage::Idle;
-        let (link, clock) = (&mut self.links[region.place()], &self.clock);
+        let (link, clock) = (&mut self.links[region.index()], &self.clock);
         link.silent_since = 0;
         link.flight.arrive(lane, of.bytes, of.deadline < Nanos::MAX, || clock.now());
         let (verbs, has_atomic) = (of.verbs, of.chain().iter().any(|verb| is_atomic(*verb)));
@@ -146,11 +145,11 @@ impl VerbsFabric {
     fn ring_for(&mut self, region: RegionIndex) {
         let mut now = None;
         let (mut first, mut last) = (None, None);
-        while let Some(&id) = self.links[region.place()].posted.front() {
+        while let Some(&id) = self.links[region.index()].posted.front() {
             let Lane { verbs, bytes, deadline, .. } = self.lanes.all[usize::from(id.0)];
             let changes = deadline < Nanos::MAX;
             let mut now = || *now.get_or_insert_with(|| self.clock.now());
-            let link = &mut self.links[region.place()];
+            let link = &mut self.links[region.index()];
             // What leaves now may take effect so much later.
             let is_late = changes && now() + link.delivery_max_ns + LOOK_NS_MAX > deadline;
             let is_broken = link.broken_at.is_some();
@@ -160,12 +159,12 @@ impl VerbsFabric {
                 self.finish(id, Err(error));
                 continue;
             }
-            if verbs > link.room.min(self.room) || !link.flight.admits(0) {
+            if verbs > self.room || !link.flight.admits(0) {
                 break;
             }
             link.flight.leave(id, bytes, changes, now);
             link.unpost(bytes);
-            (link.flying, link.room) = (link.flying + 1, link.room - verbs);
+            link.flying += 1;
             (self.flying, self.room) = (self.flying + 1, self.room - verbs);
             self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
             let head = self.lanes.place(id.0, 0);
@@ -183,7 +182,7 @@ impl VerbsFabric {
 
 impl Fabric for VerbsFabric {
     fn timing(&self, region: RegionIndex) -> Timing {
-        let Link { remote, lateness_max_ns, .. } = &self.links[region.place()];
+        let Link { remote, lateness_max_ns, .. } = &self.links[region.index()];
         let round_trip_min_ns = remote.round_trip_min_ns.into();
         Timing { round_trip_min_ns, lateness_max_ns: *lateness_max_ns }
     }
@@ -212,7 +211,7 @@ impl Fabric for VerbsFabric {
         lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
         lane.stage = Stage::Posted;
         lane.result = Ok(0);
-        let link = &mut self.links[region.place()];
+        let link = &mut self.links[region.index()];
         link.posted_bytes += lane.bytes;
         link.posted.push_back(lane_id);
     }
@@ -221,14 +220,15 @@ impl Fabric for VerbsFabric {
     /// what the link carries in good time.
     #[inline]
     fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
-        let link = &self.links[region.place()];
-        (link.posted.len() + 1) * CHAIN_VERBS_MAX <= link.room.min(self.room)
+        let link = &self.links[region.index()];
+        let posted: usize = self.links.iter().map(|link| link.posted.len()).sum();
+        (posted + 1) * CHAIN_VERBS_MAX <= self.room
             && link.flight.admits(link.posted_bytes)
             && link.flight.admits_all(under_way_bytes)
     }
 
     fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
-        self.links[region.place()].flight.set_patience(patience);
+        self.links[region.index()].flight.set_patience(patience);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {

@@ -37,7 +37,7 @@ const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 /// older than that. What remains open is a process that stops: between that look at the clock and
 /// the doorbell, or with such a chain in flight.
 ///
-/// How much is in flight to a region is bounded by what the link was seen to carry
+/// The bytes in flight to a region are bounded by the rate that its link was seen to have
 /// ([`Flight`](crate::Flight)).
 ///
 /// A queue pair that reported an error is finished: whatever is posted later for its region fails
@@ -125,12 +125,11 @@ impl VerbsFabric {
         let is_ours =
             self.completions.as_ref().is_some_and(|own| Arc::ptr_eq(own, link.completions()));
         assert!(is_ours, "the connection is another session's");
-        let DataLink { connected, sends, lanes, options, .. } = link;
         let index = RegionIndex(self.links.len() as u16);
-        let (events, data) = (connected.events, epoll::EventData::new_u64(index.0.into()));
-        epoll::add(&self.watched, &*events, data, epoll::EventFlags::IN)
+        let (events, data) = (&*link.connected.events, epoll::EventData::new_u64(index.0.into()));
+        epoll::add(&self.watched, events, data, epoll::EventFlags::IN)
             .map_err(|error| system(WATCHING)(error.into()))?;
-        self.links.push(Link::new(connected.queue_pair, events, remote, sends, lanes, &options));
+        self.links.push(Link::new(link, remote));
         Ok(index)
     }
 
@@ -142,20 +141,20 @@ impl VerbsFabric {
 
     /// Whether the connection to this region is finished: every further chain fails.
     pub fn is_broken(&self, region: RegionIndex) -> bool {
-        self.links[region.place()].broken_at.is_some()
+        self.links[region.index()].broken_at.is_some()
     }
 
     /// Destroys the queue pair of a region: nothing of this session is executed there any more, and
     /// no buffer is touched for it. What was under way there has an unknown outcome.
     #[cold]
     pub(super) fn destroy(&mut self, region: RegionIndex) {
-        let link = &mut self.links[region.place()];
+        let link = &mut self.links[region.index()];
         link.broken_at.get_or_insert(self.clock.now());
         link.queue_pair = None;
         // Its completions leave the queue before its lanes get other chains: a work request is
         // known by its lane.
         self.settle_arrived();
-        self.links[region.place()].flight.clear();
+        self.links[region.index()].flight.clear();
         for number in 0..self.lanes.all.len() {
             let lane = &self.lanes.all[number];
             if lane.stage == Stage::Flying && lane.region == region {
@@ -172,14 +171,13 @@ impl VerbsFabric {
     #[cold]
     pub(super) fn fail(&mut self) {
         self.completions = None;
-        self.arrived.count = self.arrived.next;
         (0..self.links.len()).for_each(|at| self.destroy(RegionIndex(at as u16)));
     }
 
     /// After a region's first error: makes the device hand back what it still has for it.
     #[cold]
     pub(super) fn break_off(&mut self, region: RegionIndex) {
-        let link = &mut self.links[region.place()];
+        let link = &mut self.links[region.index()];
         if link.broken_at.is_none() {
             link.broken_at = Some(self.clock.now());
             link.queue_pair.as_ref().inspect(|queue_pair| queue_pair.disconnect());

@@ -1,7 +1,7 @@
 //! Handles of libibverbs and librdmacm that clean up after themselves.
 //!
-//! A child holds an [`Arc`] of what it was made from. So the C libraries see everything destroyed
-//! in the only order they allow, whatever the order in which Rust drops it. Both libraries may be
+//! A handle holds an [`Arc`] of the handle that it was made from. So objects of the C libraries are
+//! destroyed in the only order that they allow, whatever Rust drops first. Both libraries may be
 //! called from any thread; every handle is thread-safe by their documentation.
 
 use std::ffi::{c_int, c_void};

@@ -126,7 +126,7 @@ impl Event<'_> {
         unsafe { std::slice::from_raw_parts(start, bytes.into()) }
     }
 
-    /// How many READs and atomics of the peer are to be in flight at most.
+    /// How many READs and atomic verbs the peer wants to have in flight at most.
     pub(super) fn responder_resources(&self) -> u8 {
         self.connection().responder_resources
     }

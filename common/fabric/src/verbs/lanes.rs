@@ -13,8 +13,8 @@ use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, RegionIndex, V
 
 /// What each buffer has at the start, in bytes; a larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
-/// The words in front of a lane's buffers: one for what atomic verbs found, one a verb for what
-/// is written from here. Rounded up to whole cache lines.
+/// The words in front of a lane's buffers, in whole cache lines. One takes the word that an atomic
+/// verb found; for each verb one has the number that it writes.
 const WORDS_BYTES: usize = ((1 + CHAIN_VERBS_MAX) * 8).next_multiple_of(64);
 const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 

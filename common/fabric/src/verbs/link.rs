@@ -44,8 +44,6 @@ pub(super) struct Link {
     /// Lanes whose chains wait for the doorbell, and the payload of these.
     pub(super) posted: VecDeque<LaneId>,
     pub(super) posted_bytes: u64,
-    /// Work requests the queue pair has room for.
-    pub(super) room: usize,
     /// Chains with the device: how many, and how much of them there may be.
     pub(super) flying: usize,
     pub(super) flight: Flight,
@@ -56,14 +54,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(
-        queue_pair: Arc<QueuePair>,
-        events: Arc<EventChannel>,
-        remote: RemoteRegion,
-        sends: u32,
-        lanes: u16,
-        options: &Options,
-    ) -> Self {
+    pub(super) fn new(link: DataLink, remote: RemoteRegion) -> Self {
+        let DataLink { connected: Connected { queue_pair, events, .. }, lanes, options, .. } = link;
         Self {
             remote,
             inline_bytes_max: queue_pair.inline_bytes(),
@@ -73,7 +65,6 @@ impl Link {
             lateness_max_ns: options.lateness_max_ns(),
             posted: VecDeque::with_capacity(lanes.into()),
             posted_bytes: 0,
-            room: sends as usize,
             flying: 0,
             flight: Flight::new(lanes),
             broken_at: None,

@@ -1,5 +1,5 @@
-//! The accepting side: one event channel for all connections, and requests with what their peers
-//! said.
+//! The accepting side: one event channel for all connections, and requests with the private data of
+//! their peers.
 
 mod protection;
 
@@ -9,8 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::connect::RECEIVER_RETRIES;
-use super::connect::check_bytes;
+use super::connect::{RECEIVER_RETRIES, check_bytes};
 use super::control_channel::VerbsChannel;
 use super::ffi::{self, rdma_cm_event_type as kind, system};
 use super::handles::{CompletionQueue, ProtectionDomain, QueuePair};

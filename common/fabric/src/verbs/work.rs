@@ -1,4 +1,4 @@
-//! From verbs to work requests, and from completions back to what they mean. No device needed.
+//! Turns verbs into work requests, and statuses of completions into errors. Needs no device.
 
 use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode};
 use crate::rdma::RemoteRegion;

@@ -1,13 +1,11 @@
 //! That sockets carry what they should, and that two servers do not share one.
 
 use std::io::{Read, Seek, Write};
-
-use rustix::fs::FlockOperation;
-
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::fs::FlockOperation;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::super::Region;
-use super::super::mapping::HUGE_PAGE_BYTES;
 use super::{RegionMemory, memfd, reserve};
+use crate::shm::Region;
+use crate::shm::mapping::HUGE_PAGE_BYTES;
 
 const SMALL_PAGE_BYTES: u64 = 4 << 10;
 /// How much is asked for at a time: each call interrupts all processors, and a server that stops
@@ -91,7 +91,7 @@ pub struct Collapse {
 }
 
 impl Collapse {
-    /// The work for what follows after the first `huge_bytes` of the region.
+    /// The work that is left after the first `huge_bytes` of the region.
     pub(super) fn new(region: Arc<Region>, huge_bytes: Arc<AtomicU64>) -> Self {
         let next = huge_bytes.load(Ordering::Relaxed);
         Self { region, next, huge_bytes, refusal: None }
@@ -188,8 +188,8 @@ fn explain(error: &io::Error) -> String {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
-    use super::super::HugePages;
     use super::*;
+    use crate::shm::HugePages;
 
     const BYTES: u64 = 16 << 20;
 

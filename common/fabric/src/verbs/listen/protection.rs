@@ -5,16 +5,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::ffi::{
-    self, ibv_access_flags, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, system,
-};
-use super::super::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
-use super::super::identifier::{CmId, EventChannel};
-use super::super::{VerbsFabric, connect_data};
 use super::{Event, Incoming, Listener};
 use crate::Role;
 use crate::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, VerbsError};
 use crate::shm::Region;
+use crate::verbs::ffi::{
+    self, ibv_access_flags, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, system,
+};
+use crate::verbs::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
+use crate::verbs::identifier::{CmId, EventChannel};
+use crate::verbs::{VerbsFabric, connect_data, preflight};
 
 /// No chain through a network card is faster: its doorbell and its completion cross PCIe at the
 /// client (some 150 ns each way, posted), and the server's card READs or swaps over PCIe there
@@ -69,7 +69,7 @@ impl Protection {
         let address = SocketAddr::new(address.ip(), 0);
         id.bind(address).map_err(|source| VerbsError::NoRoute { address, source })?;
         let id = Arc::new(id);
-        let limits = super::super::preflight::query(&id)?;
+        let limits = preflight::query(&id)?;
         if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
             return Err(VerbsError::NoAtomics { device: id.device_name() });
         }
@@ -191,8 +191,8 @@ pub struct LoopbackPeer {
     _listener: Listener,
 }
 
-/// The server's end of a client's data connection. Its processor takes no part in what the client
-/// does with it.
+/// The server's end of a client's data connection. The server's processor takes no part in the
+/// client's verbs.
 ///
 /// **Dropping it is the fence**: the queue pair is destroyed, and when that returns, nothing the
 /// client has posted or will post takes effect any more.
