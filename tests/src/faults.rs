@@ -198,7 +198,7 @@ impl Injector {
         self.held_completions.push((until, Completion { lane, result }));
     }
 
-    /// Hands the verbs of a lane's chain that are to be executed to the fabric.
+    /// Posts those verbs of a lane's chain that the fault lets through.
     fn release<F: Fabric + ?Sized>(&mut self, fabric: &mut F, lane: LaneId) {
         let Some(flight) = &self.flights[usize::from(lane.0)] else { return };
         if flight.executed > 0 {

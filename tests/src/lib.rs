@@ -56,7 +56,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Timeout of what is quick on an idle machine: far above what it takes on a busy one.
+/// Timeout of steps that are quick on an idle machine: far more than they take on a busy one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until a condition holds; panics with its description `what` after the timeout.
@@ -137,7 +137,11 @@ impl ServerProcess {
     }
 
     fn listening(self) -> Self {
-        wait_until("it listens", PATIENCE, || self.log().contains("serving"));
+        let started = Instant::now();
+        while !self.log().contains("serving") {
+            assert!(started.elapsed() < PATIENCE, "it does not listen: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         self
     }
 
@@ -232,8 +236,14 @@ impl ServerProcess {
     /// Sends SIGTERM, waits for its exit, and returns the exit code.
     pub fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
-        wait_until("it stops", PATIENCE, || self.child.try_wait().unwrap().is_some());
-        self.child.wait().unwrap().code()
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(started.elapsed() < PATIENCE, "it does not stop: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Starts it again with the same arguments, after [`ServerProcess::kill`] or

@@ -112,7 +112,7 @@ fn number(key: u64, bytes: &[u8]) -> u64 {
     }
 }
 
-/// Returns a history's name for an action on this key, and the number of what the action expects.
+/// Returns a history's name for an action on this key, and the number of the value it expects.
 fn recorded(action: Action<'_>, key: u64) -> (HistoryOperation, u64) {
     match action {
         Action::Get => (HistoryOperation::Get, NONE),
@@ -205,7 +205,9 @@ impl RecordingSession {
         let ended = match result {
             Ok((ended, found)) => {
                 if let Some(value) = found {
-                    store(FOUND, number(record.key, value));
+                    let number = number(record.key, value);
+                    assert_ne!(number, FOREIGN, "key {:x}: a value of no session", record.key);
+                    store(FOUND, number);
                     store(VERSION, value.version.to_u64());
                 }
                 *ended

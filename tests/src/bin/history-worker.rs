@@ -2,7 +2,8 @@
 //!
 //! Each session does mixed operations on a few hot keys, singly and in batches. One further session
 //! inserts new keys and reads them again; the splits that it causes move the hot keys to other
-//! subtables. The process exits with 3 and a line on stderr when a call fails in a forbidden way.
+//! subtables. The process exits with 3 and a message on stderr when a call fails in a forbidden
+//! way, or returns a value that no session wrote.
 //!
 //! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]`: the sessions are the processes
 //! FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER.
@@ -10,7 +11,7 @@
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
 //! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once
-//! these are full, and no session inserts new keys: such a client works until it is killed.
+//! these are full, and few new keys are inserted: such a client works until it is killed.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
@@ -37,6 +38,8 @@ const PAUSE: Duration = Duration::from_millis(3);
 const BATCH: usize = 8;
 /// Limit on the keys that a session inserts: the region has room for no more.
 const NEW_KEYS_MAX: u64 = 400_000;
+/// The same for clients that work until they are killed: many of them share a region in turn.
+const NEW_KEYS_MAX_ENDLESS: u64 = 5_000;
 
 /// The faults in a million chains.
 const RATES: Rates = Rates { delayed: 3000, reported_late: 2000, broken: 200 };
@@ -50,6 +53,12 @@ const INSERT: Action<'static> = Action::Insert(Lifetime::Forever);
 const UPDATE: Action<'static> = Action::Update(Lifetime::Forever);
 
 fn main() {
+    // A session that panics ends the process, not only its own thread.
+    let report_panic = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report_panic(panic);
+        std::process::exit(3);
+    }));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, folder, first, sessions, mode @ ..] = arguments.as_slice() else {
         eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]");
@@ -72,9 +81,8 @@ fn main() {
             let client = if process % 3 == 0 { other } else { client };
             scope.spawn(move || work(client, folder, process, is_endless));
         }
-        if !is_endless {
-            scope.spawn(|| insert(client, folder, first));
-        }
+        let new_keys = if is_endless { NEW_KEYS_MAX_ENDLESS } else { NEW_KEYS_MAX };
+        scope.spawn(move || insert(client, folder, first, new_keys));
         if let Some(faults) = &faults {
             report(faults, folder, first);
         }
@@ -101,18 +109,19 @@ fn report(faults: &Faults, folder: &Path, first: u64) {
     }
 }
 
-fn wrong(what: std::fmt::Arguments<'_>) -> ! {
-    eprintln!("WRONG: {what}");
-    std::process::exit(3);
-}
-
-/// Returns the output of a call; `None` for the errors with which it may fail. Exits at any other.
+/// Returns the output of a call; `None` for the errors with which it may fail. Panics at any other.
 fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
         Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
-        Err(error) => wrong(format_args!("{error}")),
+        Err(error) => panic!("{error}"),
     }
+}
+
+/// [`allowed`] for a GET by itself, whose outcome is never unknown: it can just be repeated.
+fn allowed_get<T>(result: Result<T, Error>) -> Option<T> {
+    assert!(!matches!(result, Err(Error::Operation(Indeterminate))), "a GET was indeterminate");
+    allowed(result)
 }
 
 fn work(client: &Client, folder: &Path, process: u64, is_endless: bool) {
@@ -141,9 +150,12 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
         session.clear_cache();
     }
     match random.random_range(0..103) {
-        choice @ 0..88 => drop(allowed(session.run(key, unconditional(choice), bytes))),
+        choice @ 0..88 => match unconditional(choice) {
+            Action::Get => drop(allowed_get(session.run(key, Action::Get, 0))),
+            action => drop(allowed(session.run(key, action, bytes))),
+        },
         choice @ 88..100 => {
-            let Some(found) = allowed(session.run(key, Action::Get, 0)) else { return };
+            let Some(found) = allowed_get(session.run(key, Action::Get, 0)) else { return };
             let _ = match found {
                 None => allowed(session.exchange_absent(key, bytes)),
                 Some(current) => {
@@ -181,11 +193,11 @@ fn unconditional(choice: u32) -> Action<'static> {
 }
 
 /// Inserts keys that no other session uses, and checks that some of them are still there.
-fn insert(client: &Client, folder: &Path, first: u64) {
+fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
     let mut session = client.session().unwrap();
     let count = create_mapped(&folder.join(format!("new-{first}")), 8).unwrap();
     let mut random = SmallRng::seed_from_u64(first);
-    for number in 0..NEW_KEYS_MAX {
+    for number in 0..keys_max {
         if number % 64 == 0 && folder.join("stop").exists() {
             return;
         }
@@ -193,10 +205,12 @@ fn insert(client: &Client, folder: &Path, first: u64) {
         count.store(0, number + 1).unwrap();
         let (key, value) = new_key(first, random.random_range(0..=number));
         if number % 4 == 0
-            && let Some(found) = allowed(session.get(&key))
-            && found.as_ref().is_none_or(|found| found.data != value)
+            && let Some(found) = allowed_get(session.get(&key))
         {
-            wrong(format_args!("the new key {key:x?} has {found:?}"));
+            assert!(
+                found.as_ref().is_some_and(|found| found.data == value),
+                "the new key {key:x?} has {found:?}"
+            );
         }
     }
 }
@@ -209,7 +223,7 @@ fn insert_new(session: &mut Session, first: u64, number: u64) {
         match session.insert(&key, &value) {
             Ok(true) => return,
             Ok(false) if may_be_there => return,
-            Ok(false) => wrong(format_args!("the new key {key:x?} was there")),
+            Ok(false) => panic!("the new key {key:x?} was there"),
             Err(Error::Operation(Indeterminate)) => may_be_there = true,
             Err(error) => drop(allowed(Err::<(), _>(error))),
         }

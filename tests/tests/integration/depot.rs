@@ -2,6 +2,7 @@
 //! are those whose server died or is stopped.
 
 use farside::ConnectError::Unreachable;
+use farside::OperationError::OutOfSpace;
 use farside::{Error, Outcome};
 use farside_tests::{PATIENCE, ServerProcess, blocks_with_clients, device, scaled, wait_until};
 use rustix::process::Signal;
@@ -30,6 +31,34 @@ fn a_goodbye_loses_no_block() {
     }
     assert_eq!(blocks_with_clients(&observer), 0);
     assert_eq!(observer.statistics().unwrap().clients_lost, 0);
+}
+
+#[test]
+fn blocks_that_one_session_frees_can_be_used_by_another() {
+    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB", "--grace-ms", "5"]);
+    let client = server.client();
+    // Over RDMA, where each PUT takes long, fewer of them fill the heap.
+    let value = vec![1; if device().is_some() { 4000 } else { 400 }];
+    let mut first = client.session().unwrap();
+    let stored =
+        (0u64..).take_while(|n| first.put(&n.to_le_bytes(), &value).is_ok()).count() as u64;
+    let mut second = client.session().unwrap();
+    let denied = second.put(b"new", &value);
+    assert!(matches!(denied, Err(Error::Operation(OutOfSpace { .. }))), "{denied:?}");
+    for n in 0..stored {
+        assert!(first.delete(&n.to_le_bytes()).unwrap());
+        if n % 1000 == 0 {
+            std::thread::sleep(first.limits().grace);
+        }
+    }
+    std::thread::sleep(3 * first.limits().grace);
+    // The first session gives back what it freed within the last GRACE with its next DELETE.
+    first.put(b"one", &value).unwrap();
+    first.delete(b"one").unwrap();
+    let usable =
+        (0u64..).take_while(|n| second.put(&n.to_le_bytes(), &value).is_ok()).count() as u64;
+    assert!(usable > stored / 2, "{usable} of {stored}");
+    server.assert_verifies();
 }
 
 #[test]

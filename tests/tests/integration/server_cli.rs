@@ -127,7 +127,10 @@ fn more_memory_than_is_available_is_refused() {
     // 1.5 times this machine's memory, in whole GiB.
     let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
     let said = server(&["--listen", &listen, "--memory", &memory]);
-    said.expect_line(1, &["kv-server: ", "GiB are more than the ", "of memory available"]);
+    said.expect_line(
+        1,
+        &["kv-server: ", "GiB are more than the ", "of memory available", "ask for less"],
+    );
 }
 
 /// A region file with one key, whose server has stopped.
@@ -151,7 +154,9 @@ fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("file");
     fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-    start_on(&file, &[]).expect_line(1, &["/file", "holds no region", "no magic"]);
+    let said = start_on(&file, &[]);
+    said.expect_line(1, &["/file", "holds no region", "no magic"]);
+    assert_eq!(said.stderr.matches("no magic").count(), 1, "{}", said.stderr);
     let found = fs::metadata(&file).unwrap();
     assert_eq!((found.len(), found.blocks()), (16 << 20, 0));
 }
@@ -202,6 +207,7 @@ fn a_region_file_in_use_by_a_server_is_refused() {
     let running = ServerProcess::start_with_file(&["--memory", "16MiB"]);
     running.client().session().unwrap().put(b"key", b"value").unwrap();
     start_on(&running.region_file(), &[]).expect_line(1, &["/region", "another"]);
+    assert_eq!(running.client().statistics().unwrap().incarnation, 1);
     let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
     running.assert_verifies();
@@ -224,7 +230,11 @@ fn each_mistake_is_reported_in_one_line() {
         (&[], 1, &["listen is missing: write for example", "--listen"]),
         (&["--config", "/nonexistent/x.toml"], 1, &["cannot read the config file /nonexistent/x"]),
         (&["--listen", &listen, "--memory", "9MiB"], 1, &["9MiB: write a multiple of 2MiB"]),
-        (&["--listen", &listen, "--memory", "100TiB"], 1, &["memory = 100TiB: ", "to 256GiB"]),
+        (
+            &["--listen", &listen, "--memory", "100TiB"],
+            1,
+            &["memory = 100TiB: write a size from 8MiB to 256GiB"],
+        ),
         (&["--listen", &listen, "--region-file", &absent], 1, &["not exist: create it first"]),
     ] {
         let said = server(arguments);

@@ -164,7 +164,7 @@ fn exists(path: &str, files: &BTreeSet<String>) -> bool {
     files.contains(path) || files.iter().any(|file| file.starts_with(&folder))
 }
 
-/// The path from the top of the repository of what a file names relative to itself.
+/// Returns a link of a file, which is relative to it, as a path from the top of the repository.
 fn resolve(from: &str, link: &str) -> String {
     let mut parts = Vec::new();
     let joined = Path::new(from).parent().unwrap().join(link);

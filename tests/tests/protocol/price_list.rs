@@ -97,7 +97,8 @@ fn run_with<T>(
     let operation = Operation::stage(engine.handle(), LANE, &key.to_le_bytes(), value);
     let output = engine.endpoint.drive(call(&operation)).unwrap();
     let counters = engine.counters() - before;
-    let Counters { round_trips, reads, writes, compare_swaps, .. } = counters;
+    let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
+    assert_eq!(doorbells, round_trips);
     (output, (round_trips, reads, writes, compare_swaps))
 }
 
@@ -162,6 +163,24 @@ fn assert_price_list(engine: &ClockedEngine, key: u64) -> bool {
         assert_eq!(delete, (true, (1, 0, 1, 1)), "cached DELETE");
     }
     is_unseen
+}
+
+#[test]
+fn a_put_of_a_new_key_costs_three_round_trips() {
+    with_engine(|engine, _| {
+        let (mut unused, mut used) = (0, 0);
+        for key in 0..2000 {
+            match run(engine, key, async |operation| operation.put(FOREVER).await).1 {
+                // READ window; WRITE block, CAS of the hint, READ window; CAS.
+                (3, 2, 1, 2) => unused += 1,
+                // READ window; WRITE block, CAS, READ window; CAS of the hint, CAS.
+                (3, 2, 1, 3) => used += 1,
+                price => panic!("PUT of the new key {key}: {price:?}"),
+            }
+            run(engine, key, async |operation| operation.delete().await);
+        }
+        assert!(unused > 0 && used > 0, "{unused} {used}");
+    });
 }
 
 /// A word may recur for another key once its block had 256 generations (invariant I4). A GET needs

@@ -153,6 +153,7 @@ fn silent_connections_of_one_user_close_only_connections_of_that_user() {
     open_to_all(&folder);
     let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
     let slow = connect();
+    assert_eq!(folder.writer().statistics().clients, 1, "a silent connection is no client");
     let Some(silent) = as_stranger(|| (0..200).map(|_| connect()).collect::<Vec<_>>()) else {
         return;
     };

@@ -46,6 +46,20 @@ fn all_blocks_can_be_taken_and_then_the_request_is_denied() {
 }
 
 #[test]
+fn an_invalid_message_ends_only_its_sender() {
+    let folder = TestFolder::new();
+    let _server = folder.start();
+    let good = folder.writer();
+    for bytes in 0..=200 {
+        let bad = folder.writer();
+        bad.connection.send(&vec![0xee; bytes], None).unwrap();
+        assert_eq!(bad.receive(), None);
+    }
+    let statistics = good.statistics();
+    assert_eq!((statistics.clients_lost, statistics.clients), (201, 1));
+}
+
+#[test]
 fn both_chunks_of_a_large_block_are_resting() {
     let mut folder = TestFolder::new();
     // With a short GRACE the chunks could be free before the statistics are read.

@@ -7,6 +7,8 @@ use farside_fabric::shm::ShmFabric;
 use farside_fabric::{Endpoint, LaneId};
 use farside_layout::{ChunkEntry, ChunkUse, RegionState, RowHeader, SUBTABLE_BYTES};
 use farside_tools::check::{Scope, check};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 use super::*;
 
@@ -46,6 +48,28 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
     for block in &blocks[1..] {
         let again = FreeBlock { generation: block.generation.wrapping_add(1), ..*block };
         assert!(taken.contains(&again), "{block:?} is free again");
+    }
+}
+
+/// A few damaged bits are reported or tolerated: so little gets past the first checks.
+#[test]
+fn a_few_damaged_bits_cause_no_panic() {
+    let folder = TestFolder::with_file();
+    folder.start().stop();
+    let whole = fs::read(folder.region_file()).unwrap();
+    let mut random = SmallRng::seed_from_u64(5);
+    for _ in 0..60 {
+        let mut content = whole.clone();
+        for _ in 0..3 {
+            // In the tables, or in the first chunk of the index.
+            let bit = random.random_range(0..8 * (4 << 20));
+            content[bit / 8] ^= 1 << (bit % 8);
+        }
+        fs::write(folder.region_file(), &content).unwrap();
+        match Server::start(&folder.config) {
+            Ok(server) => server.stop(),
+            Err(error) => assert!(!error.to_string().contains('\n'), "{error}"),
+        }
     }
 }
 

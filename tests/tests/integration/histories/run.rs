@@ -122,7 +122,11 @@ impl Run {
             }
             if kills_server && (!kills_workers || random.random_range(0..4) == 0) {
                 self.add_splits();
-                self.server.kill();
+                if random.random() {
+                    self.server.kill();
+                } else {
+                    assert_eq!(self.server.terminate(), Some(0));
+                }
                 let now = self.operations();
                 self.figures.idle_restarts += u64::from(now == before);
                 before = now;
@@ -322,16 +326,23 @@ impl Run {
 
     /// All recorded operations.
     fn history(&mut self) -> Vec<Record> {
+        let Plan { kills_server, faulty, .. } = self.plan;
+        let breaks_connections = kills_server || faulty > 0;
         let mut history = Vec::new();
         for process in 0..self.sessions + self.readers {
             let is_its_worker =
                 |(first, _): &&(u64, u64)| (*first..first + SESSIONS).contains(&process);
             // A device may execute posted chains after the process is gone.
-            let died = self.deaths.iter().find(is_its_worker).filter(|_| device().is_none());
+            let death = self.deaths.iter().find(is_its_worker);
+            let died = death.filter(|_| device().is_none());
             let file = self.folder.join(process.to_string());
             // A worker that was killed before its sessions connected has no file.
             if file.exists() {
                 let records = read(&file, process, died.map(|(_, at)| *at)).unwrap();
+                if death.is_none() && !breaks_connections {
+                    let mut ends = records.iter().map(|record| record.result);
+                    assert!(ends.all(|end| end != Ended::Unknown), "a living client lost a call");
+                }
                 let room = std::fs::metadata(&file).unwrap().len() / RECORD_BYTES;
                 let is_full = process < self.sessions && records.len() as u64 == room;
                 self.figures.full += u64::from(is_full);
