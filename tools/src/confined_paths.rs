@@ -37,13 +37,13 @@ pub(crate) struct Child {
 impl Folder {
     /// Opens the folder that the user named. Links in this path are followed.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self(openat(CWD, path, flags, Mode::empty())?))
     }
 
     /// Opens a folder in this one.
     fn child(&self, name: &OsStr) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(&self.0, name, flags, Mode::empty());
         opened.map(Self).map_err(|error| explain_link(error, name))
     }
@@ -89,7 +89,9 @@ impl Folder {
     /// Lists this folder's entries, without `.` and `..`.
     pub(crate) fn children(&self) -> io::Result<Vec<Child>> {
         let mut children = Vec::new();
-        for entry in Dir::read_from(&self.0)? {
+        // The folder itself is open only as part of paths: its user may write into it, not list it.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        for entry in Dir::new(openat(&self.0, c".", flags, Mode::empty())?)? {
             let entry = entry?;
             let name = OsString::from_vec(entry.file_name().to_bytes().to_vec());
             if name == "." || name == ".." {

@@ -186,27 +186,27 @@ fn server(args: &Args) -> (Check, ExitStatus) {
 
 /// The machine's resources. A field is `None` if the system does not report it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Machine {
+struct Machine {
     /// The number of processors that this process may run on.
-    pub(crate) processors: u64,
-    pub(crate) memory_available_bytes: Option<u64>,
+    processors: u64,
+    memory_available_bytes: Option<u64>,
     /// Total and free bytes of `/dev/shm`.
-    pub(crate) shm: Option<(u64, u64)>,
-    pub(crate) huge_pages: Option<HugePages>,
+    shm: Option<(u64, u64)>,
+    huge_pages: Option<HugePages>,
     /// Why kv-server cannot make huge pages without a pool; `None` if it can.
-    pub(crate) collapse_refusal: Option<String>,
+    collapse_refusal: Option<String>,
 }
 
 /// The pool of huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HugePages {
-    pub(crate) total: u64,
-    pub(crate) free: u64,
-    pub(crate) page_bytes: u64,
+struct HugePages {
+    total: u64,
+    free: u64,
+    page_bytes: u64,
 }
 
 /// Reads what this machine has from the system.
-pub(crate) fn inspect_machine() -> Machine {
+fn inspect_machine() -> Machine {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     Machine {
         processors: std::thread::available_parallelism().map_or(0, |count| count.get() as u64),
