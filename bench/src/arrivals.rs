@@ -35,7 +35,7 @@ impl FromStr for Arrivals {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let found = [Self::Fixed, Self::Poisson].into_iter().find(|known| known.name() == text);
-        found.ok_or("there are fixed and poisson")
+        found.ok_or("expected fixed or poisson")
     }
 }
 
@@ -54,7 +54,7 @@ pub struct Schedule {
 }
 
 /// A thread with a longer wait than this sleeps, in nanoseconds. It asks to be woken half of this
-/// too early, because the system wakes it late.
+/// time before the operation is due, because the system wakes it late.
 const SLEEP_NS_MIN: u64 = 200_000;
 /// Limit on one sleep, in nanoseconds, so that the thread notices the end of the phase.
 const SLEEP_NS_MAX: u64 = 5_000_000;
@@ -89,7 +89,7 @@ impl Schedule {
         self.started_ns + self.next_ns as u64
     }
 
-    /// Advances to the operation after it.
+    /// Makes the following operation the next one.
     #[inline]
     pub fn advance(&mut self) {
         let intervals = match self.arrivals {

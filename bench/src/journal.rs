@@ -1,5 +1,5 @@
-//! Witnesses: what a driver reports about each operation. `()` ignores it, and a [`Journal`] writes
-//! it to a history.
+//! Witnesses: what a measured loop reports about each operation. `()` ignores it, and a [`Journal`]
+//! writes it to a history.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
@@ -139,7 +139,8 @@ impl<'f> Journal<'f> {
     /// Writes what is left. Operations in flight are written with an unknown result.
     pub fn finish(mut self) -> Result<()> {
         if let (Some(first), Some(next)) = (self.lanes.first_mut(), self.next.take()) {
-            // Only with one operation after another: it failed before it was on a lane.
+            // Happens only without a pipeline: the operation failed before `started_on` put it on a
+            // lane.
             *first = Some(next);
         }
         let open = self.lanes.drain(..).zip(self.process..);

@@ -44,7 +44,7 @@ impl RawConnection {
     }
 
     /// Takes up to `count` free blocks, as many as the server has. Returns where their content
-    /// starts, after the header: "a block header is a header for ever".
+    /// starts, after the header: the header must stay a header (I9).
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
         while targets.len() < count {

@@ -2,8 +2,8 @@
 
 /// The levels of use that are logged, in percent of the heap's chunks.
 const LEVELS: [u64; 3] = [100, 90, 80];
-/// How many percentage points use must fall below a level before that is logged. With fewer, use
-/// that varies by a chunk would fill the log.
+/// How far, in percentage points, the use must fall below a level before that is logged. With a
+/// smaller value, a use that varies by a chunk would fill the log.
 const HYSTERESIS: u64 = 5;
 
 /// A change that is worth a log line.

@@ -38,8 +38,8 @@ pub(crate) struct Opened {
     pub(crate) is_new: bool,
 }
 
-/// How soon a block or a chunk must become free for a session to be told to ask again: a session
-/// waits one second longer. A restore asks again as well.
+/// A session is told to ask again if a block or a chunk becomes free within this time. Sessions
+/// give up one second later than this. A restore asks again as well.
 const SOON_NS: Nanos = 4_000_000_000;
 
 impl Opened {
@@ -213,7 +213,7 @@ fn warn_of_ignored_settings(config: &ServerConfig, format: &Format) {
     }
 }
 
-/// Takes the leases of all former clients. Returns when this was done.
+/// Clears the leases of all former clients. Returns the time at which this was done.
 fn fence_all(region: &Region, geometry: &Geometry) -> Result<Nanos, ServerError> {
     for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
         region.store(entry, 0)?;
@@ -288,7 +288,7 @@ impl Recovery<'_> {
         Ok(uses)
     }
 
-    /// Marks the linked blocks in the depot, and empties the slots of unfinished operations.
+    /// Notes the linked blocks in the depot, and empties the slots of unfinished operations.
     /// Returns the number of linked blocks and of emptied slots.
     fn walk(
         &self,

@@ -125,7 +125,7 @@ impl ClientBuilder {
     }
 
     /// Timeout for connecting, and for reconnecting when the server went away. 3 s by default, as
-    /// for every program here; more than a day counts as a day.
+    /// for all programs of Farside; more than a day counts as a day.
     ///
     /// Attempts follow each other with pauses of up to 250 ms; the last one starts when the timeout
     /// is over. Then [`ConnectError::Unreachable`](crate::ConnectError::Unreachable) says how far

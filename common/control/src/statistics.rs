@@ -41,7 +41,7 @@ pub struct ServerStatistics {
     pub clients_lost: u64,
     /// Chunks all of whose blocks are free. They wait until no client can name one of the blocks.
     pub chunks_resting: u64,
-    /// Chunks of a class that became free.
+    /// How many chunks have lost their class and become free.
     pub chunks_emptied: u64,
     /// How often the server asked all clients for the blocks that they do not need.
     pub recalls: u64,

@@ -189,8 +189,8 @@ impl Allocator {
         }
     }
 
-    /// Returns the lane's new block, which was never linked: it can be written again at once, with
-    /// the same generation.
+    /// Puts the lane's new block back, which was never linked: it can be written again at once,
+    /// with the same generation.
     #[inline]
     pub fn put_back(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock) {
         let mut lists = self.held_blocks.lists();
@@ -226,7 +226,7 @@ impl Allocator {
         self.held_blocks.set_aside_old(lane);
     }
 
-    /// Takes a block that the lane unlinked at `now`. Its next content has `block.generation`.
+    /// Keeps a block that the lane unlinked at `now`. Its next content has `block.generation`.
     #[inline]
     pub fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
         let mut lists = self.held_blocks.lists();

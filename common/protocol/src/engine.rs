@@ -10,7 +10,7 @@ use crate::{Action, Lifetime, OperationError};
 /// The lane that setup and synchronous calls use.
 pub const LANE: LaneId = LaneId(0);
 
-/// What a session has once for all its regions.
+/// What a session has once for all its regions. A client's session has one region today.
 pub struct Engine<F> {
     /// The way to the regions.
     pub endpoint: Endpoint<F>,
@@ -54,7 +54,7 @@ impl<F: Fabric> Engine<F> {
         state % bound.max(1)
     }
 
-    /// The random numbers to come.
+    /// The state of the random number generator.
     pub(crate) fn random(&self) -> &Cell<u64> {
         &self.random
     }
@@ -64,7 +64,7 @@ impl<F: Fabric> Engine<F> {
         self.endpoint.fabric().counters()
     }
 
-    /// That a value may end when it is to.
+    /// Checks that a block can store when the action's value expires.
     #[inline]
     pub fn check_end(&self, action: Action<'_>) -> Result<(), OperationError> {
         match action.lifetime() {

@@ -9,8 +9,8 @@ use crate::location_cache::Location;
 
 /// How often a GET looks again at a block that seems damaged, before it says so.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
-/// Of larger blocks no successor is READ along, in bytes: were it the wrong one, that would take
-/// longer than a round trip.
+/// The largest block, in bytes, that is READ along as a guessed successor. A larger one that is the
+/// wrong one would take longer than a round trip.
 const SUCCESSOR_BYTES_MAX: u64 = 4096;
 const SLOT_BYTES: u32 = size_of::<Slot>() as u32;
 
@@ -71,8 +71,8 @@ impl<F: Fabric> Operation<'_, F> {
         (!self.has_ended(found.expires_at_ms, posted)).then_some(found)
     }
 
-    /// If the cache knows where the key is, READs the block, nothing else. A poisoned block does
-    /// not vouch for itself: ask its slot, in the same round trip.
+    /// If the cache knows where the key is, READs the block, nothing else. A linked block that has
+    /// a mark does not prove that it is linked: ask its slot, in the same round trip.
     #[inline]
     pub fn post_cached(&self) -> ProtocolResult<Option<(CachedRead, InFlight<'_>)>> {
         let Some(location) = self.region.cache.get(self.hash) else { return Ok(None) };

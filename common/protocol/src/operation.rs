@@ -181,13 +181,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Self { engine, region, lane, hash, key_bytes, value_bytes, successor, located }
     }
 
-    /// The same, whose cached location was READ: it led to nothing but this.
+    /// The same, after a READ of the cached location that proved nothing. `successor` is what that
+    /// block's mark named.
     #[inline]
     pub fn after(self, successor: Option<Successor>) -> Self {
         Self { successor, ..self }
     }
 
-    /// Whatever there is to do.
+    /// Performs the action.
     pub async fn perform(&self, action: Action<'_>) -> ProtocolResult<Answer> {
         let (applied, found) = match action {
             Action::Get => (true, self.get().await?),

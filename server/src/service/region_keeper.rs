@@ -1,4 +1,4 @@
-//! The control thread's work on the region: requests of clients for memory, and the chores that
+//! The serving thread's work on the region: requests of clients for memory, and the chores that
 //! keep the region in order.
 
 use farside_config::ServerConfig;

@@ -1,5 +1,5 @@
-//! The processes of an execution. A process is a lane of a client with its script, or the server
-//! with its chores.
+//! The processes of an execution. A process is the script of a client on one or more lanes with its
+//! script, or the server with its chores.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};

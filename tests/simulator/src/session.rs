@@ -89,7 +89,7 @@ pub(super) struct Reply {
     pub(super) found: Option<(Vec<u8>, Version)>,
 }
 
-/// A session over a fabric of the test's.
+/// A session over the test's fabric.
 pub(super) struct TestSession<F: Fabric> {
     engine: Engine<F>,
     region: OpenRegion,

@@ -13,7 +13,7 @@ use farside_tests::{PATIENCE, ServerProcess, left_out_over_rdma, scaled, wait_un
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// Random bytes. Different parts are the values of different keys, which makes them quickly.
+/// Random bytes. Each value is a part of these bytes, so that making values costs nothing.
 struct Noise(Vec<u8>);
 
 impl Noise {
@@ -28,7 +28,7 @@ impl Noise {
     }
 }
 
-/// The bytes inserted and deleted, in sizes of the region.
+/// How many times the region's size is inserted and deleted.
 const PASSES: u64 = 100;
 
 #[test]

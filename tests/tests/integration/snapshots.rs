@@ -187,7 +187,7 @@ fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
     assert_eq!(std::fs::read(&region).unwrap(), b"something");
 }
 
-/// A value that only fits because the first server was told to take it comes back without a flag.
+/// A value beyond the default limit is restored by a server that has no flag for it.
 #[test]
 fn the_limits_of_a_region_are_restored_with_it() {
     let server = ServerProcess::start(&[
@@ -208,7 +208,7 @@ fn the_limits_of_a_region_are_restored_with_it() {
     assert_eq!(session.get(&key).unwrap().unwrap().data, value);
     let limits = session.limits();
     assert_eq!((limits.key_bytes_max, limits.value_bytes_max), (2000, 2_000_000));
-    // What a flag says goes first.
+    // A flag wins over the snapshot's limit.
     let path = file.to_str().unwrap();
     let wide = ServerProcess::start(&["--restore", path, "--value-bytes-max", "3000000"]);
     let limits = wide.client().session().unwrap().limits();
@@ -274,7 +274,7 @@ fn a_region_file_is_verified_without_a_server() {
     let mut bytes = std::fs::read(&region).unwrap();
     let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
     let index = format.geometry().chunk_offset(0).unwrap();
-    // One after the other, the first of which a split has emptied.
+    // The subtables of the chunk in order. A split has emptied the first.
     let word = (index..index + CHUNK_BYTES)
         .step_by(SUBTABLE_BYTES as usize)
         .flat_map(|subtable| {

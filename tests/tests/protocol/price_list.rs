@@ -277,7 +277,8 @@ fn a_late_chain_is_repeated() {
     });
 }
 
-/// A PUT of another session does not overwrite it, however long its round trips take.
+/// A PUT that loses to a PUT of another session after so long does not count as overwritten: it
+/// tries again.
 #[test]
 fn a_put_that_loses_to_a_put_of_its_own_session_is_overwritten() {
     with_engines(|[engine, other], clock| {

@@ -1,5 +1,5 @@
-//! The memory of a peer: free blocks of the region's server, used after their headers and cut into
-//! pieces of one length.
+//! The memory of a peer: free blocks of the server, of which the part behind the header is used,
+//! cut into pieces and cut into pieces of one length.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,8 @@ use super::{PeerError, Result};
 /// How much of a block of the largest class a peer uses: the whole cache lines after the header.
 pub const SEGMENT_BYTES: u64 = BLOCK_BYTES_MAX - BLOCK_UNIT;
 
-/// How many segments so many pieces need, each on a cache line of its own.
+/// The number of segments that `count` pieces of `piece_bytes` need, each on a cache line of its
+/// own.
 pub const fn segments(piece_bytes: u64, count: u64) -> u64 {
     let per_segment = SEGMENT_BYTES / piece_bytes.next_multiple_of(BLOCK_UNIT);
     count.div_ceil(per_segment)

@@ -26,7 +26,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         self.all(chains.into_iter()).await
     }
 
-    /// Makes the slots to which no entry has moved EMPTY.
+    /// Empties the slots to which no entry has moved.
     pub(super) async fn release(&self, split: &Split, words: &Words) -> Result<(), ChainError> {
         let empty_unused = |(subtable, new): (u64, &Vec<SlotWord>)| {
             let unused = |(at, word): &(usize, &SlotWord)| {

@@ -102,7 +102,7 @@ fn a_damaged_forward_keeps_its_subtable_from_growing_and_harms_nothing_else() {
     scene.region.read(0, &mut after).unwrap();
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
     // Only leases and the chunk table may change while clients work.
-    assert!(changed <= 8, "{changed} words before the heap changed");
+    assert!(changed <= 8, "{changed} words in front of the heap changed");
     scene.region.store(forward, 0).unwrap();
     assert!(session.insert(b"room", b"").unwrap());
     scene.server.client().session().unwrap();
