@@ -165,8 +165,8 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
 
 fn log_continued(path: &Path, state: RegionState, incarnation: u64) {
     let stop = match state {
-        RegionState::Clean => "stopped in order",
-        RegionState::InUse => "did not stop in order",
+        RegionState::Clean => "shut down cleanly",
+        RegionState::InUse => "did not shut down cleanly",
     };
     let region = path.display();
     tracing::info!(%region, incarnation, "continuing with a region; its last server {stop}");

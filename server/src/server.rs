@@ -134,7 +134,7 @@ impl Server {
     fn shut_down(&mut self) {
         self.stop.stop();
         if let Err(error) = self.join() {
-            tracing::error!("the server did not stop in order: {error}");
+            tracing::error!("the server did not shut down cleanly: {error}");
         }
     }
 }

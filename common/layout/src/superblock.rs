@@ -185,7 +185,7 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RegionState {
-    /// The last server stopped in order: no server uses the region.
+    /// The last server shut down cleanly: no server uses the region.
     Clean = 1,
     /// A server uses the region, or died while it did.
     InUse = 2,

@@ -124,7 +124,7 @@ fn a_problem_is_reported_in_one_line() {
 fn every_flipped_bit_of_the_superblock_and_the_tables_is_found() {
     let sample = Sample::small();
     sample.flip_each(0, 0..CONSTANT_BYTES * 8, |_| true);
-    // Except for the two lowest bits: whether the last server stopped in order is no problem.
+    // Except for the two lowest bits: whether the last server shut down cleanly is no problem.
     sample.flip_each(STATE_OFFSET, 0..64, |bit| bit >= 2);
     let directory = sample.geometry.directory_offset(DEPTH).unwrap();
     sample.flip_each(directory, 0..4 * 64, |_| true);
