@@ -36,8 +36,8 @@ pub enum Error {
     /// effect so late that no update would be safe. A reader may have such settings.
     #[error(
         "with this rdma.retry_count and rdma.ack_timeout a write can take effect {lateness_ms} ms \
-         late. That requires a region with grace_ms >= {grace_ms_min}, but this one has {grace_ms}: \
-         lower the two settings"
+         late. That requires a region with grace_ms >= {grace_ms_min}, but this one has \
+         {grace_ms}: lower the two settings"
     )]
     Lateness {
         /// How late a write can take effect, in milliseconds.

@@ -115,8 +115,8 @@ pub(crate) struct LaneScheduler<'s> {
     free_lanes: Vec<LaneId>,
     /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
     chains_completed: VecDeque<LaneId>,
-    /// The lanes of these that may post another chain and found no room in the fabric. A
-    /// stack: the lane that was pushed last goes first, because its data is the newest.
+    /// Those of them that may post another chain and found no room in the fabric. A stack: the lane
+    /// that was pushed last goes first, because its data is the newest.
     waiting_for_room: Vec<LaneId>,
     /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
     /// the changes have just replaced.

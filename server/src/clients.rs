@@ -161,7 +161,7 @@ mod tests {
             (id, lease)
         };
         assert_eq!(admit_and_forget(), (1, 3 << 32 | u64::from(u32::MAX)));
-        // Enough clients to use every other id, and two of them twice.
+        // Enough clients to use each of the other ids, and two of them twice.
         let next: Vec<_> = (0..CLIENTS_MAX).map(|_| admit_and_forget()).collect();
         assert!(next.iter().all(|(id, lease)| *id != 1 && lease >> 32 == 3));
     }

@@ -17,8 +17,8 @@
 //! GET may therefore take effect immediately after it, and followers of a PUT immediately before
 //! it. If an operation could join a GET that is already in flight, it might miss a change that was
 //! complete before it was started. DELETE and conditional operations report what they found, so
-//! each of them needs a chain of its own. The full argument is in `docs/protocol.md` ("Why
-//! operations may share a chain").
+//! each of them needs a chain of its own. The full argument is in `docs/protocol.md` ("Operations
+//! may share a chain").
 
 use std::mem::discriminant;
 

@@ -12,7 +12,8 @@ fn fields<T: DeserializeOwned + fmt::Debug>() -> Vec<String> {
     expected.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
 }
 
-/// The file with every `#key = value` uncommented. Without a space, these are documented defaults.
+/// The file with every `#key = value` uncommented. A `#` with no space behind it marks a documented
+/// default.
 fn uncommented(file: &str) -> String {
     let is_default = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase());
     let line = |line: &str| match line.strip_prefix('#') {

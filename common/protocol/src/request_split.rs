@@ -72,7 +72,7 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// Waits for the server's answer, or until the window shows that a split has begun or ended.
-    /// The window is mostly sooner, because an answer passes through two more threads.
+    /// Usually the window shows it first, because an answer passes through two more threads.
     async fn split_outcome(
         &self,
         prefix: Prefix,

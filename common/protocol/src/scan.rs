@@ -23,7 +23,7 @@ pub struct Entry {
     pub key: Vec<u8>,
     /// The value and its version.
     pub value: Value,
-    /// When it ends, a full millisecond; `None` for never.
+    /// When the value expires, a full millisecond; `None` for never.
     pub expires_at: Option<SystemTime>,
 }
 
@@ -33,7 +33,7 @@ pub struct ScannedSlot {
     row: u64,
     at: usize,
     word: SlotWord,
-    /// How many bits of the hash its subtable goes by, and a hash with these bits.
+    /// The local depth of its subtable, and a directory hash that leads to it.
     local_depth: u8,
     directory_hash: u32,
 }
@@ -48,7 +48,7 @@ impl ScannedSlot {
 /// How far a scan came.
 #[derive(Default)]
 pub struct ScanCursor {
-    /// Where the part of all hashes begins that is being read, and where it ends.
+    /// The range of directory hashes that is being read: its begin and its end.
     from: u64,
     to: u64,
     /// Its slots that were not read yet.
@@ -57,7 +57,7 @@ pub struct ScanCursor {
     again: bool,
     /// The keys that were returned from this part, and from the larger one before a split.
     returned: HashSet<KeyHash>,
-    /// Where the hashes end that `returned` is about.
+    /// The end of the range of hashes that `returned` covers.
     returned_to: u64,
 }
 
@@ -120,7 +120,7 @@ pub async fn next_entry<F: Fabric>(
         }
         let from = progress.from as u32;
         let collected = collect(handle, lane, from, &mut progress.slots).await;
-        // After an error, that is as far as the directory knows, and left out.
+        // After an error the range ends where the directory says. The next call skips the range.
         progress.to = end_of(from, handle.region.directory().subtable(from).local_depth);
         progress.returned_to = progress.returned_to.max(progress.to);
         if let Err(error) = collected {
@@ -130,8 +130,8 @@ pub async fn next_entry<F: Fabric>(
     }
 }
 
-/// READs the slots with an entry of the part of all hashes that begins there; where it ends. One
-/// round trip a subtable.
+/// READs the slots that have an entry, in the range of hashes that begins at `from`. Returns the
+/// range's end. One round trip a subtable.
 pub async fn read_part<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,

@@ -176,7 +176,8 @@ pub(super) struct ClassPool {
     /// Sorted by `ready_at`.
     resting: VecDeque<RestingBatch>,
     /// The spans with available blocks: level and first chunk. Those with the fewest are first. So
-    /// blocks are taken from the fullest chunks, and others empty and can change their class.
+    /// blocks are taken from the fullest chunks. The others become empty and can
+    /// change their class.
     listed: BTreeSet<(u64, u32)>,
     /// The number of blocks in all spans of the class.
     pub(super) blocks: u64,

@@ -46,7 +46,7 @@ pub enum Violation {
     #[error("the record is not a possible operation: {0}")]
     Record(Box<Record>),
     /// Too many concurrent or unanswered operations: the checker gave no verdict.
-    #[error("key {key}: over {CONFIGURATIONS_MAX} explanations at {at}")]
+    #[error("key {key}: no verdict: over {CONFIGURATIONS_MAX} orders of operations at {at}")]
     TooMany {
         /// The key.
         key: String,

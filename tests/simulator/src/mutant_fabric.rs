@@ -38,7 +38,7 @@ pub(super) struct MutantFabric {
     pub(super) reported: Option<u64>,
     /// The last compare-and-swap failed because it found another LIVE word.
     lost: bool,
-    /// How long the operations take that the posted chain stands for.
+    /// For mutants that skip incarnations: how long the skipped operations would have taken.
     pub(super) delay: Nanos,
     pub(super) split: MutantSplitState,
 }

@@ -20,10 +20,10 @@ const BYTES_PER_S: f64 = 25e6;
 const BYTES: usize = (512 << 10) - 64;
 /// More keys than operations in flight: concurrent GETs of one key would share a READ.
 const KEYS: u64 = 1152;
-/// The minimum number of GETs of a run: they take the link twelve seconds, so the run's start
-/// hardly changes the figures.
+/// The minimum number of GETs of a run: they keep the link busy for twelve seconds, so the run's
+/// start hardly changes the figures.
 const GETS_MIN: u64 = 600;
-/// A run that takes longer ends early.
+/// A run ends after this time, even if operations are left.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 fn main() {

@@ -123,7 +123,7 @@ fn a_collection_takes_no_block_from_an_idle_session() {
     observer.collect().unwrap();
     let held = blocks_with_clients(&observer);
     assert!(held > 0);
-    // The server asks the client for its blocks, not the session.
+    // The server asks the client's control thread which blocks it holds. The session need not wake.
     let after = observer.collect().unwrap();
     assert_eq!(after.blocks_collected, 0);
     assert_eq!(blocks_with_clients(&observer), held);
@@ -134,7 +134,8 @@ fn a_collection_takes_no_block_from_an_idle_session() {
     wait_for_all(&observer);
 }
 
-/// Over RDMA only its queue pairs give a stopped process access to the region: they are destroyed.
+/// Over RDMA the server fences a stopped process by destroying its queue pairs, its only access to
+/// the region.
 #[test]
 fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
     let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "20"]);

@@ -127,7 +127,7 @@ impl Fence {
         self.chains_before.store(chains_before, Ordering::Relaxed);
     }
 
-    /// Returns whether the client has posted that chain.
+    /// Returns whether the client has posted that chain. Meaningful only after `set`.
     fn was_reached(&self) -> bool {
         self.chains_before.load(Ordering::Relaxed) > u64::MAX / 2
     }

@@ -50,7 +50,7 @@ impl Interceptor<ShmFabric> for Stopping {
     }
 }
 
-/// The directory's depth: there are 2 to this power subtables.
+/// The directory's depth: there are 2^DEPTH subtables.
 const DEPTH: u8 = 6;
 /// The number of keys; every subtable has some.
 const KEYS: u64 = 60 << DEPTH;

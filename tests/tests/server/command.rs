@@ -94,7 +94,8 @@ fn a_server_starts_on_the_region_of_a_killed_one() {
     assert_eq!(folder.writer().welcome.incarnation, 2);
 }
 
-/// The test's client maps the file, too, so it must not read it once that is truncated.
+/// The test's client maps the file, too, and must not access the mapping once the file is
+/// truncated.
 #[test]
 fn a_truncated_region_file_ends_the_server_with_one_line() {
     let folder = TestFolder::new();

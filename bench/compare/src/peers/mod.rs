@@ -31,7 +31,7 @@ pub enum PeerError {
     #[error("a verb failed: {0}")]
     Chain(#[from] ChainError),
     /// There is no free piece of memory, or no free slot.
-    #[error("its memory is full, and it does not grow: leave out the workload that inserts, d")]
+    #[error("its memory is full, and it does not grow: leave out workload d, which inserts")]
     OutOfMemory,
     /// Other operations kept changing the slot.
     #[error("gave up after {0} attempts, because other operations kept changing the same slot")]

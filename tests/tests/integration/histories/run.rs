@@ -19,15 +19,16 @@ use super::figures::{CHORES, Figures};
 
 const WORKERS: usize = 2;
 const SESSIONS: u64 = 3;
-/// A run continues until it has more operations, which takes longer on a busy machine.
+/// A run continues until it has made more operations than this, which takes longer on a busy
+/// machine.
 pub(super) const OPERATIONS_MIN: u64 = 10_000;
-/// A run continues until it has more splits.
+/// A run continues until it has seen more splits than this.
 pub(super) const SPLITS_MIN: u64 = 60;
-/// A run that kills clients continues until it has killed more.
+/// A run that kills clients continues until it has killed more than this.
 pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
-/// A run that kills the server continues until it has restarted it more often.
+/// A run that kills the server continues until it has restarted it more often than this.
 pub(super) const SERVER_RESTARTS_MIN: u64 = 2;
-/// One start in so many of a client or server is followed by a kill during the start.
+/// One in this many starts of a client or server is followed by a kill during the start.
 const STARTS: u32 = 4;
 /// The longest time that a start takes on an idle machine.
 const START_MS: u64 = 60;
