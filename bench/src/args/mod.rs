@@ -217,7 +217,7 @@ pub(crate) mod tests {
             ("ycsb --workload a --processes 2 --history h", "for one process"),
             ("ycsb --workload a --target-rate 0", "operations a second"),
             ("ycsb --workload a --arrivals poisson", "--target-rate"),
-            ("ycsb --workload a --target-rate 5 --arrivals random", "fixed and poisson"),
+            ("ycsb --workload a --target-rate 5 --arrivals random", "expected fixed or poisson"),
             ("ycsb --workload a -P /nowhere/workloada", "/nowhere/workloada: No such file"),
             ("ycsb -p readproportion", "name=value"),
             ("ycsb --workload a --cache-bytes 5", "1GiB"),
