@@ -13,6 +13,8 @@ use farside_tests::{
     PATIENCE, ServerProcess, StopOnDrop, Worker, blocks_with_clients, device, scaled, wait_until,
 };
 
+use crate::bench_cli::bench;
+
 /// Waits until the server has all blocks that are not linked.
 fn wait_for_all(observer: &Client) {
     wait_until("all blocks are back", PATIENCE, || blocks_with_clients(observer) == 0);
@@ -106,6 +108,19 @@ fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
     assert_eq!((after.blocks_collected, after.clients_lost), (0, 0));
     assert_eq!(blocks_with_clients(&observer), BLOCKS as i64);
     connection.give_back().unwrap();
+    wait_for_all(&observer);
+}
+
+/// Over RDMA the server fences a client whose process does not answer for 4 seconds.
+#[test]
+fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
+    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    // Four verbs, and a warm-up: a little more than 6 seconds.
+    let said =
+        bench(&["verbs", "--server", &server.address(), "--span", "1MiB", "--seconds", "1.5"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let observer = server.client();
+    assert_eq!(observer.statistics().unwrap().clients_lost, 0);
     wait_for_all(&observer);
 }
 
