@@ -1,16 +1,14 @@
-//! A fabric whose calls another component intercepts: an emulated network, a fault, a count.
+//! A fabric whose calls a component intercepts: to emulate a network, to inject faults, to count.
 
 use std::sync::Arc;
 
-use crate::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
-};
+use crate::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb};
 
-/// Puts an [`Interceptor`], or several, around the fabric of each session, which has so many lanes.
+/// Puts one or more [`Interceptor`]s around the fabric of a session, whose number of lanes it gets.
 pub type Intercept =
     Arc<dyn Fn(Box<dyn Fabric + Send>, u16) -> Box<dyn Fabric + Send> + Send + Sync>;
 
-/// The calls that are intercepted; the others go to the fabric.
+/// The calls of [`Fabric`] that can be intercepted. By default each goes to the fabric.
 #[allow(missing_docs, reason = "the functions of `Fabric`")]
 pub trait Interceptor<F: Fabric + ?Sized> {
     fn now(&self, fabric: &F) -> Nanos {
@@ -59,9 +57,9 @@ pub trait Interceptor<F: Fabric + ?Sized> {
 
 /// A fabric whose calls go through an interceptor.
 pub struct Intercepted<F: Fabric + ?Sized, I> {
-    /// What intercepts the calls.
+    /// Intercepts the calls.
     pub interceptor: I,
-    /// The fabric behind it.
+    /// Executes what the interceptor passes on.
     pub fabric: Box<F>,
 }
 
@@ -128,82 +126,5 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
 
     fn lane_counters(&self, lane: LaneId) -> &Counters {
         self.fabric.lane_counters(lane)
-    }
-}
-
-/// For a session whose fabric is known only at run time: a call through a table each.
-impl<F: Fabric + ?Sized> Fabric for Box<F> {
-    fn timing(&self, region: RegionIndex) -> Timing {
-        (**self).timing(region)
-    }
-
-    fn now(&self) -> Nanos {
-        (**self).now()
-    }
-
-    fn wall_clock_ns(&self) -> u64 {
-        (**self).wall_clock_ns()
-    }
-
-    fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
-        (**self).prefetch(region, remote, bytes);
-    }
-
-    fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
-        (**self).post(lane, region, chain, deadline);
-    }
-
-    fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
-        (**self).has_room(region, under_way_bytes)
-    }
-
-    fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
-        (**self).set_patience(region, patience);
-    }
-
-    fn wait(&mut self, lane: LaneId, until: Nanos) {
-        (**self).wait(lane, until);
-    }
-
-    fn ring(&mut self) {
-        (**self).ring();
-    }
-
-    fn poll(&mut self) -> Option<Completion> {
-        (**self).poll()
-    }
-
-    fn relax(&mut self) {
-        (**self).relax();
-    }
-
-    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
-        (**self).buffer(lane, buffer)
-    }
-
-    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
-        (**self).buffer_mut(lane, buffer)
-    }
-
-    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
-        (**self).reserve(lane, buffer, bytes)
-    }
-
-    fn run(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-    ) -> Result<u64, ChainError> {
-        (**self).run(lane, region, chain, deadline)
-    }
-
-    fn counters(&self) -> Counters {
-        (**self).counters()
-    }
-
-    fn lane_counters(&self, lane: LaneId) -> &Counters {
-        (**self).lane_counters(lane)
     }
 }
