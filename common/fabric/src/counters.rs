@@ -1,11 +1,11 @@
 use super::Verb;
 
-/// What a session asked of its fabric, since it began.
+/// What a session has asked of its fabric since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Chains: each takes its lane one round trip.
+    /// Chains. Each takes its lane one round trip.
     pub round_trips: u64,
-    /// Doorbells: chains rung together share one.
+    /// Doorbells. Chains for one region that are rung together share one.
     pub doorbells: u64,
     /// READ verbs.
     pub reads: u64,
@@ -49,17 +49,23 @@ impl Counters {
         self.written_bytes += bytes;
     }
 
-    /// What was counted since `earlier`, a former state of these same counters.
+    /// The counts since `earlier`, a former state of these same counters.
     #[inline]
     pub fn since(&self, earlier: &Self) -> Self {
+        self.zip(earlier, u64::wrapping_sub)
+    }
+
+    /// Combines each count with the other's.
+    #[inline]
+    fn zip(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            round_trips: self.round_trips.wrapping_sub(earlier.round_trips),
-            doorbells: self.doorbells.wrapping_sub(earlier.doorbells),
-            reads: self.reads.wrapping_sub(earlier.reads),
-            writes: self.writes.wrapping_sub(earlier.writes),
-            compare_swaps: self.compare_swaps.wrapping_sub(earlier.compare_swaps),
-            read_bytes: self.read_bytes.wrapping_sub(earlier.read_bytes),
-            written_bytes: self.written_bytes.wrapping_sub(earlier.written_bytes),
+            round_trips: combine(self.round_trips, other.round_trips),
+            doorbells: combine(self.doorbells, other.doorbells),
+            reads: combine(self.reads, other.reads),
+            writes: combine(self.writes, other.writes),
+            compare_swaps: combine(self.compare_swaps, other.compare_swaps),
+            read_bytes: combine(self.read_bytes, other.read_bytes),
+            written_bytes: combine(self.written_bytes, other.written_bytes),
         }
     }
 
@@ -74,33 +80,18 @@ impl Counters {
     }
 }
 
-/// `later - earlier`: the counts in between. A count that became less gives 0: on a new connection
-/// a session counts from 0 again.
+/// `later - earlier`: the counts in between. A count that is lower now gives 0, because a session
+/// counts from 0 again on a new connection.
 impl std::ops::Sub for Counters {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
-        Self {
-            round_trips: self.round_trips.saturating_sub(earlier.round_trips),
-            doorbells: self.doorbells.saturating_sub(earlier.doorbells),
-            reads: self.reads.saturating_sub(earlier.reads),
-            writes: self.writes.saturating_sub(earlier.writes),
-            compare_swaps: self.compare_swaps.saturating_sub(earlier.compare_swaps),
-            read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
-            written_bytes: self.written_bytes.saturating_sub(earlier.written_bytes),
-        }
+        self.zip(&earlier, u64::saturating_sub)
     }
 }
 
-/// Both together.
 impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, other: Self) {
-        self.round_trips += other.round_trips;
-        self.doorbells += other.doorbells;
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.compare_swaps += other.compare_swaps;
-        self.read_bytes += other.read_bytes;
-        self.written_bytes += other.written_bytes;
+        *self = self.zip(&other, |own, other| own + other);
     }
 }
