@@ -1,4 +1,4 @@
-//! Connections on one host: Unix sockets that keep message boundaries and carry descriptors.
+//! Connections on one host: Unix sockets that preserve message boundaries and carry descriptors.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,11 +29,12 @@ impl Connection {
         Self { socket }
     }
 
-    /// Connects to a server, or waits this long, which must not be zero, for room in its backlog.
+    /// Connects to a server. Waits up to the timeout, which must not be zero, for room in its
+    /// backlog.
     ///
     /// # Errors
-    /// `NotFound` or `ConnectionRefused` when no server listens there, `WouldBlock` after the
-    /// timeout, `Interrupted` by a signal, else what the system says.
+    /// `NotFound` or `ConnectionRefused` if no server listens there, `WouldBlock` after the
+    /// timeout, `Interrupted` by a signal, otherwise the system's error.
     pub fn connect(path: &Path, timeout: Duration) -> io::Result<Self> {
         use net::sockopt::{Timeout, set_socket_timeout};
         let socket = new_socket(SocketFlags::empty())?;
@@ -42,29 +43,29 @@ impl Connection {
         Ok(Self { socket: Socket::new(socket, None) })
     }
 
-    /// The user at the other end: on the accepting side the one that connected, on the connecting
-    /// side the one that listens.
+    /// The user at the other end, which connected or listens.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn peer_user(&self) -> io::Result<u32> {
         descriptors::peer_user(self.as_fd())
     }
 
-    /// How long [`Connection::receive`] waits before it fails with `WouldBlock`; `None` for ever.
+    /// Sets how long [`Connection::receive`] waits before it fails with `WouldBlock`; `None` for
+    /// ever.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn set_receive_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         use net::sockopt::{Timeout, set_socket_timeout};
         Ok(set_socket_timeout(&self.socket, Timeout::Recv, timeout)?)
     }
 
-    /// Sends one message, with a descriptor if there is one. Never blocks: a peer that does not
-    /// take what it asked for fails with `WouldBlock`.
+    /// Sends one message, and a descriptor if there is one. Never blocks.
     ///
     /// # Errors
-    /// `BrokenPipe` when the peer is gone, else what the system says.
+    /// `WouldBlock` while the peer does not receive earlier messages, `BrokenPipe` when it has
+    /// disconnected, otherwise the system's error.
     pub fn send(&self, message: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -77,23 +78,23 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends nothing more: the peer sees the end once it has taken what was sent.
+    /// Ends this direction: the peer sees the end after the last message.
     ///
     /// # Errors
-    /// What the system says; the peer is gone already.
+    /// The system's error, when the peer has disconnected already.
     pub fn hang_up(&self) -> io::Result<()> {
         Ok(net::shutdown(&self.socket, net::Shutdown::Write)?)
     }
 
-    /// Receives one message into `buffer`; returns its length and the descriptor it carried. An
-    /// empty message means that the peer is gone.
+    /// Receives one message into `buffer`. Returns its length and its descriptor, if there is one.
+    /// An empty message means that the peer has disconnected.
     ///
     /// # Errors
     /// `InvalidData` for a message longer than the buffer, and on the accepting side for one with
-    /// a descriptor, `WouldBlock` after the timeout, else what the system says.
+    /// a descriptor; `WouldBlock` after the timeout; otherwise the system's error.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         if self.socket.closers().is_some() && descriptors::brings_descriptors(self.as_fd())? {
-            let why = "a message with a descriptor, which a server does not take";
+            let why = "a message with a descriptor, which a server does not accept";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -102,11 +103,11 @@ impl Connection {
         let flags = RecvFlags::CMSG_CLOEXEC;
         let received = net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags)?;
         if received.flags.contains(ReturnFlags::TRUNC) {
-            let most = format!("a message over {} bytes", buffer.len().min(MESSAGE_BYTES_MAX));
-            return Err(io::Error::new(io::ErrorKind::InvalidData, most));
+            let why = format!("a message over {} bytes", buffer.len().min(MESSAGE_BYTES_MAX));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            // A descriptor came and this process may have no more of them.
+            // The message has a descriptor, and this process may open no more of them.
             return Err(rustix::io::Errno::MFILE.into());
         }
         let descriptor = ancillary.drain().find_map(|message| match message {

@@ -1,4 +1,4 @@
-//! The control channel on one host: the Unix socket that the client came through.
+//! The control channel on one host: the Unix socket through which the client connected.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,10 +11,10 @@ use crate::ControlChannel;
 pub struct ShmChannel(Connection);
 
 impl ShmChannel {
-    /// The channel over a socket, which does not block from now on.
+    /// Makes a channel of a socket, which no longer blocks.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn over(socket: Connection) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self(socket))
@@ -48,13 +48,13 @@ impl ControlChannel for ShmChannel {
         true
     }
 
-    /// The system has the messages, and delivers them without this end.
+    /// Returns at once: the system delivers the messages without this end.
     fn flush(&mut self, _: Duration) -> io::Result<()> {
         Ok(())
     }
 
     fn hang_up(&mut self) -> bool {
-        // If this fails, the peer is gone already, which is as good.
+        // If this fails, the peer has disconnected already.
         let _ = self.0.hang_up();
         true
     }

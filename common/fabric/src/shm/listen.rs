@@ -1,4 +1,4 @@
-//! Where clients on this host connect: a Unix socket at a path, with a lock beside it.
+//! The accepting side on one host: a Unix socket at a path, with a lock file beside it.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,18 +10,18 @@ use rustix::net::{self, SocketAddrUnix, SocketFlags};
 
 use super::connect::{Connection, new_socket};
 use super::descriptors::{self, Closers, Socket};
-use super::own_file::{self, Place};
+use super::own_file::{self, FolderEntry};
 
 const BACKLOG: i32 = 128;
 
 /// Which users may connect to a socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SocketOptions {
-    /// The permissions of its path; else what the process's mask leaves.
+    /// The permissions of the socket's path. By default the process's mask decides.
     pub mode: Option<u32>,
-    /// The group of its path; else the process's.
+    /// The group of the socket's path. By default it is the process's group.
     pub group: Option<u32>,
-    /// As on Linux before 6.16, where a socket cannot refuse descriptors: for tests.
+    /// For tests: as on Linux before 6.16, where a socket cannot refuse descriptors.
     #[doc(hidden)]
     pub takes_descriptors: bool,
 }
@@ -30,36 +30,37 @@ pub struct SocketOptions {
 pub struct Listener {
     socket: Socket,
     path: PathBuf,
-    /// Device and inode of the path, for another socket may have taken its place.
+    /// Device and inode of the path, because another socket may have replaced it.
     bound: (u64, u64),
-    /// Keeps the path from other servers. The file itself stays: to remove it safely is harder
-    /// than to leave it.
+    /// Locks the path against other servers. The file is never removed: a server that has opened it
+    /// could then lock a file that the next one does not see.
     lock: File,
 }
 
 impl Listener {
-    /// Binds the path; takes over one that a dead server left behind. A lock on a file beside it,
-    /// `<path>.lock`, keeps two servers from doing so at the same time.
+    /// Binds the path, also one that the socket of a dead server occupies. A lock on the file
+    /// `<path>.lock` ensures that only one server does so at a time.
     ///
     /// # Errors
-    /// `AddrInUse` when a server answers or starts there, `AlreadyExists` when the path is no
-    /// socket, else what the system says.
+    /// `AddrInUse` if a server answers or starts at the path, `AlreadyExists` if the path is no
+    /// socket, otherwise the system's error.
     pub fn bind(path: &Path) -> io::Result<Self> {
         Self::bind_with(path, &SocketOptions::default())
     }
 
-    /// The same, with these permissions before anybody can connect.
+    /// As [`Listener::bind`]. The socket has these permissions before a client can connect.
     ///
     /// # Errors
     /// As [`Listener::bind`].
     pub fn bind_with(path: &Path, options: &SocketOptions) -> io::Result<Self> {
-        // Before the lock, which would leave a file beside something that is not ours.
+        // Checked before the lock: its file would stay beside another program's file.
         is_socket(path)?;
         let lock = lock_beside(path)?;
         if is_socket(path)? {
             let probe = new_socket(SocketFlags::NONBLOCK)?;
             match net::connect(&probe, &SocketAddrUnix::new(path)?) {
-                // Another kind of socket is another program's, and so is a full backlog.
+                // Another kind of socket belongs to another program. One whose backlog is full has
+                // a listener.
                 Ok(()) | Err(rustix::io::Errno::PROTOTYPE | rustix::io::Errno::AGAIN) => {
                     return Err(io::ErrorKind::AddrInUse.into());
                 }
@@ -73,16 +74,16 @@ impl Listener {
         let socket = Socket::new(socket, (!refuses).then(Closers::default));
         net::bind(&socket, &SocketAddrUnix::new(path)?)?;
         let listener = Self { bound: identity(path)?, socket, path: path.to_owned(), lock };
-        // Nothing connects before it listens.
+        // No client can connect before `listen`.
         permit(&listener.path, options)?;
         net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
 
-    /// The next client, without waiting for its request. Blocks.
+    /// Waits for the next client, not for its request.
     ///
     /// # Errors
-    /// What the system says; `Other` while too many former connections cannot be closed.
+    /// The system's error, or `Other` while too many former connections cannot be closed.
     pub fn accept(&self) -> io::Result<Connection> {
         let closers = self.socket.closers();
         if closers.is_some_and(Closers::is_full) {
@@ -102,16 +103,17 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nothing is lost if it stays: the next server takes a dead socket over.
+        // A failure does no harm: the next server removes a dead socket.
         if identity(&self.path).is_ok_and(|found| found == self.bound) {
             let _ = fs::remove_file(&self.path);
         }
-        // Explicitly, for a child that is just being started may hold a copy of the descriptor.
+        // Closing is not enough: a child that is just being started may have a copy of the
+        // descriptor.
         own_file::unlock(&self.lock);
     }
 }
 
-/// Whether there is a socket; an error for anything else.
+/// Whether the path is a socket. An error if it is something else, false if it does not exist.
 fn is_socket(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => Ok(true),
@@ -120,7 +122,7 @@ fn is_socket(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Sets a new socket's group and mode, of the socket itself if something else has taken its path.
+/// Sets a new socket's group and mode through a descriptor, so that both change the same file.
 fn permit(path: &Path, options: &SocketOptions) -> io::Result<()> {
     use rustix::fs::{AtFlags, Gid, Mode, OFlags};
     if options.mode.is_none() && options.group.is_none() {
@@ -133,7 +135,7 @@ fn permit(path: &Path, options: &SocketOptions) -> io::Result<()> {
         rustix::fs::chownat(&socket, c"", None, group, AtFlags::EMPTY_PATH)?;
     }
     if let Some(mode) = options.mode {
-        // A descriptor with O_PATH takes no fchmod, but chmod follows its link in /proc.
+        // fchmod refuses a descriptor with O_PATH, but chmod follows its link in /proc.
         let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
         fs::set_permissions(opened, fs::Permissions::from_mode(mode))?;
     }
@@ -145,7 +147,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// What keeps other servers away from a socket's path.
+/// The path of the file whose lock protects a socket's path from other servers.
 pub fn lock_path(socket: &Path) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(".lock");
@@ -153,7 +155,7 @@ pub fn lock_path(socket: &Path) -> PathBuf {
 }
 
 fn lock_beside(path: &Path) -> io::Result<File> {
-    let lock = Place::of(&lock_path(path))?.open_own()?;
+    let lock = FolderEntry::of(&lock_path(path))?.open_own()?;
     if own_file::lock(&lock)? { Ok(lock) } else { Err(io::ErrorKind::AddrInUse.into()) }
 }
 

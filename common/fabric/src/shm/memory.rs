@@ -1,7 +1,7 @@
-//! Where a region's memory comes from: the server's side of shared memory.
+//! The memory of a region, which the server allocates.
 //!
-//! All of it is taken at the start, so that no client is ever killed by a page that the system
-//! cannot provide.
+//! All pages are allocated at the start. Otherwise a client could be killed by an access to a page
+//! that the system cannot provide.
 
 mod file;
 pub(super) mod huge_pages;
@@ -25,19 +25,19 @@ use file::{RegionFile, Unfinished};
 use huge_pages::{Pages, fill};
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// The user the server runs as may open a region by its path. Others get descriptors.
+/// Only the server's user may open a region by its path. Clients get descriptors.
 const REGION_MODE: u32 = 0o600;
 
-/// Whether a region is to get huge pages.
+/// Whether a region gets huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
-    /// From the pool if it has enough, else made by MADV_COLLAPSE as far as the system does that.
+    /// From the pool if it has enough, otherwise by MADV_COLLAPSE as far as the system does it.
     #[default]
     Auto,
     /// The server asks for none.
     Never,
-    /// Or no region.
+    /// From the pool. Without them the region is not made.
     Require,
 }
 
@@ -54,7 +54,7 @@ impl FromStr for HugePages {
     }
 }
 
-/// Why there is no memory for a region, and what to do.
+/// The reason why a region has no memory. Its message tells what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -125,22 +125,22 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> MemoryErr
 
 /// A region's memory, mapped for reading and writing.
 pub struct RegionMemory {
-    /// What writers get: the descriptor of the memory.
+    /// The descriptor of the memory, which writers get.
     pub file: File,
     /// The mapping.
     pub region: Arc<Region>,
-    /// What it is made of.
+    /// The kind of the memory's pages.
     pub pages: Pages,
-    /// Whether it is new and all zeros.
+    /// Whether the memory is new and all zeros.
     pub is_new: bool,
-    /// How much of it has 2 MiB pages.
+    /// How much of the memory has 2 MiB pages.
     pub(super) huge_bytes: Arc<AtomicU64>,
-    /// Keeps other servers away from a region file.
-    file_lock: Option<RegionFile>,
+    /// The region file, locked against other servers.
+    region_file: Option<RegionFile>,
 }
 
 impl RegionMemory {
-    /// New memory without a name, gone with the last process that has it.
+    /// New memory without a name, freed with the last process that has it.
     ///
     /// # Errors
     /// [`MemoryError::TooMuch`], [`MemoryError::NoHugePages`], [`MemoryError::System`].
@@ -175,7 +175,7 @@ impl RegionMemory {
         let file = memfd(flags)?;
         rustix::fs::ftruncate(&file, bytes)?;
         seal_size(&file)?;
-        // Mapping reserves the pages; without enough in the pool this fails.
+        // Mapping reserves the pages. This fails if the pool has too few.
         let region = Region::map(&file)?;
         reserve(&file, 0..bytes)?;
         Ok(Self::new(file, region, Pages::Pool, true))
@@ -184,13 +184,13 @@ impl RegionMemory {
     fn new(file: File, region: Region, pages: Pages, is_new: bool) -> Self {
         let huge_bytes = if pages == Pages::Pool { region.bytes() } else { 0 };
         let huge_bytes = Arc::new(AtomicU64::new(huge_bytes));
-        Self { file, region: Arc::new(region), pages, is_new, huge_bytes, file_lock: None }
+        Self { file, region: Arc::new(region), pages, is_new, huge_bytes, region_file: None }
     }
 
-    /// The memory in a file, locked against other servers. If there is none, a new one is made, of
-    /// `bytes_if_new`; it gets its name by [`RegionMemory::name_file`], and is removed if it is
-    /// dropped before. One that is there is only mapped: it may be anything, and
-    /// [`RegionMemory::reserve`] is for after it was recognised.
+    /// The memory in a file, which is locked against other servers. Without a file a new one of
+    /// `bytes_if_new` is made. [`RegionMemory::name_file`] gives it its name; if it is dropped
+    /// before, it is removed. An existing file is only mapped, because it may be anything. Call
+    /// [`RegionMemory::reserve`] after its content was recognised.
     ///
     /// # Errors
     /// Any [`MemoryError`].
@@ -208,7 +208,7 @@ impl RegionMemory {
         }
         let is_new = opened.unfinished.is_some();
         if is_new {
-            // hugetlbfs has a pool of its own and says itself when it is too small.
+            // hugetlbfs has a pool of its own, and refuses by itself if the pool is too small.
             if kind != HUGETLBFS_MAGIC {
                 check_available(bytes_if_new)?;
             }
@@ -232,25 +232,25 @@ impl RegionMemory {
         if pages == Pages::Ordinary {
             region.advise_huge_pages();
         }
-        Ok(Self { file_lock: Some(opened), ..Self::new(file, region, pages, is_new) })
+        Ok(Self { region_file: Some(opened), ..Self::new(file, region, pages, is_new) })
     }
 
-    /// Gives a new region file its name: the region in it is complete.
+    /// Gives a new region file its name, after the region in it is complete.
     ///
     /// # Errors
     /// [`MemoryError::System`].
     pub fn name_file(&mut self) -> Result<(), MemoryError> {
-        let unfinished = self.file_lock.as_mut().and_then(|file| file.unfinished.take());
+        let unfinished = self.region_file.as_mut().and_then(|file| file.unfinished.take());
         unfinished.map_or(Ok(()), Unfinished::name)
     }
 
-    /// Whether this is a new file in the place of one that a killed server did not complete.
+    /// Whether this is a new file that replaces one which a killed server did not complete.
     pub fn replaces_unfinished(&self) -> bool {
-        let unfinished = self.file_lock.as_ref().and_then(|file| file.unfinished.as_ref());
+        let unfinished = self.region_file.as_ref().and_then(|file| file.unfinished.as_ref());
         unfinished.is_some_and(|unfinished| unfinished.replaced)
     }
 
-    /// Makes the system provide every page now. New memory has them already.
+    /// Makes the system allocate every page now. New memory has its pages already.
     ///
     /// # Errors
     /// [`MemoryError::System`].
@@ -258,9 +258,9 @@ impl RegionMemory {
         reserve(&self.file, 0..self.region.bytes()).map_err(system("reserve"))
     }
 
-    /// What readers get: a description of the same memory that cannot be mapped for writing. A
-    /// descriptor's rights belong to its description, so this is a second one. Only the server's
-    /// own user could open the memory anew through /proc for writing.
+    /// A second open file description of the memory, which readers get: it cannot be mapped for
+    /// writing, because rights belong to the description. Only the server's own user could reopen
+    /// the memory for writing through /proc.
     ///
     /// # Errors
     /// [`MemoryError::System`].
@@ -277,14 +277,14 @@ pub(super) fn memfd(flags: MemfdFlags) -> io::Result<File> {
     Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
 }
 
-/// No client can take memory away from under the others.
+/// Prevents that a client truncates the memory, which would kill the others.
 fn seal_size(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
 }
 
 pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> {
     loop {
-        // Large regions take a while; a signal in between is no failure.
+        // A large region takes long. A signal meanwhile is no failure.
         let (flags, bytes) = (FallocateFlags::empty(), range.end - range.start);
         match rustix::fs::fallocate(file, flags, range.start, bytes) {
             Err(rustix::io::Errno::INTR) => {}
@@ -293,7 +293,7 @@ pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> 
     }
 }
 
-/// Refuses what the system could only provide by killing processes.
+/// Refuses memory that the system could only provide by killing processes.
 fn check_available(asked: u64) -> Result<(), MemoryError> {
     let meminfo = fs::read_to_string("/proc/meminfo").map_err(system("measure"))?;
     match available_bytes(&meminfo) {

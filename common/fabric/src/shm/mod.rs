@@ -1,7 +1,7 @@
-//! Shared memory: server and clients on one host, the client's CPU executes the verbs.
+//! Shared memory: server and clients are on one host, and a client's CPU executes its verbs.
 //!
-//! A region on this fabric must not be reached over another one at the same time. A CPU's atomics
-//! and those of a network card do not see each other (invariant I11).
+//! A region must not be reached over this fabric and another one at the same time. The atomics of a
+//! CPU and of a network card are not atomic with each other (invariant I11).
 
 mod connect;
 mod control_channel;
@@ -9,7 +9,7 @@ mod data_path;
 #[allow(unsafe_code, reason = "two socket options that rustix does not have")]
 mod descriptors;
 mod listen;
-#[allow(unsafe_code, reason = "it maps a file at an address of its choice")]
+#[allow(unsafe_code, reason = "maps a file at an address of its choice")]
 mod mapping;
 mod memory;
 mod own_file;

@@ -1,10 +1,10 @@
-//! Files under names that a server invents: `REGION.restoring`, `SOCKET.lock`.
+//! Files whose names a server chooses: `REGION.restoring`, `SOCKET.lock`.
 //!
-//! The folder may be one that every user can write to, such as /dev/shm. Then another user may have
-//! put something under the name: a file that another user may change, or a pipe that the server
-//! would wait for. It may be a link to a file that the server would remove or make. So a name is
-//! never followed and opening never waits. What was opened has to be a regular file of the server's
-//! own user with no other name. The folder is opened once, and names are only looked up in it.
+//! Every user can write to some folders, such as /dev/shm. There another user may have created an
+//! entry with this name: a file which that user can change, or a pipe for which the server would
+//! wait. It may also be a link to a file that the server would remove or create. So links are never
+//! followed, and opening never waits. An opened file must be a regular file of the server's own
+//! user without another name. The folder is opened once, and names are only looked up in it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -16,20 +16,20 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// The user the server runs as, and no other.
+/// Only the server's user may open such a file.
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// How often a name is tried that others make and remove meanwhile.
+/// Limit on attempts to open a file that other servers create and remove meanwhile.
 const TRIES_MAX: u32 = 16;
 
 /// A folder and a name in it.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct FolderEntry {
     folder: OwnedFd,
     name: OsString,
 }
 
-impl Place {
-    /// The place with this path. Does not check whether a file is there.
+impl FolderEntry {
+    /// The entry with this path. The folder must exist, the file need not.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(Errno::ISDIR)?;
         let folder = match path.parent() {
@@ -41,7 +41,7 @@ impl Place {
         Ok(Self { folder, name: name.to_owned() })
     }
 
-    /// The place beside it, with more at the end of the name.
+    /// An entry of the same folder, whose name is this one with a suffix.
     pub(super) fn beside(&self, suffix: &str) -> io::Result<Self> {
         let mut name = self.name.clone();
         name.push(suffix);
@@ -52,7 +52,7 @@ impl Place {
         &self.name
     }
 
-    /// Whether there is anything, if only a link that leads nowhere.
+    /// Whether the entry exists. It may be a link to nothing.
     pub(super) fn exists(&self) -> io::Result<bool> {
         match rustix::fs::statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
@@ -61,7 +61,7 @@ impl Place {
         }
     }
 
-    /// Opens what is there. It may be anything, but no link.
+    /// Opens the file, which may be of any kind except a link.
     pub(super) fn open(&self) -> io::Result<File> {
         self.open_with(OFlags::empty())
     }
@@ -71,10 +71,10 @@ impl Place {
         Ok(File::from(rustix::fs::openat(&self.folder, &self.name, flags, MODE)?))
     }
 
-    /// Opens the server's own file of this name, which is made if there is nothing.
+    /// Opens the server's own file of this name, and creates it if the name is free.
     ///
     /// # Errors
-    /// `InvalidInput` if there is something else, else what the system says.
+    /// `InvalidInput` if the entry is anything else, otherwise the system's error.
     pub(super) fn open_own(&self) -> io::Result<File> {
         for _ in 0..TRIES_MAX {
             match self.open_with(OFlags::CREATE | OFlags::EXCL) {
@@ -84,7 +84,7 @@ impl Place {
             match self.open() {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if is_link(&error) => return Err(not_own()),
-                // Another server has removed it since: no file of this name.
+                // Another server has removed the file since.
                 Ok(file) if file.metadata()?.nlink() == 0 => {}
                 opened => return opened.and_then(check_own),
             }
@@ -92,23 +92,23 @@ impl Place {
         Err(Errno::AGAIN.into())
     }
 
-    /// Whether this is still the file of this name.
+    /// Whether this file still has this name.
     pub(super) fn is(&self, file: &File) -> io::Result<bool> {
         let found = rustix::fs::statat(&self.folder, &self.name, AtFlags::SYMLINK_NOFOLLOW)?;
         let file = file.metadata()?;
         Ok((found.st_dev, found.st_ino) == (file.dev(), file.ino()))
     }
 
-    /// Removes the name, whatever it stands for: never what a link leads to.
+    /// Removes the entry: of a link, the link itself.
     pub(super) fn remove(&self) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
     }
 
-    /// Gives what is here another name in the folder, at which there is nothing.
+    /// Renames the file to a name that is free.
     pub(super) fn rename(&self, to: &Self) -> io::Result<()> {
         let flags = RenameFlags::NOREPLACE;
         match rustix::fs::renameat_with(&self.folder, &self.name, &to.folder, &to.name, flags) {
-            // A file system that does not know the flag.
+            // The file system does not know the flag.
             Err(Errno::INVAL | Errno::NOSYS) if !to.exists()? => {
                 Ok(rustix::fs::renameat(&self.folder, &self.name, &to.folder, &to.name)?)
             }
@@ -117,7 +117,7 @@ impl Place {
     }
 }
 
-/// Locks a file for as long as it is open; false if another process has it.
+/// Locks a file for as long as it is open. Returns false if another process has the lock.
 pub(super) fn lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -126,14 +126,13 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Lets go of the lock.
 pub(super) fn unlock(file: &File) {
-    // A file that is closed has no lock either.
+    // If this fails, closing the file ends the lock.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
-/// Whether it belongs to the user of this process. Root is no exception: what another user owns, it
-/// can change at any time.
+/// Whether the file belongs to the user of this process. This applies to root as well, because the
+/// owner of a file can change it at any time.
 pub(super) fn is_own(found: &Metadata) -> bool {
     found.uid() == rustix::process::geteuid().as_raw()
 }
@@ -143,8 +142,8 @@ pub(super) fn is_link(error: &io::Error) -> bool {
 }
 
 fn not_own() -> io::Error {
-    let what = "it is no regular file of this user with one name: remove it";
-    io::Error::new(io::ErrorKind::InvalidInput, what)
+    let why = "it is no regular file of this user with one name: remove it";
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 fn check_own(file: File) -> io::Result<File> {

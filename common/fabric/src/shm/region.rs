@@ -1,4 +1,4 @@
-//! A region in memory that processes share, word by word.
+//! A region that processes share, and the accesses to its words.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,8 @@ use super::mapping::Mapping;
 use super::words;
 use crate::ChainError;
 
-/// A mapped region. Every access is to whole words through [`AtomicU64`], so nothing here is a data
-/// race, whatever other processes do; every access is checked against the region's end.
+/// A mapped region. Every access is to whole words through [`AtomicU64`], so no access of any
+/// process is a data race. Every access is checked against the region's end.
 pub struct Region {
     map: Mapping,
     writable: bool,
@@ -25,15 +25,15 @@ impl Region {
     /// Maps the whole file for reading and writing.
     ///
     /// # Errors
-    /// What the system says: `PermissionDenied` for a read-only descriptor.
+    /// The system's error: `PermissionDenied` for a read-only descriptor.
     pub fn map(file: &File) -> io::Result<Self> {
         Self::checked(Mapping::new(file, true)?, true)
     }
 
-    /// Maps the whole file for reading: the memory itself refuses stores.
+    /// Maps the whole file for reading. The memory itself refuses stores.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn map_read_only(file: &File) -> io::Result<Self> {
         Self::checked(Mapping::new(file, false)?, false)
     }
@@ -42,22 +42,22 @@ impl Region {
         if map.len() < WORD_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the region is empty"));
         }
-        // A forked child would share free blocks with its parent; it has to connect by itself.
-        // Where the system does not know the advice, the documentation has to do.
+        // A forked child must connect by itself: with this mapping it would use its parent's free
+        // blocks. A system that does not know the advice cannot prevent that.
         let _ = map.advise(Advice::DontFork);
         Ok(Self { map, writable })
     }
 
-    /// Tells the system that huge pages are welcome, whenever it has some.
+    /// Asks the system to use huge pages when it has some.
     pub(super) fn advise_huge_pages(&self) {
-        // Without them the region is only slower.
+        // Without huge pages the region is only slower.
         let _ = self.map.advise(Advice::HugePage);
     }
 
-    /// Makes 2 MiB pages of a part of the region, which may be in use.
+    /// Turns a part of the region, which may be in use, into 2 MiB pages.
     ///
     /// # Errors
-    /// What the system says, if the part does not have 2 MiB pages everywhere.
+    /// The system's error, if not all of the part has 2 MiB pages afterwards.
     pub(super) fn collapse(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.map.collapse(offset, bytes)
     }
@@ -67,13 +67,13 @@ impl Region {
         self.words().len() as u64 * WORD_BYTES
     }
 
-    /// Where it is mapped, for devices.
+    /// The address of the mapping, for devices.
     #[cfg(any(test, feature = "verbs"))]
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Whether stores are possible at all.
+    /// Whether the region is mapped for writing.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -81,12 +81,11 @@ impl Region {
     #[inline]
     fn words(&self) -> &[AtomicU64] {
         let first = self.map.as_mut_ptr().cast::<AtomicU64>();
-        // SAFETY: the mapping lives as long as `self`, is page-aligned and this many words long.
-        // This process accesses it only as atomics. Other processes and devices change it at any
-        // time, which is outside of the language: to it they are like another thread's relaxed
-        // atomics, because nothing here is of a type that some bytes would make invalid. A file
-        // that was cut short raises SIGBUS, and no access returns. A read-only mapping is only
-        // loaded from: the methods that store check `writable`.
+        // SAFETY: the mapping lives as long as `self`, is page-aligned and has so many words. This
+        // process accesses it only as atomics. Other processes and devices change it at any time.
+        // The language does not define that; it has the effect of another thread's relaxed atomics,
+        // because all bytes are valid words. If the file is truncated, an access raises SIGBUS and
+        // does not return. A read-only mapping is only read: methods that store check `writable`.
         unsafe { std::slice::from_raw_parts(first, self.map.len() / WORD_BYTES as usize) }
     }
 
@@ -109,7 +108,7 @@ impl Region {
         if self.writable { self.word(offset) } else { Err(ChainError::Denied) }
     }
 
-    /// Copies words out, in no particular order.
+    /// Copies words from the region, in no particular order.
     ///
     /// # Errors
     /// [`ChainError::Outside`].
@@ -119,7 +118,7 @@ impl Region {
         Ok(())
     }
 
-    /// Copies words in, in no particular order; a later compare-and-swap publishes them.
+    /// Copies words to the region, in no particular order. A later compare-and-swap publishes them.
     ///
     /// # Errors
     /// [`ChainError::Outside`], [`ChainError::Denied`].
@@ -132,7 +131,7 @@ impl Region {
         Ok(())
     }
 
-    /// One word.
+    /// Returns one word.
     ///
     /// # Errors
     /// [`ChainError::Outside`].
@@ -153,8 +152,8 @@ impl Region {
         Ok(())
     }
 
-    /// Replaces four bytes and leaves the other half of their word as it is, even if it changes
-    /// meanwhile.
+    /// Replaces four bytes. The other half of their word is unchanged, even if another process
+    /// writes it meanwhile.
     ///
     /// # Errors
     /// [`ChainError::Outside`], [`ChainError::Denied`].
@@ -183,13 +182,13 @@ impl Region {
         Ok(words::swap(word, expected, desired))
     }
 
-    /// Tells the processor that these bytes will be read; any offset will do.
+    /// Prefetches these bytes to read them. Any offset is allowed.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: u32) {
         self.lines(offset, bytes).for_each(prefetch);
     }
 
-    /// Tells the processor that these bytes will be changed; any offset will do.
+    /// Prefetches these bytes to change them. Any offset is allowed.
     #[inline]
     pub fn prefetch_to_change(&self, offset: u64, bytes: u32) {
         if self.writable {
@@ -197,7 +196,7 @@ impl Region {
         }
     }
 
-    /// The first word of each cache line of these bytes, if they are inside.
+    /// The first word of each cache line of these bytes; none if they are outside the region.
     #[inline]
     fn lines(&self, offset: u64, bytes: u32) -> impl Iterator<Item = &AtomicU64> {
         let words = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize);
@@ -205,7 +204,7 @@ impl Region {
     }
 }
 
-/// Tells the processor that this will be wanted soon: the cache line it starts in.
+/// Prefetches the cache line in which a value starts.
 #[inline]
 pub fn prefetch<T>(wanted: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -218,14 +217,14 @@ pub fn prefetch<T>(wanted: &T) {
     let _ = wanted;
 }
 
-/// As [`prefetch`], taking the cache line from other processors: a thread that changes what it
-/// fetched as a reader waits for it a second time.
+/// As [`prefetch`], and takes the cache line from other processors. A thread that changes a line
+/// which it fetched as a reader waits for it a second time.
 #[inline]
 fn prefetch_to_change<T>(wanted: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint about memory that is mapped, by the reference; without effect on processors
-    // that do not know it. Not an intrinsic, which becomes another hint unless every processor
-    // that runs the program is said to know it.
+    // SAFETY: a hint about memory that is mapped, as there is a reference to it. Processors that do
+    // not know it ignore it. The intrinsic would become another hint, unless the build requires a
+    // processor that knows this one.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) wanted, options(nostack, preserves_flags));
     }

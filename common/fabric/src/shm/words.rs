@@ -1,5 +1,5 @@
-//! What the verbs do to the words of a region, with which memory orders. Generic over the word, so
-//! that loom runs the same code on its own.
+//! The effects of the verbs on words of a region, and their memory orders. Generic over the word,
+//! so that loom runs the same code on its own words.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -45,12 +45,12 @@ impl Word for AtomicU64 {
     }
 }
 
-/// READ: in no particular order, but before whatever the session does next.
+/// READ: in no particular order, but before the next accesses of the session.
 ///
-/// Relaxed loads and one fence, because acquire loads are not promised to work on read-only pages.
+/// Relaxed loads and a fence, because acquire loads are not guaranteed to work on read-only pages.
 #[inline]
 pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
-    // A cache line at a time: a loop around each load takes longer than the load.
+    // One cache line at a time, because a loop around each load takes longer than the load.
     let (lines, rest) = words.as_chunks::<8>();
     let (line_targets, rest_targets) = into.as_chunks_mut::<8>();
     for (line, target) in lines.iter().zip(line_targets) {
@@ -64,7 +64,7 @@ pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
     W::fence(Ordering::Acquire);
 }
 
-/// WRITE: in no particular order; a later swap publishes it.
+/// WRITE: in no particular order. A later swap publishes it.
 #[inline]
 pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
     W::fence(Ordering::Release);
@@ -73,7 +73,8 @@ pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
     }
 }
 
-/// WRITE of four bytes: the other half of the word stays as it is, even if it changes meanwhile.
+/// WRITE of four bytes. The other half of the word is unchanged, even if another thread writes it
+/// meanwhile.
 #[inline]
 pub(super) fn write_half<W: Word>(word: &W, shift: u64, value: u32) {
     let mut old = word.load(Ordering::Relaxed);
@@ -81,27 +82,28 @@ pub(super) fn write_half<W: Word>(word: &W, shift: u64, value: u32) {
         let merged = (old & !(0xffff_ffff << shift)) | (u64::from(value) << shift);
         match word.compare_exchange(old, merged, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) => return,
-            // Another thread's change of the word was the progress.
+            // No livelock: another thread changed the word.
             Err(found) => old = found,
         }
     }
 }
 
-/// CAS: publishes what was written before it; returns the word found.
+/// CAS: publishes all earlier writes; returns the word that it found.
 #[inline]
 pub(super) fn swap<W: Word>(word: &W, expected: u64, desired: u64) -> u64 {
     word.compare_exchange(expected, desired, Ordering::AcqRel, Ordering::Acquire)
         .unwrap_or_else(|found| found)
 }
 
-/// Between a swap and a READ behind it: nothing of the READ comes from before the swap. Without it
-/// two inserters could each miss the other (invariant I8).
+/// Orders a READ after a swap: the READ returns no word from before the swap. Without this, two
+/// inserters could each miss the other (invariant I8).
 #[inline]
 pub(super) fn order_read_after_swap<W: Word>() {
     W::fence(Ordering::SeqCst);
 }
 
-/// loom explores every execution the memory model allows; each model has a mutant that must fail.
+/// loom explores every execution that the memory model allows. Each model has a mutant that must
+/// fail.
 #[cfg(test)]
 mod tests {
     use std::panic::catch_unwind;
@@ -151,7 +153,7 @@ mod tests {
         assert!(catch_unwind(|| loom::model(model)).is_err(), "the mutant was not caught");
     }
 
-    /// INSERT: claims its slot, then looks at the other's.
+    /// INSERT claims its slot, then reads the other's.
     fn two_inserters(order: fn()) {
         let slots = words([0, 0]);
         let insert = move |own: usize, slots: Arc<[LoomWord; 2]>| {
@@ -175,7 +177,7 @@ mod tests {
         assert_caught(|| two_inserters(|| ()));
     }
 
-    /// PUT publishes a block of two words; a reader that sees the slot's word sees the block.
+    /// PUT publishes a block of two words. A reader that sees the slot's word sees the block.
     fn put_and_get(publish: fn(&LoomWord)) {
         let memory = words([0, 0, 0]);
         let writer = memory.clone();

@@ -1,4 +1,4 @@
-//! That sockets carry what they should, and that two servers do not share one.
+//! Sockets carry messages and descriptors as documented, and two servers never share one.
 
 use std::io::{Read, Seek, Write};
 use std::mem::MaybeUninit;
@@ -43,7 +43,7 @@ fn messages_keep_their_boundaries_and_carry_descriptors() {
     assert_eq!(client.receive(&mut buffer).unwrap().0, 0);
 }
 
-/// As when the process may not have one more; the system does not say how many there were.
+/// As if the process may open no more descriptors. The system does not report how many came.
 #[test]
 fn a_descriptor_that_could_not_be_received_is_an_error() {
     let (client, server) = pair();
@@ -57,7 +57,7 @@ fn a_descriptor_that_could_not_be_received_is_an_error() {
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::MFILE.raw_os_error()));
 }
 
-/// A descriptor whose last close takes a minute, and its other end.
+/// Returns a socket whose last close takes a minute, and its other end.
 fn lingering() -> (OwnedFd, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -69,9 +69,9 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
     (sender.into(), receiver)
 }
 
-/// On kernels that refuse descriptors and, the way it is done there, on those that do not.
+/// On kernels that refuse descriptors, and by the means for older kernels, which do not.
 #[test]
-fn descriptors_of_strangers_hold_up_nobody() {
+fn descriptors_of_strangers_delay_no_close() {
     for takes_descriptors in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kv.sock");
@@ -87,7 +87,7 @@ fn descriptors_of_strangers_hold_up_nobody() {
         }
         match listener.socket.closers() {
             Some(_) => drop(descriptor),
-            // This is the last copy: to close it would hold up this test.
+            // This is the last copy: to close it would delay this test.
             None => std::mem::forget(descriptor),
         }
         std::thread::spawn(move || {
@@ -104,7 +104,7 @@ fn descriptors_of_strangers_hold_up_nobody() {
 }
 
 #[test]
-fn a_socket_has_the_permissions_that_were_asked_for() {
+fn a_socket_has_the_requested_permissions() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kv.sock");
     let group = rustix::process::getgid().as_raw();
@@ -117,13 +117,13 @@ fn a_socket_has_the_permissions_that_were_asked_for() {
 }
 
 #[test]
-fn a_socket_in_use_is_refused_and_a_dead_one_taken_over() {
+fn a_listener_refuses_a_socket_in_use_and_replaces_a_dead_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kv.sock");
     let listener = Listener::bind(&path).unwrap();
     assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
     let Listener { socket, lock, .. } = &listener;
-    // What a SIGKILL leaves behind: the path without a listener, and the file without a lock.
+    // The state after a SIGKILL: the path without a listener, and the file without a lock.
     net::shutdown(socket, net::Shutdown::Both).unwrap();
     let starting = Listener::bind(&path);
     assert_eq!(starting.err().unwrap().kind(), io::ErrorKind::AddrInUse, "while it is locked");
@@ -137,16 +137,16 @@ fn a_socket_in_use_is_refused_and_a_dead_one_taken_over() {
 }
 
 #[test]
-fn nobody_waits_for_ever_for_a_listener_that_never_accepts() {
+fn connecting_to_a_listener_that_never_accepts_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kv.sock");
     let Listener { socket, lock, .. } = &Listener::bind(&path).unwrap();
-    // One may wait.
+    // The backlog has room for one client.
     net::listen(socket, 0).unwrap();
     let waiting = Connection::connect(&path, PATIENCE).unwrap();
     let refused = Connection::connect(&path, Duration::from_millis(1));
     assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::WouldBlock);
-    // Without the lock it is a program that knows nothing of it.
+    // Without the lock the listener looks like another program's.
     rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
     assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
     drop(waiting);
@@ -159,7 +159,7 @@ fn a_listener_removes_its_own_socket_only() {
     drop(Listener::bind(&path).unwrap());
     assert!(!path.exists());
     let listener = Listener::bind(&path).unwrap();
-    // A program that knows nothing of locks cleans up and listens there.
+    // A program that does not use the lock replaces the socket.
     fs::remove_file(&path).unwrap();
     let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
     drop(listener);
@@ -169,10 +169,10 @@ fn a_listener_removes_its_own_socket_only() {
 }
 
 #[test]
-fn of_many_listeners_that_start_at_once_one_is_left() {
+fn of_many_listeners_that_start_at_once_one_binds() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kv.sock");
-    // A dead socket, which all of them would like to take over.
+    // A dead socket, which each of them tries to replace.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let barrier = std::sync::Barrier::new(8);
     let bound: Vec<_> = std::thread::scope(|scope| {

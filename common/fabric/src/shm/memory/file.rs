@@ -1,5 +1,5 @@
-//! Region files: one that is there is locked and opened, a new one is made under another name until
-//! it is complete.
+//! Region files. An existing one is locked and opened. A new one has another name until it is
+//! complete.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,28 +7,28 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{MemoryError, system};
-use crate::shm::own_file::{Place, is_link, is_own, lock, unlock};
+use crate::shm::own_file::{FolderEntry, is_link, is_own, lock, unlock};
 
-/// What a region file is called until it is complete: the name of a region leads to a whole one or
-/// to nothing, whenever a server is killed.
+/// The suffix of a region file's name until the file is complete. So a region's own name is that of
+/// a complete region or of nothing, even if a server is killed.
 const UNFINISHED: &str = ".restoring";
-/// How many links lead to a region file at most.
+/// Limit on links from a region's path to its file.
 const LINKS_MAX: u32 = 8;
 
-/// A region file that is locked: no other server uses, replaces or removes it. The lock is that of
-/// an open file description of its own, because clients hold copies of the region's descriptor:
-/// theirs would keep the lock alive when the server is dead.
+/// A locked region file: no other server uses, replaces or removes it. The lock has an open file
+/// description of its own. Clients have copies of the region's descriptor, which would hold the
+/// lock after the server's end.
 pub(super) struct RegionFile {
     pub(super) file: File,
     lock: File,
     pub(super) unfinished: Option<Unfinished>,
 }
 
-/// A new file's name, and the one that it gets. Removed when dropped.
+/// A new region file that is not complete. Removed when dropped, unless it got the region's name.
 pub(super) struct Unfinished {
-    place: Place,
-    target: Place,
-    /// A server was killed before its own was complete.
+    entry: FolderEntry,
+    target: FolderEntry,
+    /// Whether it replaced the file of a server that was killed before it was complete.
     pub(super) replaced: bool,
     is_named: bool,
 }
@@ -36,18 +36,18 @@ pub(super) struct Unfinished {
 impl RegionFile {
     pub(super) fn open(path: &Path) -> Result<Self, MemoryError> {
         let target = resolve(path)?;
-        let place = Place::of(&target).map_err(opening(path))?;
-        if place.exists().map_err(opening(path))? {
-            return Self::existing(path, &place);
+        let entry = FolderEntry::of(&target).map_err(opening(path))?;
+        if entry.exists().map_err(opening(path))? {
+            return Self::existing(path, &entry);
         }
-        let made = Unfinished::make(path, place)?;
-        let file = made.0.place.open().map_err(opening(path))?;
-        Ok(Self { file, lock: made.1, unfinished: Some(made.0) })
+        let (unfinished, lock) = Unfinished::make(path, entry)?;
+        let file = unfinished.entry.open().map_err(opening(path))?;
+        Ok(Self { file, lock, unfinished: Some(unfinished) })
     }
 
-    fn existing(path: &Path, place: &Place) -> Result<Self, MemoryError> {
+    fn existing(path: &Path, entry: &FolderEntry) -> Result<Self, MemoryError> {
         let path_buf = || path.to_owned();
-        let file = place.open().map_err(opening(path))?;
+        let file = entry.open().map_err(opening(path))?;
         let found = file.metadata().map_err(system("look at"))?;
         if !found.is_file() {
             return Err(MemoryError::NotAFile { path: path_buf() });
@@ -55,11 +55,11 @@ impl RegionFile {
         if !is_own(&found) {
             return Err(MemoryError::OfAnother { path: path_buf() });
         }
-        let locked = place.open().map_err(opening(path))?;
-        // The last holder of the lock may have removed the file, and another stands there by now.
+        let locked = entry.open().map_err(opening(path))?;
+        // The previous holder of the lock may have removed the file, and a new one has its name.
         let is_ours = lock(&locked).map_err(system("lock"))?
-            && place.is(&locked).is_ok_and(|is| is)
-            && place.is(&file).is_ok_and(|is| is);
+            && entry.is(&locked).is_ok_and(|is| is)
+            && entry.is(&file).is_ok_and(|is| is);
         if !is_ours {
             return Err(MemoryError::Locked { path: path_buf() });
         }
@@ -72,39 +72,41 @@ impl RegionFile {
 
 impl Drop for RegionFile {
     fn drop(&mut self) {
-        // Explicitly, for a child that is just being started may hold a copy of the descriptor.
+        // Closing is not enough: a child that is just being started may have a copy of the
+        // descriptor.
         unlock(&self.lock);
     }
 }
 
 impl Unfinished {
-    /// A new and empty file, and its lock.
-    fn make(path: &Path, target: Place) -> Result<(Self, File), MemoryError> {
+    /// Creates an empty file. Returns it and its locked descriptor.
+    fn make(path: &Path, target: FolderEntry) -> Result<(Self, File), MemoryError> {
         let locked = || MemoryError::Locked { path: path.to_owned() };
-        let place = target.beside(UNFINISHED).map_err(opening(path))?;
-        let name = path.with_file_name(place.name());
-        let mut made = Self { place, target, replaced: false, is_named: true };
-        // Twice, if a server was killed that had one.
+        let entry = target.beside(UNFINISHED).map_err(opening(path))?;
+        let name = path.with_file_name(entry.name());
+        // `is_named` prevents that a drop removes the file of another server.
+        let mut made = Self { entry, target, replaced: false, is_named: true };
+        // A second time, if the first one found and removed the file of a killed server.
         for _ in 0..2 {
-            let file = made.place.open_own().map_err(opening(&name))?;
-            if !lock(&file).map_err(system("lock"))? || !made.place.is(&file).is_ok_and(|is| is) {
+            let file = made.entry.open_own().map_err(opening(&name))?;
+            if !lock(&file).map_err(system("lock"))? || !made.entry.is(&file).is_ok_and(|is| is) {
                 return Err(locked());
             }
             if file.metadata().map_err(system("look at"))?.len() == 0 {
                 made.is_named = false;
-                // Another server may have completed its own just now.
+                // Another server may have completed its region just now.
                 let exists = made.target.exists().map_err(opening(path))?;
                 return if exists { Err(locked()) } else { Ok((made, file)) };
             }
-            made.place.remove().map_err(system("remove"))?;
+            made.entry.remove().map_err(system("remove"))?;
             made.replaced = true;
         }
         Err(locked())
     }
 
-    /// Gives it the region's name.
+    /// Gives the file the region's name.
     pub(super) fn name(mut self) -> Result<(), MemoryError> {
-        self.place.rename(&self.target).map_err(system("name"))?;
+        self.entry.rename(&self.target).map_err(system("name"))?;
         self.is_named = true;
         Ok(())
     }
@@ -113,14 +115,14 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.is_named {
-            // What is wrong is said; the next to make a region would remove it, too.
-            let _ = self.place.remove();
+            // If this fails, the next server that makes a region removes the file.
+            let _ = self.entry.remove();
         }
     }
 }
 
-/// The place of a region file, which may not exist yet. The user has named it, so links are
-/// followed, also one that leads to nothing yet; but not those of other users.
+/// The path of a region file, which need not exist yet. The user has chosen the path, so links are
+/// followed, even to nothing, unless they belong to other users.
 fn resolve(path: &Path) -> Result<PathBuf, MemoryError> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {

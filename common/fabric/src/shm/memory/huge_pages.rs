@@ -1,9 +1,9 @@
-//! 2 MiB pages for a region without a pool of them: `madvise(MADV_COLLAPSE)`.
+//! 2 MiB pages for a region, without a pool of them, by `madvise(MADV_COLLAPSE)`.
 //!
-//! Linux 6.1 and later make them of any shared memory that is asked for them, whatever
-//! `shmem_enabled` says, except for `deny`. New memory gets them before it is reserved: that is
-//! faster than to reserve it in 4 KiB pages. Memory that has content is copied, page by page, by
-//! the kernel, while clients use it. The clients' mappings get the same pages.
+//! Linux 6.1 and later do this for any shared memory, unless `shmem_enabled` is `deny`. New memory
+//! gets 2 MiB pages before it is reserved, which is faster than to reserve it in 4 KiB pages. If
+//! the memory has content, the kernel copies it page by page, while clients use it. The clients'
+//! mappings get the same pages.
 
 use std::fs::File;
 use std::io;
@@ -19,42 +19,43 @@ use crate::shm::Region;
 use crate::shm::mapping::HUGE_PAGE_BYTES;
 
 const SMALL_PAGE_BYTES: u64 = 4 << 10;
-/// How much is asked for at a time: each call interrupts all processors, and a server that stops
-/// waits for the call.
+/// The memory of one call. Each call interrupts all processors, so smaller steps cost more. A
+/// server that stops waits for the end of a call, so larger steps take longer.
 const STEP_BYTES: u64 = 64 << 20;
-/// How long new memory is filled with 2 MiB pages before the rest is reserved in small ones.
-/// Exceeding it delays the start of the server.
+/// Limit on the time to fill new memory with 2 MiB pages, which delays the start of the server.
+/// Afterwards the rest is reserved in 4 KiB pages.
 const FILL_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// What a region's memory is made of.
+/// The kind of pages of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// 2 MiB pages from the system's pool.
     Pool,
-    /// Pages of the system's choice: 4 KiB, as far as they were not made 2 MiB pages.
+    /// 4 KiB pages, and 2 MiB pages as far as the system makes them.
     Ordinary,
-    /// 4 KiB pages, as asked.
+    /// 4 KiB pages, as configured.
     Small,
-    /// A file that is not in memory: its pages are written back to a disk.
+    /// Pages of a file on a disk, to which the system writes them back.
     Disk,
 }
 
 impl RegionMemory {
-    /// How many bytes have 2 MiB pages, from the pool or since [`Collapse`] made them. Pages that
-    /// the system made by itself, and those that it split to swap them out, are not counted.
+    /// How many bytes have 2 MiB pages, from the pool or by [`Collapse`]. Pages that the system has
+    /// made by itself are not counted. Pages that it has split to swap them out still are.
     pub fn huge_bytes(&self) -> u64 {
         self.huge_bytes.load(Ordering::Relaxed)
     }
 
-    /// The work that is left until all of the memory has 2 MiB pages; `None` if there is none, or
-    /// no use in it. For memory that has content and is reserved, and before a device pins it.
+    /// The work that remains until all of the memory has 2 MiB pages; `None` if nothing remains, or
+    /// if the kind of pages does not allow it. The memory must have been reserved, and no device
+    /// may have pinned it yet.
     pub fn collapse(&self) -> Option<Collapse> {
         let is_left = self.huge_bytes() < whole_pages(self.region.bytes());
         let wants = self.pages == Pages::Ordinary && is_left;
         wants.then(|| Collapse::new(self.region.clone(), self.huge_bytes.clone()))
     }
 
-    /// Which pages the memory has, for people to read.
+    /// The pages of the memory, for people to read.
     pub fn pages_text(&self) -> String {
         let percent = self.huge_bytes() * 100 / self.region.bytes().max(1);
         match (self.pages, percent) {
@@ -66,7 +67,7 @@ impl RegionMemory {
         }
     }
 
-    /// What to do to get better pages; `None` if these are the best, or as asked.
+    /// How to get better pages; `None` if these are the best, or as configured.
     pub fn advice(&self) -> Option<String> {
         let bytes = self.region.bytes();
         match self.pages {
@@ -84,24 +85,24 @@ impl RegionMemory {
 /// The work of giving a region 2 MiB pages, which can be done in parts.
 pub struct Collapse {
     region: Arc<Region>,
-    /// Where the next step begins. Before it every page is as good as it gets.
+    /// The offset of the next step.
     next: u64,
     huge_bytes: Arc<AtomicU64>,
     refusal: Option<io::Error>,
 }
 
 impl Collapse {
-    /// The work that is left after the first `huge_bytes` of the region.
+    /// The work that remains after the first `huge_bytes` of the region.
     pub(super) fn new(region: Arc<Region>, huge_bytes: Arc<AtomicU64>) -> Self {
         let next = huge_bytes.load(Ordering::Relaxed);
         Self { region, next, huge_bytes, refusal: None }
     }
 
-    /// Works until it is complete, and returns true, or until `may_go_on` does not hold.
-    pub fn run(&mut self, may_go_on: impl Fn() -> bool) -> bool {
+    /// Works while `may_continue` returns true. Returns whether the work is complete.
+    pub fn run(&mut self, may_continue: impl Fn() -> bool) -> bool {
         let end = whole_pages(self.region.bytes());
         while self.next < end {
-            if !may_go_on() {
+            if !may_continue() {
                 return false;
             }
             let step = (end - self.next).min(STEP_BYTES);
@@ -112,12 +113,12 @@ impl Collapse {
         true
     }
 
-    /// Returns how many of the next bytes have 2 MiB pages now.
+    /// Collapses the next bytes. Returns how many of them have 2 MiB pages now.
     fn collapse(&mut self, bytes: u64) -> u64 {
         if self.region.collapse(self.next, bytes).is_ok() {
             return bytes;
         }
-        // The kernel tells of one page that it refused, and may have stopped there.
+        // The kernel reports the failure of one page, and may have stopped at it.
         let mut huge_bytes = 0;
         for page in (self.next..self.next + bytes).step_by(HUGE_PAGE_BYTES as usize) {
             match self.region.collapse(page, HUGE_PAGE_BYTES) {
@@ -128,7 +129,7 @@ impl Collapse {
         huge_bytes
     }
 
-    /// Why a part of the region has no 2 MiB pages, for people to read.
+    /// The reason why a part of the region has no 2 MiB pages, for people to read.
     pub fn refusal(&self) -> Option<String> {
         self.refusal.as_ref().map(explain)
     }
@@ -139,8 +140,8 @@ pub(super) fn whole_pages(bytes: u64) -> u64 {
     bytes - bytes % HUGE_PAGE_BYTES
 }
 
-/// Takes 2 MiB pages for a file without content, from its start on. Returns how many bytes have
-/// them: the rest was refused, or there was no time for it.
+/// Fills a file without content with 2 MiB pages, from its start on. Returns how many bytes have
+/// them. The rest was refused, or there was no time for it.
 pub(super) fn fill(file: &File, region: &Region) -> u64 {
     let (mut filled, end) = (0, whole_pages(region.bytes()));
     let started = Instant::now();
@@ -155,15 +156,15 @@ pub(super) fn fill(file: &File, region: &Region) -> u64 {
 }
 
 fn fill_part(file: &File, region: &Region, offset: u64, bytes: u64) -> io::Result<()> {
-    // The kernel refuses a huge page without a single small one in its place.
+    // The kernel collapses only a range that has at least one small page.
     for page in (offset..offset + bytes).step_by(HUGE_PAGE_BYTES as usize) {
         reserve(file, page..page + SMALL_PAGE_BYTES)?;
     }
     region.collapse(offset, bytes)
 }
 
-/// Why memory here gets no 2 MiB pages without a pool, for people to read. `None` if it does: this
-/// makes one, and lets it go.
+/// The reason why memory of this machine gets no 2 MiB pages without a pool, for people to read.
+/// `None` if it does: this makes one and frees it.
 pub fn collapse_refusal() -> Option<String> {
     let attempt = || {
         let file = memfd(MemfdFlags::CLOEXEC)?;
@@ -193,7 +194,7 @@ mod tests {
 
     const BYTES: u64 = 16 << 20;
 
-    /// What the kernel says of the mapping at this address, in bytes.
+    /// How much of the mapping at this address has 2 MiB pages, by the kernel.
     fn huge_bytes_of(address: usize) -> u64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mapping = format!("{address:x}-");
@@ -202,12 +203,12 @@ mod tests {
         kib.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
-    #[allow(clippy::print_stderr, reason = "a test that is left out says so")]
+    #[allow(clippy::print_stderr, reason = "reports a test that is left out")]
     fn left_out(why: &str) {
         eprintln!("left out: {why}");
     }
 
-    /// Whether a test has to be left out here; it prints why.
+    /// Whether a test has to be left out on this machine. Prints the reason.
     fn is_left_out() -> bool {
         let refusal = collapse_refusal();
         if let Some(refusal) = &refusal {
@@ -216,7 +217,7 @@ mod tests {
         refusal.is_some()
     }
 
-    /// Memory without a pool: as a machine that has none makes it.
+    /// Memory as a machine without a pool makes it.
     fn small_memory() -> RegionMemory {
         let mut memory = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
         memory.pages = Pages::Ordinary;
@@ -273,7 +274,8 @@ mod tests {
             }
             let done = AtomicBool::new(false);
             let rounds: u64 = std::thread::scope(|scope| {
-                // Each adds to the first word of every small page, through a mapping of its own.
+                // Each writer increments the first word of every small page, through its own
+                // mapping.
                 let write = || {
                     let region = Region::map(&memory.file).unwrap();
                     let mut rounds = 0;
@@ -306,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_lacking() {
+    fn a_refusal_names_its_cause() {
         let of = |errno: Errno| explain(&errno.into());
         assert!(of(Errno::INVAL).contains("Linux 6.1"));
         assert!(of(Errno::NOMEM).contains("fragmented"));
         assert!(of(Errno::BUSY).contains("cgroup"));
-        // Beyond the end: nothing is counted, and the work ends.
+        // Outside the region no page is counted, and the work ends.
         let memory = small_memory();
         let mut work = Collapse { next: BYTES, ..memory.collapse().unwrap() };
         assert_eq!(work.collapse(HUGE_PAGE_BYTES), 0);

@@ -1,4 +1,4 @@
-//! That region memory is what it says, and that what cannot be is refused with what to do.
+//! Region memory is shared, locked and reserved as documented. Errors name their remedies.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn anonymous_memory_is_shared_and_a_reader_cannot_write_it() {
 }
 
 #[test]
-fn all_memory_is_there_from_the_start() {
+fn all_pages_are_allocated_at_the_start() {
     use std::os::unix::fs::MetadataExt;
     let small = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
     assert_eq!(small.pages, Pages::Small);
@@ -26,7 +26,7 @@ fn all_memory_is_there_from_the_start() {
 }
 
 #[test]
-fn more_than_there_is_is_refused_with_both_numbers() {
+fn a_region_larger_than_the_available_memory_is_refused() {
     let error = RegionMemory::anonymous(1 << 46, HugePages::Auto).err().unwrap();
     assert!(matches!(error, MemoryError::TooMuch { asked, available } if asked > available));
     let line = error.to_string();
@@ -36,8 +36,8 @@ fn more_than_there_is_is_refused_with_both_numbers() {
 }
 
 #[test]
-fn required_huge_pages_or_nothing() {
-    // More than any pool of a test machine holds.
+fn a_region_that_requires_huge_pages_gets_no_others() {
+    // More than the pool of any test machine.
     let error = RegionMemory::anonymous(1 << 45, HugePages::Require).err().unwrap();
     let line = error.to_string();
     assert!(line.contains("sysctl vm.nr_hugepages=16777216"), "{line}");
@@ -60,7 +60,7 @@ fn a_file_is_new_once_and_locked_while_it_is_used() {
     memory.region.store(0, 5).unwrap();
     let second = RegionMemory::file(&path, BYTES, HugePages::Auto).err().unwrap();
     assert!(matches!(second, MemoryError::Locked { .. }), "{second}");
-    // A client's copy of the descriptor, and its mapping, outlive the server.
+    // A client's copy of the descriptor and its mapping outlive the server.
     let with_client = memory.file.try_clone().unwrap();
     let mapped = Region::map(&with_client).unwrap();
     drop(memory);
@@ -70,9 +70,9 @@ fn a_file_is_new_once_and_locked_while_it_is_used() {
     assert_eq!((again.region.load(0).unwrap(), mapped.load(0).unwrap()), (5, 5));
 }
 
-/// Servers that start together with one new file: one gets it, and no other takes it away.
+/// Of servers that start together, one gets the new file, and the others neither use nor remove it.
 #[test]
-fn who_does_not_get_a_new_file_leaves_it_alone() {
+fn of_many_servers_that_start_at_once_one_gets_the_new_file() {
     use std::os::unix::fs::MetadataExt;
     use std::sync::Barrier;
     const STARTING: usize = 4;
@@ -98,14 +98,14 @@ fn who_does_not_get_a_new_file_leaves_it_alone() {
 }
 
 #[test]
-fn a_new_file_without_a_name_is_gone_with_its_server() {
+fn a_new_file_without_a_name_is_removed_with_its_server() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
     let names = || fs::read_dir(folder.path()).unwrap().count();
     let new = || RegionMemory::file(&path, BYTES, HugePages::Never);
     drop(new().unwrap());
     assert_eq!(names(), 0);
-    // One that is killed leaves it.
+    // A killed server leaves such a file.
     fs::write(folder.path().join("region.restoring"), b"half").unwrap();
     let next = new().unwrap();
     assert!(next.is_new && next.replaces_unfinished());
@@ -115,7 +115,7 @@ fn a_new_file_without_a_name_is_gone_with_its_server() {
 }
 
 #[test]
-fn an_empty_file_is_no_new_region() {
+fn an_empty_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
     fs::write(&path, b"").unwrap();
@@ -127,7 +127,7 @@ fn an_empty_file_is_no_new_region() {
 }
 
 #[test]
-fn paths_that_cannot_be_are_named() {
+fn a_path_without_a_folder_and_a_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let absent = folder.path().join("no/region");
     let error = RegionMemory::file(&absent, BYTES, HugePages::Auto).err().unwrap();
@@ -137,7 +137,7 @@ fn paths_that_cannot_be_are_named() {
 }
 
 #[test]
-fn memory_says_which_pages_it_has_and_how_to_get_better_ones() {
+fn memory_reports_its_pages_and_how_to_get_better_ones() {
     let mut memory = RegionMemory::anonymous(BYTES, HugePages::Never).unwrap();
     assert_eq!((memory.pages_text().as_str(), memory.advice()), ("4 KiB pages", None));
     assert!(memory.collapse().is_none(), "small pages, as asked");
