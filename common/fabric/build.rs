@@ -1,5 +1,5 @@
-//! Says in one line what a build with RDMA lacks. Cargo may come to rdma-sys first, where bindgen
-//! says it in a hundred, and then stop; with `--keep-going` it comes here, too.
+//! Reports in one line what a build with RDMA lacks. If Cargo builds rdma-sys first, bindgen ends
+//! the build with a hundred lines. With `--keep-going` this script runs, too.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ fn main() {
         .args(libraries)
         .status()
         .is_ok_and(|status| status.success());
-    // Without the variable, the newest libclang would be taken, which is too new in most places.
+    // Without the variable, bindgen uses the newest libclang, which is too new on most machines.
     let has_clang = std::env::var_os("LIBCLANG_PATH").is_some();
     if !(has_headers && has_clang) {
         let what = if has_headers { "LIBCLANG_PATH (libclang 10 to 15)" } else { "RDMA's headers" };

@@ -1,5 +1,5 @@
-//! The fabric of a session, chosen once when it connects. This is the only place on the data path
-//! that asks which fabric it is.
+//! The fabric of a session, chosen once when it connects. On the data path only this file
+//! distinguishes the fabrics.
 
 use crate::shm::ShmFabric;
 #[cfg(feature = "verbs")]
@@ -8,21 +8,21 @@ use crate::{
     Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
 };
 
-/// The fabric that the server's address names, or one with interceptors around it.
-// A tag of its own, instead of a niche of a field, is one instruction to look at.
+/// The fabric that the server's address names, or a fabric with interceptors around it.
+// With a tag of its own, and not one in a niche of a field, a match takes one instruction.
 #[repr(u8)]
 #[allow(clippy::large_enum_variant, reason = "one per session")]
 pub enum AnyFabric {
-    /// On this host.
+    /// Shared memory of this host.
     Shm(ShmFabric),
-    /// Over RDMA.
+    /// RDMA.
     #[cfg(feature = "verbs")]
     Verbs(VerbsFabric),
-    /// With a component around it that intercepts its calls ([`crate::Intercepted`]).
+    /// A fabric whose calls are intercepted ([`crate::Intercepted`]).
     Intercepted(Box<dyn Fabric + Send>),
 }
 
-/// The same call on whichever fabric it is.
+/// Makes the same call on each fabric.
 macro_rules! on {
     ($any:expr, $fabric:ident => $call:expr) => {
         match $any {
@@ -100,7 +100,7 @@ impl Fabric for AnyFabric {
         on!(self, fabric => fabric.buffer_mut(lane, buffer))
     }
 
-    // Else the compiler makes it a call, which every operation of a pipeline pays.
+    // Without `always` the compiler makes a call of it, in every operation of a pipeline.
     #[inline(always)]
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         on!(self, fabric => fabric.reserve(lane, buffer, bytes))
@@ -129,7 +129,7 @@ impl Fabric for AnyFabric {
 }
 
 impl AnyFabric {
-    /// Whether an RDMA device executes the verbs, and not this processor.
+    /// Whether an RDMA device executes the verbs, and not this process.
     pub fn is_remote(&self) -> bool {
         !matches!(self, Self::Shm(_) | Self::Intercepted(_))
     }

@@ -1,77 +1,78 @@
-//! The control channel, which each fabric implements, and what all of them agree on: roles, and
-//! the longest of each message.
+//! The control channel, which each fabric implements, with the roles of its clients and the limits
+//! of its messages.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// What a connection may do.
+/// The rights of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// Only READ. Enforced by the memory (shm) or the device (verbs), not by the client.
+    /// Only READ. The memory (shm) or the device (verbs) enforces it, not the client.
     Reader = 1,
-    /// Everything.
+    /// All verbs.
     Writer = 2,
 }
 
 /// The longest message on a control channel, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// What RDMA-CM lets a connecting side say, in bytes.
+/// The longest private data that RDMA-CM carries in a connection request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 56;
-/// What RDMA-CM lets an accepting side say, in bytes.
+/// The longest private data that RDMA-CM carries in the reply of an accepting side, in bytes.
 pub const REPLY_BYTES_MAX: usize = 196;
 
-/// One end of a control channel. It never blocks.
+/// One end of a control channel. No call blocks, except [`ControlChannel::flush`].
 ///
-/// The descriptor becomes readable when there is something to do: a message, room for another one,
-/// or the end. Then call [`ControlChannel::receive`] until it returns `None`, and send what waited
-/// for room.
+/// The descriptor becomes readable when a message has arrived, when there is room for another one,
+/// or at the end. Then call [`ControlChannel::receive`] until it returns `None`, and send the
+/// messages that waited for room.
 pub trait ControlChannel: AsFd + Send {
     /// Sends a message of 1 to [`MESSAGE_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// `WouldBlock` when the peer does not take those before it, another error when it is gone.
+    /// `WouldBlock` while the peer does not receive the messages before it, another error when the
+    /// peer has disconnected.
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
 
-    /// Sends a message together with a descriptor, which only a channel on one host can carry.
+    /// Sends a message and a descriptor, which only a channel on one host can carry.
     ///
     /// # Errors
-    /// `Unsupported` on other channels, else as for [`ControlChannel::send`].
+    /// `Unsupported` on other channels, otherwise those of [`ControlChannel::send`].
     fn send_with_descriptor(&mut self, _: &[u8], _: BorrowedFd<'_>) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Receives a message; returns its length, 0 when the peer is gone and everything that it sent
-    /// before was received. `None` if there is no message just now; only after that does the
-    /// descriptor become readable for the next.
+    /// Receives a message and returns its length: 0 when the peer has disconnected and all its
+    /// messages were received. Returns `None` if there is no message yet. Only after that does the
+    /// descriptor become readable for the next one.
     ///
     /// # Errors
-    /// `InvalidData` for a message longer than the buffer, `TimedOut` when the peer is gone because
-    /// it did not answer a probe, else what the system says.
+    /// `InvalidData` for a message longer than the buffer, `TimedOut` when the peer's host did not
+    /// answer a probe, otherwise the system's error.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>>;
 
-    /// Whether the descriptor becomes writable when there is room for another message; else it
+    /// Whether the descriptor becomes writable when there is room for another message. Otherwise it
     /// becomes readable.
     fn is_writable_with_room(&self) -> bool;
 
-    /// Asks the peer's host for a sign of life. Its process does not notice. A channel on one host
-    /// has nothing to ask: the system reports the end of a process.
+    /// Asks the peer's host for a sign of life, which its process does not notice. On one host this
+    /// does nothing, because the system reports the end of a process.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn probe(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Waits until the messages sent do not need this end any more: for the last one.
+    /// Waits until the messages sent arrive even if this end is dropped.
     ///
     /// # Errors
-    /// `TimedOut`, or `BrokenPipe` when the peer is gone: it may not get them.
-    fn flush(&mut self, most: Duration) -> io::Result<()>;
+    /// `TimedOut`, or `BrokenPipe` when the peer has disconnected. Messages may be lost then.
+    fn flush(&mut self, timeout: Duration) -> io::Result<()>;
 
-    /// Ends this direction only: the peer sees the end once it has taken what was sent. False if
-    /// the channel cannot do so: then only dropping it ends it.
+    /// Ends this direction only: the peer sees the end after the last message. Returns false if the
+    /// channel cannot end one direction.
     fn hang_up(&mut self) -> bool {
         false
     }

@@ -1,28 +1,30 @@
-//! The clock of the fabrics: time since boot, time spent suspended included, in a few nanoseconds.
+//! The clock of the fabrics: the time since boot, including the time spent suspended, read in a few
+//! nanoseconds.
 //!
-//! An operation reads the clock twice, over shared memory in 200 ns, and the system's clock takes
-//! 28 ns each time. Where the kernel itself keeps time by the processor's time stamp counter, this
-//! clock reads the counter and asks the system once a millisecond. A counter that was reset by a
-//! suspension, or stepped back, is noticed: the difference to the last anchor is then larger than a
-//! millisecond.
+//! Over shared memory an operation takes 200 ns and reads the clock twice, and the system's clock
+//! takes 28 ns each time. If the kernel's own time source is the processor's time stamp counter,
+//! this clock reads the counter, and asks the system once a millisecond. If a suspension resets the
+//! counter, or the counter steps back, its difference to the last anchor exceeds a millisecond.
+//! Then this clock asks the system.
 
 use std::cell::Cell;
 
 use super::Nanos;
 
-/// How long the counter is believed before the system is asked again.
+/// How long the counter is used before the system is asked again.
 const ANCHOR_NS: Nanos = 1_000_000;
-/// Both clocks are read within this, or the pair is no good: the process lost the processor.
+/// The longest time between the readings of both clocks. Above it the process lost the processor
+/// between them, and an anchor would be wrong by as much.
 const PAIR_NS_MAX: Nanos = 1_000;
 
-/// The time since boot, time spent suspended included, as the system says.
+/// The time since boot by the system's clock, including the time spent suspended.
 #[inline]
 pub fn boot_time_ns() -> Nanos {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     time.tv_sec as Nanos * 1_000_000_000 + time.tv_nsec as Nanos
 }
 
-/// A moment by both clocks.
+/// One moment, by both clocks.
 #[derive(Clone, Copy, PartialEq)]
 struct Anchor {
     ticks: u64,
@@ -31,16 +33,17 @@ struct Anchor {
 
 const NO_ANCHOR: Anchor = Anchor { ticks: 0, boot_ns: 0 };
 
-/// Time since boot, never stepping back.
+/// The time since boot, which never steps back.
 #[derive(Clone)]
 pub(crate) struct Clock {
+    /// Whether the kernel's time source is the counter.
     counter_is_time: bool,
     anchor: Cell<Anchor>,
-    /// Nanoseconds a tick times 2^32; 0 as long as it is not known.
+    /// Nanoseconds a tick times 2^32; 0 while it is unknown.
     rate: Cell<u64>,
-    /// For how many ticks from the anchor the rate is good.
+    /// The number of ticks after the anchor for which the rate is used.
     ticks_max: Cell<u64>,
-    /// The last reading: a new anchor may lie a little before what the old one promised.
+    /// The last reading. The time by a new anchor may be a little before the time by the old one.
     last: Cell<Nanos>,
 }
 
@@ -65,8 +68,8 @@ impl Clock {
         now
     }
 
-    /// The time when the processor got here, give or take what it has in flight, about a
-    /// microsecond. In no order with the accesses around it, nor with other readings.
+    /// The time, accurate to about a microsecond: the processor may read the counter before or
+    /// after the accesses around this call, and around other readings.
     #[inline]
     pub(crate) fn roughly(&self) -> Nanos {
         self.since_anchor(ticks())
@@ -77,13 +80,13 @@ impl Clock {
         let anchor = self.anchor.get();
         let passed = ticks.wrapping_sub(anchor.ticks);
         if passed < self.ticks_max.get() {
-            // Below 2^32 ticks times a rate below 2^32.
+            // No overflow: fewer than 2^28 ticks times a rate below 2^34.
             return anchor.boot_ns + ((passed * self.rate.get()) >> 32);
         }
         self.ask()
     }
 
-    /// Asks the system, and derives the rate from the time since the last anchor.
+    /// Asks the system for the time, and computes the rate from the time since the last anchor.
     #[cold]
     fn ask(&self) -> Nanos {
         let before_ns = boot_time_ns();
@@ -97,13 +100,13 @@ impl Clock {
         let passed_ns = boot_ns.saturating_sub(anchor.boot_ns);
         let passed_ticks = ticks.wrapping_sub(anchor.ticks);
         if boot_ns - before_ns > PAIR_NS_MAX {
-            // The process lost the processor in between: nothing was learned.
+            // The process lost the processor between the readings.
             self.ticks_max.set(0);
         } else if anchor == NO_ANCHOR {
             self.anchor.set(now);
         } else if passed_ns >= ANCHOR_NS {
             let rate = (u128::from(passed_ns) << 32) / u128::from(passed_ticks.max(1));
-            // A processor ticks at 256 MHz or faster, and below 256 GHz.
+            // A counter runs at 250 MHz or faster, and below 256 GHz.
             let known = (1 << 24..1 << 34).contains(&rate);
             self.anchor.set(now);
             self.rate.set(if known { rate as u64 } else { 0 });
@@ -114,7 +117,7 @@ impl Clock {
     }
 }
 
-/// What follows waits until all loads before it are done.
+/// Later instructions wait until all earlier loads have completed.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[allow(unsafe_code, reason = "this fence is an intrinsic")]
@@ -145,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_agrees_with_the_systems_clock() {
+    fn the_clock_agrees_with_the_systems_clock() {
         let clock = Clock::new();
         let started = boot_time_ns();
         while boot_time_ns() - started < 50_000_000 {
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_jumps_is_not_believed() {
+    fn the_clock_ignores_a_counter_that_jumped() {
         let clock = Clock::new();
         while clock.ticks_max.get() == 0 && clock.counter_is_time {
             clock.now();

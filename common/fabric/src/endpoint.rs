@@ -1,18 +1,20 @@
+//! Chains as futures: what the protocol's async functions await.
+
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, RegionIndex, Verb};
 
-/// What became of a chain.
+/// The word that the chain's last atomic verb found, or 0 without one; or why the chain failed.
 type ChainResult = Result<u64, ChainError>;
 
-/// A chain, or a wait, that a lane has in flight.
+/// The future of a chain, or of a wait, that a lane has in flight.
 #[must_use = "a lane has one chain in flight at a time: await it"]
 pub struct InFlight<'e> {
-    /// Where the endpoint puts what became of it.
+    /// The lane's cell, into which the endpoint puts the result.
     result: &'e Cell<Option<ChainResult>>,
-    /// It was waited for on the spot.
+    /// The result, if the chain was executed before the future was made.
     at_once: Option<ChainResult>,
 }
 
@@ -28,20 +30,22 @@ impl Future for InFlight<'_> {
     }
 }
 
-/// A fabric that async functions run on: each awaits its own lane, [`Endpoint::drive`] or
-/// [`Endpoint::step`] rings the doorbell for all of them and hands out completions.
+/// A fabric, and the results of its lanes' chains. An async function awaits chains of its own lane.
+/// [`Endpoint::drive`] or [`Endpoint::step`] rings the doorbell for all lanes and distributes the
+/// completions.
 ///
-/// No executor and no wakers: a future is polled again when its lane completed.
+/// There is no executor and no waker: a future is polled again when its lane has completed.
 pub struct Endpoint<F> {
     fabric: RefCell<F>,
     results: Box<[Cell<Option<ChainResult>>]>,
-    /// [`Endpoint::drive`] is running its only future.
+    /// Whether [`Endpoint::drive`] is running its only future.
     alone: Cell<bool>,
+    /// The clock's reading at the last [`Endpoint::tick`].
     ticked_at: Cell<Nanos>,
 }
 
 impl<F: Fabric> Endpoint<F> {
-    /// An endpoint for this many lanes, which the fabric must have.
+    /// An endpoint for so many lanes. The fabric must have as many.
     pub fn new(fabric: F, lanes: u16) -> Self {
         Self {
             fabric: RefCell::new(fabric),
@@ -51,44 +55,44 @@ impl<F: Fabric> Endpoint<F> {
         }
     }
 
-    /// The fabric, for a moment; never across an `.await`.
+    /// Borrows the fabric; never across an `.await`.
     pub fn fabric(&self) -> Ref<'_, F> {
         self.fabric.borrow()
     }
 
-    /// The fabric, to change something, for a moment; never across an `.await`.
+    /// Borrows the fabric to change it; never across an `.await`.
     pub fn fabric_mut(&self) -> RefMut<'_, F> {
         self.fabric.borrow_mut()
     }
 
-    /// The time. Among other futures it is that of the last [`Endpoint::tick`]: not before the
-    /// completions that were handed out, not after the chains that are posted next.
+    /// The time. Inside [`Endpoint::drive`] this reads the clock. Elsewhere it is the time of the
+    /// last [`Endpoint::tick`]: not before the completions that were distributed, and not after the
+    /// chains that are posted next.
     #[inline]
     pub fn now(&self) -> Nanos {
         if self.alone.get() { self.fabric.borrow().now() } else { self.ticked_at.get() }
     }
 
-    /// Looks at the clock, once for all futures that are about to be polled.
+    /// Reads the clock once for all futures that are about to be polled.
     #[inline]
     pub fn tick(&self) {
         self.ticked_at.set(self.fabric.borrow().now());
     }
 
-    /// Whether a chain posted now for this region goes with the next doorbell, where the operations
-    /// under way will have about so many bytes in flight.
+    /// As [`Fabric::has_room`].
     #[inline]
     pub fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
         self.fabric.borrow().has_room(region, under_way_bytes)
     }
 
-    /// What a buffer of a lane holds; never across an `.await`.
+    /// Borrows the content of a lane's buffer; never across an `.await`.
     pub fn buffer(&self, lane: LaneId, buffer: Buffer) -> Ref<'_, [u8]> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))
     }
 
-    /// One round trip to a region. Posts the chain now; the future returns the word that its last
-    /// atomic verb found, or 0 without one. Inside [`Endpoint::drive`] the chain is executed at
-    /// once, before the future is awaited.
+    /// One round trip to a region. Posts the chain now. The future returns the word that the last
+    /// atomic verb found, or 0 without one. Inside [`Endpoint::drive`] the chain is executed before
+    /// this returns.
     #[inline]
     pub fn chain(
         &self,
@@ -102,14 +106,14 @@ impl<F: Fabric> Endpoint<F> {
         if self.alone.get() {
             at_once = Some(fabric.run(lane, region, verbs, deadline));
         } else {
-            // A future that was dropped leaves the result of its chain.
+            // A dropped future leaves its chain's result. The new future must not return it.
             result.set(None);
             fabric.post(lane, region, verbs, deadline);
         }
         InFlight { result, at_once }
     }
 
-    /// What became of a lane's chain that is not awaited; `None` while it is in flight.
+    /// Takes the result of a lane's chain that no future awaits; `None` while it is in flight.
     #[inline]
     pub fn take_result(&self, lane: LaneId) -> Option<Result<u64, ChainError>> {
         self.results[usize::from(lane.0)].take()
@@ -121,12 +125,12 @@ impl<F: Fabric> Endpoint<F> {
         if self.alone.get() {
             self.step(|_| ());
         }
-        // A wait has no verb that could fail.
+        // A wait cannot fail: it has no verbs.
         let _ = InFlight { result: &self.results[usize::from(lane.0)], at_once: None }.await;
     }
 
-    /// Rings, and hands completions to their lanes; calls `completed` with each lane that can go
-    /// on. Does not wait: false when none completed.
+    /// Rings the doorbell, stores each completion's result for its lane, and calls `completed` with
+    /// the lane. Does not wait. Returns whether any lane completed.
     pub fn try_step(&self, mut completed: impl FnMut(LaneId)) -> bool {
         let mut fabric = self.fabric.borrow_mut();
         fabric.ring();
@@ -139,15 +143,15 @@ impl<F: Fabric> Endpoint<F> {
         any
     }
 
-    /// [`Endpoint::try_step`] until at least one lane completed.
+    /// Repeats [`Endpoint::try_step`] until at least one lane has completed.
     pub fn step(&self, mut completed: impl FnMut(LaneId)) {
         while !self.try_step(&mut completed) {
             self.fabric.borrow_mut().relax();
         }
     }
 
-    /// Runs one future to its end, when no other is under way. It must await nothing but this
-    /// endpoint, so each of its round trips can be waited for on the spot.
+    /// Runs one future to its end, while no other is in progress. The future must await chains of
+    /// this endpoint only: each is executed when it is posted.
     #[inline]
     pub fn drive<T>(&self, future: impl Future<Output = T>) -> T {
         self.alone.set(true);
@@ -163,8 +167,8 @@ impl<F: Fabric> Endpoint<F> {
         output
     }
 
-    /// Runs one future to its end that may have chains on several lanes in flight, when no other is
-    /// under way: they share doorbells.
+    /// Runs one future to its end, while no other is in progress. The future may have chains of
+    /// several lanes in flight, which share doorbells.
     pub fn drive_lanes<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());

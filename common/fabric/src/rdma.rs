@@ -1,7 +1,7 @@
-//! The plain data of RDMA: options and their arithmetic, errors, and what a machine has for it.
+//! The plain data of RDMA: options and their arithmetic, errors, and the report on a machine.
 //!
-//! It is here with and without the feature `verbs`, so that configuration files, errors and
-//! `kv-cli doctor` are the same in both builds. What holds a handle of a C library is in `verbs`.
+//! This module does not depend on the feature `verbs`, so configuration files, errors and `kv-cli
+//! doctor` are the same in both builds. Everything with a handle of a C library is in `verbs`.
 
 mod report;
 
@@ -13,39 +13,38 @@ use std::time::Duration;
 use crate::Nanos;
 pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
 
-/// What RDMA-CM lets a refusing side say, in bytes.
+/// The longest private data that RDMA-CM carries in a rejection, in bytes.
 pub const REASON_BYTES_MAX: usize = 148;
-/// 7 means *for ever* to some devices, soft-RoCE among them.
+/// Some devices, such as soft-RoCE, retry forever if the count is 7.
 const RETRY_COUNT_MAX: u8 = 6;
 /// The unit of a queue pair's timeout, in nanoseconds: 4.096 us.
 const ACK_TIMEOUT_UNIT_NS: Nanos = 4096;
-/// What is asked of a device: below, a busy host is called dead (and 0 means for ever); above, a
-/// dead one is not noticed for minutes.
+/// The exponents of timeouts that devices are given. Below them a busy host is taken for dead, and
+/// 0 means forever. Above them a dead host is not noticed for minutes.
 pub const ACK_TIMEOUT: RangeInclusive<u8> = 8..=22;
-/// The InfiniBand specification (9.7.6.1.3) lets a device wait up to four times the timeout asked
-/// for.
+/// By the InfiniBand specification (9.7.6.1.3) a device may wait for up to so many times the
+/// timeout.
 const ACK_TIMEOUT_SLACK: Nanos = 4;
-/// How long a chain may wait for its doorbell before it is refused: longer than a busy machine
-/// keeps a process from its processor, and little beside the rest.
+/// The longest time that a chain waits for its doorbell; after it the chain is refused. A busy
+/// machine withholds the processor from a process for less time. The other terms are much larger.
 const QUEUED_MAX_NS: Nanos = 500_000_000;
-/// How much later than it should a session may notice that a chain is too old: it sleeps for at
-/// most half of this.
+/// The longest delay before a session notices that a chain is too old. A session sleeps for at most
+/// half of it.
 pub(crate) const LOOK_NS_MAX: Nanos = 200_000_000;
 
-/// How to connect and to wait. The default is for a data-centre network that loses few packets.
+/// How to connect and to wait. The default suits a data-centre network that loses few packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How often a device sends a packet again before it calls the peer dead: at most 6, for 7
-    /// means for ever to some.
+    /// How often a device repeats a packet before it reports the peer as dead: at most 6, because 7
+    /// means forever to some devices.
     pub retry_count: u8,
-    /// How long a device waits for an acknowledgement: 4.096 us times 2 to this power. With 16 and
-    /// 6 retries a dead host is noticed after about 2 s; with 14 and none a busy one is called
-    /// dead. Of [`ACK_TIMEOUT`], or what is next to it there is used.
+    /// The time that a device waits for an acknowledgement is 4.096 us times 2 to this power. With
+    /// 16 and 6 retries a dead host is noticed after about 2 s; with 14 and none a busy host is
+    /// taken for dead. A value outside [`ACK_TIMEOUT`] is replaced by the nearest one inside.
     pub ack_timeout: u8,
-    /// How long connecting may take. RDMA-CM's own limit is 102 s for a host that does not answer.
+    /// How long connecting may take. RDMA-CM itself waits 102 s for a host that does not answer.
     pub connect_timeout: Duration,
-    /// How long a caller that waits for a completion spins before it sleeps. A wakeup costs some
-    /// microseconds.
+    /// How long a caller spins for a completion before it sleeps. A wakeup costs some microseconds.
     pub spin: Duration,
 }
 
@@ -71,55 +70,54 @@ impl Options {
         self.ack_timeout.clamp(*ACK_TIMEOUT.start(), *ACK_TIMEOUT.end())
     }
 
-    /// How long a device goes on with a verb that its peer does not acknowledge, and how long a
-    /// chain that changes something may be under way before its connection is broken off.
-    /// Nanoseconds.
+    /// How long a device repeats a verb that its peer does not acknowledge, in nanoseconds. A chain
+    /// that changes the region may be in flight for as long before its connection is closed.
     pub fn delivery_max_ns(&self) -> Nanos {
         let timeout = ACK_TIMEOUT_UNIT_NS << self.ack_exponent();
         timeout * ACK_TIMEOUT_SLACK * (Nanos::from(self.retries()) + 1)
     }
 
-    /// How long after its post a chain can still take effect (L in `docs/protocol.md`): it may
-    /// wait for its doorbell, queue and be sent again until it is broken off, and that may be
-    /// noticed late.
+    /// How long after its post a chain can still take effect (L in `docs/protocol.md`): the time
+    /// until its doorbell, in the queue and for repetitions, and the delay until a session notices
+    /// that it is too old.
     pub fn lateness_max_ns(&self) -> Nanos {
         QUEUED_MAX_NS + self.delivery_max_ns() + LOOK_NS_MAX
     }
 }
 
-/// A region in the memory of a peer, as it introduced itself.
+/// A region in the memory of a peer, as the peer describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// Its virtual address there.
+    /// The region's virtual address in the peer's process.
     pub base_address: u64,
-    /// Its length, in bytes.
+    /// The region's length.
     pub region_bytes: u64,
-    /// Its remote key.
+    /// The region's remote key.
     pub rkey: u32,
-    /// Whether to send verbs that change it. Whether they may is decided by the peer's device.
+    /// Whether to post verbs that change the region. The peer's device enforces the rights.
     pub writable: bool,
-    /// No chain of anybody's takes less than this there, in nanoseconds.
+    /// No chain of any client takes less time at this region.
     pub round_trip_min_ns: u32,
 }
 
-/// A connection that a listener accepted; never the same twice.
+/// The number of a connection that a listener accepted. No number is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
-/// What a probe of a peer found out.
+/// The state of the last probe of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeState {
-    /// Nothing was asked.
+    /// No probe was sent.
     Idle,
     /// No answer yet.
     Pending,
     /// The peer's device answered.
     Alive,
-    /// It did not, for as long as the options allow, or the connection is broken.
+    /// The device did not answer in the time that the options allow, or the connection is broken.
     Dead,
 }
 
-/// Why RDMA does not do what was asked: what failed for the user, and what to do.
+/// An error of RDMA. Its message tells what failed for the user, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -153,7 +151,7 @@ pub enum VerbsError {
     NobodyListens { address: SocketAddr },
     #[error("{address} did not answer within {} ms: is the host up?", .after.as_millis())]
     TimedOut { address: SocketAddr, after: Duration },
-    /// The peer's reason, as its owner encodes it.
+    /// `reason` is private data whose format the caller defines.
     #[error("{address} refused the connection")]
     Rejected { address: SocketAddr, reason: Vec<u8> },
     #[error("the RDMA device {device} has no atomic operations, which Farside needs: use another")]
@@ -177,16 +175,16 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// Whether the same may work a little later: the server is not up, or not yet again.
+    /// Whether a later attempt may succeed: the server is not running, or restarts.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::NoRoute { .. } | Self::NobodyListens { .. } | Self::TimedOut { .. })
     }
 }
 
-/// What this machine has for RDMA, and what is wrong with it. Opens every device for a moment.
+/// Reports this machine's RDMA devices and their faults. Opens every device for a moment.
 pub fn preflight() -> Report {
     let mut report = Report::from_sysfs();
-    // Without the list of devices the report has what sysfs says.
+    // If the devices cannot be listed, the report is sysfs alone.
     #[cfg(feature = "verbs")]
     let _ = crate::verbs::ask_all(&mut report.devices);
     report = report.judge();
@@ -209,16 +207,16 @@ mod tests {
         assert_eq!(options.delivery_max_ns(), 4 * nominal);
         assert!((1_800_000_000..2_000_000_000).contains(&nominal));
         assert_eq!(options.lateness_max_ns(), 4 * nominal + 700_000_000);
-        // For ever is no bound.
+        // 7 would mean forever, which is no bound.
         let endless = Options { retry_count: 7, ..options };
         assert_eq!(endless.delivery_max_ns(), options.delivery_max_ns());
-        let wild = Options { ack_timeout: 255, retry_count: 255, ..options };
-        assert!(wild.delivery_max_ns() > options.delivery_max_ns());
+        let huge = Options { ack_timeout: 255, retry_count: 255, ..options };
+        assert!(huge.delivery_max_ns() > options.delivery_max_ns());
     }
 
     #[test]
-    fn a_build_without_rdma_says_so() {
-        let says = preflight().to_string().contains("built without RDMA");
-        assert_eq!(says, cfg!(not(feature = "verbs")));
+    fn only_a_build_without_rdma_reports_that() {
+        let is_reported = preflight().to_string().contains("built without RDMA");
+        assert_eq!(is_reported, cfg!(not(feature = "verbs")));
     }
 }

@@ -1,25 +1,26 @@
+//! Lanes that wait for a time: [`Fabric::wait`](crate::Fabric::wait) of both fabrics.
+
 use super::{Completion, LaneId, Nanos};
 
-/// Lanes that wait for a time; what every fabric with a clock of its own does the same.
+/// Each lane's time, and the lane.
 pub(super) struct SleepingLanes(Vec<(Nanos, LaneId)>);
 
 impl SleepingLanes {
-    /// None, with room for this many.
+    /// No lanes, with room for so many.
     pub(super) fn with_capacity(lanes: usize) -> Self {
         Self(Vec::with_capacity(lanes))
     }
 
-    /// The lane waits until then.
     pub(super) fn add(&mut self, lane: LaneId, until: Nanos) {
         self.0.push((until, lane));
     }
 
-    /// Until when the first waits.
+    /// The earliest time for which a lane waits.
     pub(super) fn first(&self) -> Option<Nanos> {
         self.0.iter().map(|(until, _)| *until).min()
     }
 
-    /// A lane whose time has come. Asks for the time only if any waits.
+    /// The completion of a lane whose time has come. Reads the clock only if a lane waits.
     #[inline]
     pub(super) fn due(&mut self, now: impl FnOnce() -> Nanos) -> Option<Completion> {
         if self.0.is_empty() {

@@ -1,8 +1,8 @@
-//! The budget against links that are not there: virtual time, no sleeping, the same every time.
+//! The budget on simulated links, in virtual time: deterministic, and without sleeps.
 //!
 //! Guards against two bugs. Bytes in flight had no bound, so on a slow link chains queued for
-//! seconds. READs came too late to be believed, and a change took effect after its bound. And the
-//! age of a change was counted anew whenever anything completed.
+//! seconds. READs came too late to be believed, and a change took effect after its bound. And each
+//! completion restarted the age of a change.
 
 use std::collections::VecDeque;
 
@@ -14,20 +14,20 @@ const MS: Nanos = 1_000_000;
 const PATIENCE: Nanos = 87_500_000;
 const SLOW: u64 = 25_000_000;
 const VALUE: u64 = 512 << 10;
-/// From the link's being done with a chain to its completion.
+/// The time from the end of a chain's transfer to its completion.
 const ROUND_TRIP: Nanos = 100_000;
 
-/// A link that carries one chain after another, and lanes that post another chain each time.
+/// A link that transfers one chain after another, and lanes that post the next one each time.
 struct Link {
     flight: Flight,
     now: Nanos,
     bytes_per_s: u64,
     free_at: Nanos,
-    /// Lane, bytes, and when it left and completes.
+    /// The chains in flight: lane, bytes, when the chain left, and when it completes.
     carried: VecDeque<(LaneId, u64, Nanos, Nanos)>,
 }
 
-/// What lanes saw.
+/// What the lanes observed.
 #[derive(Debug, Default)]
 struct Seen {
     bytes: u64,
@@ -42,7 +42,7 @@ impl Link {
         Self { flight, now: SECOND, bytes_per_s, free_at: 0, carried: VecDeque::new() }
     }
 
-    /// This many lanes, each of which always has a chain of so many bytes to post.
+    /// Runs so many lanes, each of which always has a chain of so many bytes to post.
     fn run(&mut self, depth: u16, bytes: u64, until: Nanos) -> Seen {
         let mut seen = Seen::default();
         let busy: Vec<_> = self.carried.iter().map(|(lane, ..)| *lane).collect();
@@ -75,14 +75,14 @@ fn a_slow_link_is_busy_and_no_chain_queues_for_long() {
         let mut link = Link::new(SLOW);
         let begun = link.now;
         let first = link.run(depth, VALUE, begun + SECOND);
-        // Not even what leaves before anything is known of the link.
+        // Also the chains that leave before the link's rate is known.
         assert!(first.took_max < PATIENCE, "{depth} lanes at first: {first:?}");
         let (begun, seen) = (link.now, link.run(depth, VALUE, begun + 20 * SECOND));
         let capacity = SLOW * (link.now - begun) / SECOND;
         assert!(seen.bytes >= capacity * 85 / 100, "{depth} lanes: {seen:?} of {capacity}");
-        // The next value queues while one is carried.
+        // The next value queues while one is transferred.
         assert!(depth == 1 || seen.chains_max == 2, "{depth} lanes: {seen:?}");
-        // What is in flight when a chain leaves takes no longer than a third of patience.
+        // The bytes in flight when a chain leaves take no longer than a third of patience.
         let alone = VALUE * SECOND / SLOW;
         assert!(seen.took_max <= PATIENCE / 3 + 2 * alone, "{depth} lanes: {seen:?}");
     }
@@ -98,7 +98,7 @@ fn small_chains_on_a_fast_link_are_never_held_back() {
 }
 
 #[test]
-fn a_fast_link_carries_all_it_can_after_some_round_trips() {
+fn a_fast_link_is_busy_after_some_round_trips() {
     let mut link = Link::new(12_500_000_000);
     link.run(1024, VALUE, SECOND + 10 * MS);
     let (begun, seen) = (link.now, link.run(1024, VALUE, 2 * SECOND));
@@ -110,7 +110,7 @@ fn the_budget_follows_a_link_that_becomes_slow_and_fast_again() {
     let mut link = Link::new(12_500_000_000);
     link.run(256, VALUE, 2 * SECOND);
     link.bytes_per_s = SLOW;
-    // What left before, and the first that learn of it.
+    // The chains that left before, and those until the budget has followed.
     link.run(256, VALUE, 5 * SECOND);
     let seen = link.run(256, VALUE, 10 * SECOND);
     assert!(seen.took_max < PATIENCE, "{seen:?}");
@@ -120,7 +120,7 @@ fn the_budget_follows_a_link_that_becomes_slow_and_fast_again() {
     assert!(seen.bytes >= 12 * (link.now - begun), "{seen:?}");
 }
 
-/// Whatever is timed, by however wrong a clock, the budget keeps its bounds.
+/// The budget stays within its bounds for any measured time, also by a wrong clock.
 #[test]
 fn one_chain_may_always_leave() {
     let mut flight = Flight::new(2);
@@ -137,24 +137,24 @@ fn one_chain_may_always_leave() {
 }
 
 #[test]
-fn what_completes_does_not_make_a_change_younger() {
+fn a_completion_does_not_restart_the_age_of_a_change() {
     let mut flight = Flight::new(8);
-    let most = 7 * SECOND;
+    let age_max = 7 * SECOND;
     flight.leave(LaneId(0), 64, false, || 0);
     flight.leave(LaneId(1), 64, true, || SECOND);
     flight.leave(LaneId(2), 64, false, || SECOND);
     flight.leave(LaneId(3), 64, true, || 3 * SECOND);
     flight.arrive(LaneId(0), 64, false, || 7 * SECOND);
-    assert!(!flight.has_change_older_than(most, 8 * SECOND));
-    assert!(flight.has_change_older_than(most, 8 * SECOND + 1), "a READ completed meanwhile");
+    assert!(!flight.has_change_older_than(age_max, 8 * SECOND));
+    assert!(flight.has_change_older_than(age_max, 8 * SECOND + 1), "a READ completed meanwhile");
     flight.arrive(LaneId(1), 64, true, || 9 * SECOND);
     flight.arrive(LaneId(2), 64, false, || 9 * SECOND);
-    assert!(!flight.has_change_older_than(most, 10 * SECOND), "the next one left later");
-    assert!(flight.has_change_older_than(most, 10 * SECOND + 1));
+    assert!(!flight.has_change_older_than(age_max, 10 * SECOND), "the next one left later");
+    assert!(flight.has_change_older_than(age_max, 10 * SECOND + 1));
     flight.arrive(LaneId(3), 64, true, || 11 * SECOND);
     flight.leave(LaneId(0), 64, false, || 0);
-    assert!(!flight.has_change_older_than(most, 99 * SECOND), "READs may take as long as they do");
+    assert!(!flight.has_change_older_than(age_max, 99 * SECOND), "a READ has no bound");
     flight.leave(LaneId(4), 64, true, || 0);
     flight.clear();
-    assert!(!flight.has_change_older_than(most, 99 * SECOND));
+    assert!(!flight.has_change_older_than(age_max, 99 * SECOND));
 }

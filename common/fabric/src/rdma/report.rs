@@ -1,6 +1,5 @@
-//! What a machine has for RDMA, and what is wrong with it: what `kv-cli doctor` prints. Read from
-//! sysfs, which is there without any library. A build that can ask a device adds what only the
-//! device knows.
+//! The report of `kv-cli doctor` on RDMA: the machine's devices, and their faults with remedies.
+//! It is read from sysfs, which takes no library. A build with verbs adds the devices' own answers.
 
 use std::fmt;
 use std::fs;
@@ -10,30 +9,29 @@ use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 
 const SYSFS: &str = "/sys/class/infiniband";
-/// RDMA-CM's device, and the folder of those of the verbs.
+/// RDMA-CM's device file, and the folder of the verbs' device files.
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
 const VERBS_DEVICES: &str = "/dev/infiniband";
-/// How large a new region is without being told, which its server registers. A client registers
-/// less.
+/// The default size of a new region, which its server registers. A client registers less.
 const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
-/// The most entries of a port's GID table that are looked at.
+/// Entries of a port's GID table after this one are not read.
 const GIDS_MAX: usize = 256;
 
-/// All devices, and everything found wrong.
+/// All devices, and all faults that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The devices, by name.
     pub devices: Vec<Device>,
     /// How much memory this process may pin, in bytes; `None` for any amount.
     pub memlock_bytes: Option<u64>,
-    /// What is wrong; nothing when connections should work.
+    /// The faults; empty if connections should work.
     pub findings: Vec<Finding>,
 }
 
-/// Something wrong.
+/// A fault and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// The fault.
     pub what: String,
     /// The command, or the setting, that mends it.
     pub mend: String,
@@ -42,46 +40,46 @@ pub struct Finding {
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name, such as `mlx5_0`.
+    /// Such as `mlx5_0`.
     pub name: String,
-    /// Its ports.
+    /// The device's ports.
     pub ports: Vec<Port>,
-    /// What it can do, if it could be asked.
+    /// The device's answer, if it could be asked.
     pub capabilities: Option<Capabilities>,
 }
 
-/// What a device can do.
+/// The capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Whether it has atomic operations.
+    /// Whether the device has atomic operations.
     pub atomics: bool,
-    /// READs and atomics of peers in flight on a queue pair.
+    /// The peer's READs and atomics that a queue pair can have in flight.
     pub max_qp_rd_atom: u32,
-    /// READs and atomics of its own in flight on a queue pair.
+    /// The READs and atomics of this host that a queue pair can have in flight.
     pub max_qp_init_rd_atom: u32,
-    /// The longest memory it registers at once, in bytes.
+    /// The longest memory that can be registered as one region.
     pub max_mr_bytes: u64,
 }
 
 /// A port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its number, from 1.
+    /// From 1.
     pub number: u8,
-    /// Its state, such as `ACTIVE`.
+    /// Such as `ACTIVE`.
     pub state: String,
     /// `Ethernet` or `InfiniBand`.
     pub link_layer: String,
-    /// What it sends at most in a packet, in bytes, if the device could be asked.
+    /// The longest packet, if the device could be asked.
     pub mtu_bytes: Option<u32>,
-    /// Its addresses.
+    /// The port's addresses.
     pub gids: Vec<Gid>,
 }
 
 /// An address of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the port's table.
+    /// The index in the port's table.
     pub index: usize,
     /// The address, as sysfs writes it.
     pub address: String,
@@ -89,14 +87,8 @@ pub struct Gid {
     pub kind: String,
 }
 
-impl Port {
-    fn is_active(&self) -> bool {
-        self.state == "ACTIVE"
-    }
-}
-
 impl Report {
-    /// What sysfs says.
+    /// The devices, as sysfs describes them.
     pub(super) fn from_sysfs() -> Self {
         let root = Path::new(SYSFS);
         let device = |name: String| Device {
@@ -116,7 +108,7 @@ impl Report {
         self.memlock_bytes.is_none_or(|bytes| bytes >= MEMLOCK_BYTES_MIN)
     }
 
-    /// Adds the findings: what is wrong on this machine, and how to mend it.
+    /// Adds the faults of this machine, and their remedies.
     pub(super) fn judge(mut self) -> Self {
         let mut findings = Vec::new();
         let mut found = |what: String, mend: &str| {
@@ -137,7 +129,8 @@ impl Report {
         }
         for device in &self.devices {
             let name = &device.name;
-            let active: Vec<_> = device.ports.iter().filter(|port| port.is_active()).collect();
+            let is_active = |port: &&Port| port.state == "ACTIVE";
+            let active: Vec<_> = device.ports.iter().filter(is_active).collect();
             if active.is_empty() {
                 let what = format!("{name} has no active port");
                 found(what, "bring its network interface up: ip link set <interface> up");
@@ -166,7 +159,7 @@ impl Report {
     }
 }
 
-/// The first device file that this process may not use, and why.
+/// The first device file that this process may not use, with the system's error.
 fn refused_device() -> Option<String> {
     let verbs = names(Path::new(VERBS_DEVICES)).into_iter().find(|name| name.starts_with("uverbs"));
     let verbs = verbs.unwrap_or_else(|| "uverbs0".to_owned());
@@ -241,7 +234,7 @@ impl fmt::Display for Device {
                 can.max_qp_rd_atom,
                 can.max_mr_bytes
             )?,
-            None => write!(f, " it cannot be asked what it can do")?,
+            None => write!(f, " its capabilities are unknown")?,
         }
         for Port { number, state, link_layer, mtu_bytes, gids } in &self.ports {
             write!(f, "\n  port {number}: {state}, {link_layer}")?;
@@ -284,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn every_finding_says_what_mends_it() {
+    fn every_finding_names_its_remedy() {
         let good = findings(device("ACTIVE", "RoCE v2", true), None);
         assert!(good.contains("rxe0") && good.contains("MTU 1024") && good.contains("GID 1"));
         assert!(!good.contains("no "), "{good}");
@@ -299,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_can_be_looked_at() {
+    fn the_report_has_the_devices_of_this_machine() {
         let report = Report::from_sysfs().judge();
         assert_eq!(report.devices.is_empty(), !Path::new(SYSFS).exists());
     }
