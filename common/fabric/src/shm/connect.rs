@@ -93,7 +93,7 @@ impl Connection {
     /// `InvalidData` for a message longer than the buffer, and on the accepting side for one with
     /// a descriptor; `WouldBlock` after the timeout; otherwise the system's error.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-        if self.socket.closers().is_some() && descriptors::brings_descriptors(self.as_fd())? {
+        if self.socket.closers().is_some() && descriptors::has_descriptors(self.as_fd())? {
             let why = "a message with a descriptor, which a server does not accept";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }

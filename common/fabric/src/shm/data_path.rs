@@ -1,4 +1,4 @@
-//! The fabric of one host: the client's own CPU executes the verbs on mapped memory.
+//! The fabric of shared memory: the client's own CPU executes the verbs on mapped memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,37 +16,38 @@ use crate::{
     Timing, Verb,
 };
 
-/// A claim of a slot executes two locked instructions, a fence, a copy of 256 bytes and at
-/// least three reads of the clock, each of them in order, before anybody else can claim it: some
-/// 140 cycles, on any processor longer than this.
+/// Before another client can claim the same slot, a claim executes two locked instructions, a
+/// fence, a copy of 256 bytes and at least three reads of the clock, all in order. These are some
+/// 140 cycles, which take longer than this on any processor.
 const ROUND_TRIP_MIN_NS: Nanos = 20;
-/// A chain that the executor comes to later than this after its post is refused.
+/// A chain that is executed later than this after its post is refused.
 const LATENESS_MAX_NS: Nanos = 50_000_000;
-/// How much is written between two looks at lease and clock, in words of 8 bytes.
+/// The longest part of a WRITE between two checks of lease and clock, in words of 8 bytes.
 const WRITE_WORDS_MAX: usize = 512;
-/// How much one doorbell executes before completions are looked at, and how much is posted before
-/// there is no room: what waits must not grow older than GRACE.
+/// The bytes that one doorbell executes before completions are polled. Also the posted bytes above
+/// which there is no room. With larger limits, chains could wait for longer than GRACE.
 const RING_BYTES_MAX: u64 = 4 << 20;
-/// The most bytes that are prefetched for one verb.
+/// Of each verb at most so many bytes are prefetched.
 const PREFETCH_BYTES_MAX: u32 = 256;
-/// Waits longer than this give the processor to others.
+/// Longer waits sleep, so that other threads get the processor.
 const SPIN_NS_MAX: Nanos = 50_000;
 
-/// The word that says whether the server still accepts a client: the fence of this fabric.
+/// The word of the client table that tells whether the server accepts a client: the fence of this
+/// fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Where the client's entry in the client table is, in bytes.
+    /// The offset of the word, in bytes.
     pub offset: u64,
-    /// What it holds as long as the client is accepted.
+    /// The value of the word while the client is accepted.
     pub number: u64,
 }
 
 /// Executes chains at the next doorbell.
 ///
-/// Before each WRITE, the four-byte mark too (invariant I13), and before each atomic verb it looks
-/// at the clock and at the lease, because the process may have been stopped for an hour anywhere
-/// before. What remains open is a stop between that look and the instruction, or the few kilobytes
-/// of a WRITE, behind it.
+/// It checks the clock and the lease before each WRITE, also of a four-byte mark (invariant I13),
+/// and before each atomic verb, because the process may have been stopped at any time before. One
+/// gap remains: a stop between this check and the instruction, or the few kilobytes of a WRITE,
+/// that follows it.
 pub struct ShmFabric {
     /// One for each region.
     executors: Vec<Executor>,
@@ -75,8 +76,8 @@ type Buffers = [Vec<u64>; Buffer::COUNT];
 const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 impl ShmFabric {
-    /// A fabric with this many lanes, for one region. Without a lease it is never fenced there: the
-    /// server's own.
+    /// A fabric with so many lanes, for one region. The server's own fabric has no lease, and is
+    /// never fenced.
     pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
         let lane = || Lane {
             region: RegionIndex::FIRST,
@@ -90,7 +91,7 @@ impl ShmFabric {
         };
         let (lane_count, clock) = (usize::from(lanes), Clock::new());
         Self {
-            executors: vec![Executor::new(region, lease, clock.clone())],
+            executors: vec![Executor { region, lease, clock: clock.clone() }],
             clock,
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
@@ -101,29 +102,24 @@ impl ShmFabric {
         }
     }
 
-    /// One region more, in a mapping of its own.
+    /// Adds a region, in a mapping of its own.
     pub fn add_region(&mut self, region: Arc<Region>, lease: Option<Lease>) -> RegionIndex {
-        self.executors.push(Executor::new(region, lease, self.clock.clone()));
+        self.executors.push(Executor { region, lease, clock: self.clock.clone() });
         RegionIndex(self.executors.len() as u16 - 1)
     }
 }
 
-/// What executing a chain at a region takes besides the lane.
+/// Executes the chains for one region.
 ///
-/// Its clock is its own, so that all of it is one pointer. Clocks of one process differ by
-/// microseconds, which is nothing beside [`LATENESS_MAX_NS`].
+/// It has a clock of its own, so that one pointer leads to everything that a chain needs besides
+/// its lane. Clocks of one process differ by microseconds, and [`LATENESS_MAX_NS`] is much longer.
 struct Executor {
     region: Arc<Region>,
-    /// The word that says whether this client is accepted there.
     lease: Option<Lease>,
     clock: Clock,
 }
 
 impl Executor {
-    fn new(region: Arc<Region>, lease: Option<Lease>, clock: Clock) -> Self {
-        Self { region, lease, clock }
-    }
-
     #[inline]
     fn check_lease(&self) -> Result<(), ChainError> {
         let Some(lease) = self.lease else { return Ok(()) };
@@ -167,7 +163,7 @@ impl Executor {
             match *verb {
                 Verb::Read { remote, into, bytes } => {
                     if swapped {
-                        // Contract 2: nothing of this READ comes from before the swap.
+                        // By contract 2 this READ returns no word from before the swap.
                         order_read_after_swap::<AtomicU64>();
                     }
                     let target = words_mut(&mut buffers[into as usize], bytes);
@@ -195,7 +191,8 @@ impl Executor {
         Ok(found)
     }
 
-    /// Looks at lease and clock again every few kilobytes: the memory may be another's by then.
+    /// Checks lease and clock again every few kilobytes, because the memory of a fenced or late
+    /// client may have another use.
     #[inline]
     fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
         let mut offset = remote;
@@ -207,8 +204,9 @@ impl Executor {
         Ok(())
     }
 
-    /// By the time in order before words of the index, which [`ROUND_TRIP_MIN_NS`] counts on, else
-    /// roughly: against [`LATENESS_MAX_NS`] what a processor has in flight is nothing.
+    /// Before words of the index, `time` must read the clock in order, on which
+    /// [`ROUND_TRIP_MIN_NS`] relies. Otherwise a reading accurate to a microsecond is enough,
+    /// because [`LATENESS_MAX_NS`] is much longer.
     #[inline]
     fn check_accepted(
         &self,
@@ -220,7 +218,7 @@ impl Executor {
     }
 }
 
-/// The first `bytes` of a buffer, which grows to hold them.
+/// The first `bytes` of a buffer, which grows if it is shorter.
 #[inline]
 fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
     let words = (bytes as usize).div_ceil(size_of::<u64>());
@@ -259,7 +257,7 @@ impl Fabric for ShmFabric {
         self.posted.push_back(lane_id);
     }
 
-    /// Only what is posted counts: it is executed at the doorbell, and nothing stays in flight.
+    /// Only posted chains count: the doorbell executes them, so none remains in flight.
     #[inline]
     fn has_room(&self, _: RegionIndex, _: u64) -> bool {
         self.posted_bytes < RING_BYTES_MAX
@@ -323,7 +321,7 @@ impl Fabric for ShmFabric {
         true
     }
 
-    /// The same without the queues.
+    /// As `post`, `ring` and `poll`, but without their queues.
     #[inline]
     fn run(
         &mut self,
@@ -337,7 +335,7 @@ impl Fabric for ShmFabric {
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count(chain);
         if chain.len() > 1 {
-            // One verb waits for the other's memory: a swap for all that was written before it.
+            // Without it each verb would wait for its own memory: a swap waits for earlier writes.
             executor.prefetch_chain(chain);
         }
         executor.execute(&mut lane.buffers, chain, deadline)

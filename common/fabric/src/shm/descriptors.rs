@@ -1,14 +1,14 @@
-//! Descriptors that come with a message from a stranger, and the stranger's user.
+//! Descriptors in messages of strangers, which a server refuses, and the stranger's user.
 //!
-//! To close the last copy of a descriptor can block for as long as the sender likes: a TCP socket
-//! with SO_LINGER and unsent data does it. A server takes no descriptors, so since Linux 6.16 its
-//! sockets refuse them (SO_PASSRIGHTS), and sending one fails for the sender.
+//! Closing the last copy of a descriptor can block for as long as the sender chooses. A TCP socket
+//! with SO_LINGER and unsent data does. A server needs no descriptors. Since Linux 6.16 its sockets
+//! refuse them (SO_PASSRIGHTS), so the sender's call fails.
 //!
-//! Before 6.16 a descriptor cannot be kept out of a socket's queue. There every message is peeked
-//! at first, which closes nothing, and a connection whose message carries a descriptor is broken
-//! off. Every connection is closed on a thread of its own, because closing a socket closes what is
-//! in its queue. Such a thread may hang without harm; [`CLOSING_MAX`] of them, and the server
-//! accepts nothing more until one has ended.
+//! Before 6.16 a socket's queue accepts every descriptor. There each message is first peeked at,
+//! which closes nothing, and a connection whose message carries a descriptor is closed. Every
+//! connection is closed on a thread of its own, because that also closes the descriptors in its
+//! queue. Such a thread may hang without harm. While [`CLOSING_MAX`] sockets are not closed, the
+//! server accepts no connection.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -19,30 +19,30 @@ use std::thread;
 
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
-/// Whether messages may bring descriptors, since Linux 6.16; the number of all architectures but
-/// PA-RISC and SPARC, where the call fails or does nothing of importance.
+/// The option whether messages may carry descriptors, since Linux 6.16. On PA-RISC and SPARC the
+/// number is another, and the call fails or has no important effect.
 const SO_PASSRIGHTS: libc::c_int = 83;
-/// Connections that are being closed at a time. More, and nothing is accepted.
+/// Limit on connections that are being closed. Above it no connection is accepted.
 const CLOSING_MAX: usize = 64;
-/// What a thread needs that calls close and nothing else, in bytes.
+/// The stack of a thread that calls only `close`.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Has a socket, and every connection that it will accept, refuse descriptors.
+/// Makes a socket, and every connection that it will accept, refuse descriptors.
 pub(super) fn refuse_descriptors(socket: BorrowedFd<'_>) -> io::Result<()> {
     let no: libc::c_int = 0;
     let (value, bytes) = ((&raw const no).cast(), size_of_val(&no) as libc::socklen_t);
     let (level, option) = (libc::SOL_SOCKET, SO_PASSRIGHTS);
-    // SAFETY: the descriptor is open, and the option is read from an integer that is still there.
+    // SAFETY: the descriptor is open, and the option is read from an integer that is alive.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, bytes) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The user that connected, or that listens; as this process's user namespace names it.
+/// The user that connected or listens, by its number in this process's user namespace.
 ///
-/// Not rustix's `socket_peercred`: its process id must not be 0, which is what the kernel gives for
-/// a process in another namespace.
+/// This does not use rustix's `socket_peercred`, which requires a process id other than 0. The
+/// kernel returns 0 for a process in another namespace.
 pub(super) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of_val(&peer) as libc::socklen_t;
@@ -55,15 +55,15 @@ pub(super) fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
-/// Whether the next message brings descriptors; waits for it if the socket blocks. No descriptor
-/// is taken, and none closed: the message in the queue still has them.
-pub(super) fn brings_descriptors(socket: BorrowedFd<'_>) -> io::Result<bool> {
+/// Whether the next message carries descriptors. Waits for the message if the socket blocks. The
+/// message and its descriptors stay in the queue, so none is closed.
+pub(super) fn has_descriptors(socket: BorrowedFd<'_>) -> io::Result<bool> {
     let mut none = RecvAncillaryBuffer::default();
     let received = recvmsg(socket, &mut [], &mut none, RecvFlags::PEEK)?;
     Ok(received.flags.contains(ReturnFlags::CTRUNC))
 }
 
-/// Closes sockets on threads of their own, because a close may take as long as its sender likes.
+/// Closes sockets on threads of their own, because a close may block.
 #[derive(Clone, Default)]
 pub(super) struct Closers(Arc<ClosersShared>);
 
@@ -71,12 +71,12 @@ pub(super) struct Closers(Arc<ClosersShared>);
 struct ClosersShared {
     /// Sockets that no thread has taken yet.
     waiting: Mutex<Vec<OwnedFd>>,
-    /// These, and those whose `close` has not returned.
+    /// The number of sockets in `waiting`, and of those whose `close` has not returned.
     closing: AtomicUsize,
 }
 
 impl Closers {
-    /// Whether so many sockets do not close that there must not be more of them.
+    /// Whether [`CLOSING_MAX`] sockets are being closed.
     pub(super) fn is_full(&self) -> bool {
         self.0.closing.load(Ordering::Relaxed) >= CLOSING_MAX
     }
@@ -93,12 +93,12 @@ impl Closers {
             }
         };
         let thread = thread::Builder::new().name("farside-close".to_owned());
-        // Without a thread it waits for the next one.
+        // If the system starts no thread, the socket waits for the next one.
         let _ = thread.stack_size(STACK_BYTES).spawn(close_all);
     }
 }
 
-/// A socket; closed elsewhere where its queue may hold descriptors.
+/// A socket. If its queue may hold descriptors, another thread closes it.
 pub(super) struct Socket {
     socket: ManuallyDrop<OwnedFd>,
     closers: Option<Closers>,
@@ -123,7 +123,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // SAFETY: nothing else takes it, and nothing uses it after this.
+        // SAFETY: only this takes the socket, and nothing uses it afterwards.
         let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
         match &self.closers {
             Some(closers) => closers.close(socket),
@@ -137,16 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_sockets_are_taken_while_too_many_do_not_close() {
+    fn closers_are_full_while_too_many_sockets_do_not_close() {
         let closers = Closers::default();
-        // As if none of their threads had ended.
+        // As if no thread had ended.
         closers.0.closing.store(CLOSING_MAX - 1, Ordering::Relaxed);
         assert!(!closers.is_full());
         closers.0.closing.fetch_add(1, Ordering::Relaxed);
         assert!(closers.is_full());
         let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
         drop(Socket::new(socket.into(), Some(closers.clone())));
-        // It was closed all the same.
+        // The socket is closed although the closers are full.
         other.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
         assert_eq!(io::Read::read(&mut &other, &mut [0]).unwrap(), 0);
     }

@@ -1,7 +1,8 @@
-//! A file that is mapped where the processor can use its huge pages.
+//! Maps a file at an address where the processor can use its huge pages.
 //!
-//! A 2 MiB page of a file counts only in a mapping that starts at a multiple of 2 MiB. Elsewhere
-//! the page table refers to it in pieces of 4 KiB. By itself the system chooses any page.
+//! The processor uses a file's 2 MiB page only if the mapping starts at a multiple of 2 MiB.
+//! Otherwise the page table refers to it in pieces of 4 KiB. By default the system maps a file at
+//! any 4 KiB page.
 
 use std::fs::File;
 use std::io;
@@ -13,11 +14,11 @@ pub(super) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// The length of a huge page, in bytes.
 pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// A mapped file. The mapping is shared, and gone when this is dropped.
+/// A file in a shared mapping, which is unmapped when this is dropped.
 pub(super) struct Mapping {
-    /// The file, and around it the rest of the reservation, which is never accessed.
+    /// The file within a reservation of addresses, of which the rest is never accessed.
     reserved: MmapRaw,
-    /// Where in `reserved` the file starts.
+    /// The offset of the file in `reserved`.
     skipped: usize,
     bytes: usize,
 }
@@ -26,7 +27,7 @@ impl Mapping {
     /// Maps the whole file.
     ///
     /// # Errors
-    /// What the system says: `PermissionDenied` for a descriptor that does not allow it.
+    /// The system's error: `PermissionDenied` for a descriptor that does not allow it.
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         // hugetlbfs aligns its mappings, and rounds their lengths up to pages of 2 MiB or 1 GiB.
@@ -35,7 +36,7 @@ impl Mapping {
             && !aligns_itself
             && let Some((reserved, skipped)) = reserve_aligned(bytes)
         {
-            map_into(&reserved, skipped, (file, bytes, writable))?;
+            map_into(&reserved, skipped, file, bytes, writable)?;
             return Ok(Self { reserved, skipped, bytes });
         }
         let mut options = MmapOptions::new();
@@ -62,32 +63,31 @@ impl Mapping {
     /// Advises the system about all of the mapping.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
         self.reserved.advise_range(advice, self.skipped, self.bytes)
     }
 
-    /// Makes 2 MiB pages of a part of the file. Its content stays, and other processes may read
+    /// Turns a part of the file into 2 MiB pages. The content stays, and other processes may read
     /// and change it meanwhile.
     ///
     /// # Errors
-    /// What the system says, if the part does not have 2 MiB pages everywhere. `UnexpectedEof` if
-    /// it is not inside.
+    /// The system's error, if not all of the part has 2 MiB pages afterwards. `UnexpectedEof` if
+    /// the part is not inside the file.
     pub(super) fn collapse(&self, offset: u64, bytes: u64) -> io::Result<()> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes as u64) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let start = self.as_mut_ptr().wrapping_add(offset as usize);
         // SAFETY: the range is inside the mapping. The advice changes which pages hold the bytes,
-        // and neither the bytes nor their addresses. The kernel looks at the alignment.
+        // and neither the bytes nor their addresses. The kernel checks the alignment.
         let outcome = unsafe { libc::madvise(start.cast(), bytes as usize, libc::MADV_COLLAPSE) };
         if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
-/// Address space with room for this many bytes from a multiple of 2 MiB on, and where in it that
-/// is. `None` if the system has none to spare: it counts address space where `overcommit_memory`
-/// is 2.
+/// Reserves addresses for so many bytes from a multiple of 2 MiB on. Returns the offset of this
+/// multiple, too. `None` if the system refuses: with `overcommit_memory` 2 it limits addresses.
 fn reserve_aligned(bytes: usize) -> Option<(MmapRaw, usize)> {
     let huge_page = HUGE_PAGE_BYTES as usize;
     let room = bytes.checked_add(huge_page)?;
@@ -96,11 +96,13 @@ fn reserve_aligned(bytes: usize) -> Option<(MmapRaw, usize)> {
     Some((reserved, address.next_multiple_of(huge_page) - address))
 }
 
-/// Maps a file over the part of a reservation that `skipped` and its length in bytes describe.
+/// Maps `bytes` of a file into a reservation, at the offset `skipped`.
 fn map_into(
     reserved: &MmapRaw,
     skipped: usize,
-    (file, bytes, writable): (&File, usize, bool),
+    file: &File,
+    bytes: usize,
+    writable: bool,
 ) -> io::Result<()> {
     assert!(skipped + bytes <= reserved.len(), "the file fits into the reservation");
     let access = match writable {
@@ -109,7 +111,7 @@ fn map_into(
     };
     let start = reserved.as_mut_ptr().wrapping_add(skipped).cast();
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: what is replaced is inside the reservation, where nothing refers to anything yet; the
+    // SAFETY: the mapping replaces a part of the reservation, into which no pointer exists yet. The
     // reservation unmaps the file when it is dropped.
     unsafe { rustix::mm::mmap(start, bytes, access, flags, file, 0) }?;
     Ok(())
@@ -128,11 +130,11 @@ mod tests {
 
     #[test]
     fn a_mapping_starts_at_a_multiple_of_a_huge_page() {
-        let mut kept = Vec::new();
+        let mut mapped = Vec::new();
         for n in 1..=50u64 {
-            // Something small before each, so that none is aligned by luck.
+            // A small mapping before each, so that none is aligned by chance.
             let between = MmapOptions::new().len(n as usize * 4096).map_anon().unwrap();
-            // Also of lengths that no huge page divides.
+            // The lengths are no multiples of a huge page.
             let file = file(HUGE_PAGE_BYTES + n * 4096);
             for writable in [true, false] {
                 let region = match writable {
@@ -141,14 +143,14 @@ mod tests {
                 };
                 assert_eq!(region.bytes(), HUGE_PAGE_BYTES + n * 4096);
                 assert_eq!(region.start().addr() as u64 % HUGE_PAGE_BYTES, 0);
-                kept.push(region);
+                mapped.push(region);
             }
             drop(between);
         }
     }
 
     #[test]
-    fn a_part_outside_is_refused() {
+    fn collapsing_a_part_outside_of_the_file_is_refused() {
         let mapping = Mapping::new(&file(HUGE_PAGE_BYTES), true).unwrap();
         for (offset, bytes) in [(0, 2 * HUGE_PAGE_BYTES), (HUGE_PAGE_BYTES, 1), (u64::MAX, 2)] {
             let error = mapping.collapse(offset, bytes).unwrap_err();

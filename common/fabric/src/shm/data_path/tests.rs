@@ -1,4 +1,4 @@
-//! One fabric over two mappings: what is shared, and what is each region's own.
+//! A fabric with two regions in two mappings.
 
 use super::*;
 use crate::Endpoint;
@@ -36,7 +36,7 @@ fn one_future_changes_one_region_and_then_another() {
         let found = endpoint.chain(LANE, first, &swap(0), Nanos::MAX).await?;
         Ok::<_, ChainError>([found, endpoint.chain(LANE, second, &swap(5), Nanos::MAX).await?])
     };
-    // Alone, and with doorbells that lanes share.
+    // First a single future, then lanes that share doorbells.
     assert_eq!(endpoint.drive(change), Ok([0, 5]));
     assert_eq!(regions.each_ref().map(|region| region.load(64).unwrap()), [1, 6]);
     let Counters { round_trips, doorbells, reads, compare_swaps, .. } =
@@ -54,7 +54,7 @@ fn one_future_changes_one_region_and_then_another() {
 }
 
 #[test]
-fn a_region_that_fences_the_client_leaves_it_the_others() {
+fn a_client_that_one_region_fenced_still_reaches_the_other() {
     let (endpoint, regions, [first, second]) = two_regions();
     regions[1].store(LEASE.offset, LEASE.number + 1).unwrap();
     let run =
