@@ -1,44 +1,46 @@
-//! Connecting, step by step: `Resolved` knows the device, `Prepared` has a queue pair, `Connected`
-//! the peer's answer. Each step consumes the last.
+//! Connecting, in steps that each consume the one before: [`Resolved`] has the device, [`Prepared`]
+//! also a queue pair, and [`Connected`] also the peer's answer.
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::control_channel::VerbsChannel;
-use super::fabric::{Queues, VerbsFabric};
+use super::fabric::VerbsFabric;
 use super::ffi::{self, rdma_cm_event_type as kind, system};
 use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair};
 use super::identifier::{CmId, Event, EventChannel};
 use super::link::{Connected, DataLink};
-use crate::rdma::{Options, RemoteRegion, VerbsError};
+use crate::rdma::{ConnectionId, Options, VerbsError};
 use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX};
 
-/// IB_CM_REJ_CONSUMER_DEFINED: the peer's program refused.
+/// IB_CM_REJ_CONSUMER_DEFINED: the peer's program refused the connection.
 const REJECTED_BY_PROGRAM: i32 = 28;
-/// The most inline bytes asked for: a block of a key and a value of about 200 bytes.
+/// The requested inline bytes: a block of a key and a value of about 200 bytes.
 const INLINE_BYTES: u32 = 256;
-/// What a queue pair should hold at least.
+/// A queue pair has room for at least one chain.
 const SENDS_MIN: u32 = CHAIN_VERBS_MAX as u32;
-/// How often a receiver is asked again that has no buffer ready: for ever, for a control channel
-/// waits until its peer has time. Nothing on the data path needs a buffer.
+/// The retries towards a receiver without a free buffer. 7 means forever, because a message on a
+/// control channel waits until its peer has time. The data path needs no such buffers.
 pub(super) const RECEIVER_RETRIES: u8 = 7;
 
-/// Opens a control channel; returns it and what the server answered, with zeros behind it.
+/// Opens a control channel. Returns it with the server's reply, which is followed by zeros.
 ///
 /// # Errors
-/// [`VerbsError`]; a server's own refusal is [`VerbsError::Rejected`].
+/// [`VerbsError`]: [`VerbsError::Rejected`] if the server's program refuses the connection.
 pub fn connect_control(
     address: SocketAddr,
     private_data: &[u8],
     options: &Options,
 ) -> Result<(VerbsChannel, Vec<u8>), VerbsError> {
-    check_request(private_data)?;
+    check_bytes(private_data, REQUEST_BYTES_MAX)?;
     let prepared = Resolved::new(address, options)?.prepare(VerbsChannel::CAPACITY, None)?;
-    let mut channel = VerbsChannel::new(prepared.queue_pair.clone(), prepared.domain.clone())?;
+    let (queue_pair, domain) = (prepared.queue_pair.clone(), prepared.domain.clone());
+    let mut channel = VerbsChannel::new(queue_pair, domain, ConnectionId(0))?;
     let connected = prepared.connect(private_data)?;
     channel.begin(Some(connected.events))?;
     Ok((channel, connected.reply))
@@ -47,7 +49,7 @@ pub fn connect_control(
 /// Opens a data connection for a fabric of so many lanes.
 ///
 /// # Errors
-/// [`VerbsError`]; a server's own refusal is [`VerbsError::Rejected`].
+/// [`VerbsError`]: [`VerbsError::Rejected`] if the server's program refuses the connection.
 pub fn connect_data(
     address: SocketAddr,
     private_data: &[u8],
@@ -58,20 +60,21 @@ pub fn connect_data(
 }
 
 impl VerbsFabric {
-    /// Opens a data connection to one region more, through the device of this fabric, on its
-    /// protection domain and completion queue. [`VerbsFabric::add_region`] makes use of it.
+    /// Opens a data connection to a further region, through this fabric's device, with its
+    /// protection domain and completion queue. Pass it to [`VerbsFabric::add_region`].
     ///
     /// # Errors
-    /// [`VerbsError::SeveralDevices`] if the way there is through another device; what else
-    /// [`connect_data`] has. This fabric stays as it is.
+    /// [`VerbsError::SeveralDevices`] if the address is reached through another device, and the
+    /// errors of [`connect_data`]. The fabric does not change.
     pub fn connect_data(
         &self,
         address: SocketAddr,
         private_data: &[u8],
         options: &Options,
     ) -> Result<DataLink, VerbsError> {
-        let failed = system("sharing a completion queue");
-        let queues = self.queues().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let failed = || system("sharing a completion queue")(io::ErrorKind::BrokenPipe);
+        let completions = self.completions.clone().ok_or_else(failed)?;
+        let queues = Queues { domain: self.lanes.domain.clone(), completions };
         connect_on(Some(queues), address, private_data, self.lanes.all.len() as u16, options)
     }
 }
@@ -83,12 +86,12 @@ fn connect_on(
     lanes: u16,
     options: &Options,
 ) -> Result<DataLink, VerbsError> {
-    check_request(private_data)?;
+    check_bytes(private_data, REQUEST_BYTES_MAX)?;
     let resolved = Resolved::new(address, options)?;
     if let Some(Queues { domain, .. }) = &queues
-        && domain.device() != resolved.id.device()
+        && domain.id.device() != resolved.id.device()
     {
-        let (device, other) = (domain.device_name(), resolved.id.device_name());
+        let (device, other) = (domain.id.device_name(), resolved.id.device_name());
         return Err(VerbsError::SeveralDevices { address, device, other });
     }
     let limits = super::preflight::query(&resolved.id)?;
@@ -106,34 +109,25 @@ fn connect_on(
     Ok(DataLink { connected, domain, sends, lanes, options })
 }
 
-impl DataLink {
-    /// What the server answered, with zeros behind it.
-    pub fn reply(&self) -> &[u8] {
-        &self.connected.reply
-    }
-
-    /// A fabric whose first region is the one that the answer describes.
-    ///
-    /// # Errors
-    /// [`VerbsError::Memlock`] when there is no registered memory for the lanes.
-    pub fn into_fabric(self, region: RemoteRegion) -> Result<VerbsFabric, VerbsError> {
-        VerbsFabric::new(self, region)
-    }
+/// The queues of a session, which its queue pairs share.
+struct Queues {
+    domain: Arc<ProtectionDomain>,
+    completions: Arc<CompletionQueue>,
 }
 
-/// An identifier that knows its device and the way to the peer.
+/// An identifier with its device and the route to the peer.
 struct Resolved {
     id: Arc<CmId>,
-    waiting: WaitTimer,
+    waiting: CmEventWait,
     options: Options,
 }
 
-/// One with a queue pair. The fields drop in the order that events need: the queue pair first.
+/// An identifier with a queue pair, which is dropped before the event channel.
 struct Prepared {
     queue_pair: Arc<QueuePair>,
     domain: Arc<ProtectionDomain>,
     initiator_depth: u8,
-    waiting: WaitTimer,
+    waiting: CmEventWait,
     options: Options,
 }
 
@@ -141,7 +135,7 @@ impl Resolved {
     fn new(address: SocketAddr, options: &Options) -> Result<Self, VerbsError> {
         let channel = EventChannel::new()?;
         let until = Instant::now() + options.connect_timeout;
-        let waiting = WaitTimer { channel, address, until, most: options.connect_timeout };
+        let waiting = CmEventWait { channel, address, until, timeout: options.connect_timeout };
         let id = CmId::new(&waiting.channel).map_err(system("making an RDMA-CM identifier"))?;
         let unreachable = |source| VerbsError::NoRoute { address, source };
         id.resolve_address(address, options.connect_timeout).map_err(unreachable)?;
@@ -152,7 +146,7 @@ impl Resolved {
         Ok(Self { id: Arc::new(id), waiting, options: *options })
     }
 
-    /// With a domain and a completion queue of its own, or on those of a session.
+    /// Adds a queue pair, with the queues of a session or new ones.
     fn prepare(self, capacity: Capacity, queues: Option<Queues>) -> Result<Prepared, VerbsError> {
         let Self { id, waiting, options } = self;
         let Queues { domain, completions } = match queues {
@@ -177,31 +171,31 @@ impl Prepared {
         parameters.private_data = private_data.as_ptr().cast();
         parameters.private_data_len = private_data.len() as u8;
         parameters.initiator_depth = self.initiator_depth;
-        // The peer never READs from here.
+        // The peer posts no READ.
         parameters.responder_resources = 0;
         parameters.retry_count = self.options.retries();
         parameters.rnr_retry_count = RECEIVER_RETRIES;
-        self.queue_pair.id().connect(&mut parameters).map_err(system("connecting"))?;
+        self.queue_pair.id.connect(&mut parameters).map_err(system("connecting"))?;
         let reply = self.waiting.wait_for(kind::RDMA_CM_EVENT_ESTABLISHED)?;
         let Self { queue_pair, waiting, .. } = self;
         Ok(Connected { queue_pair, events: waiting.channel, reply })
     }
 }
 
-/// Waits for one event after the other, until one deadline for all.
-struct WaitTimer {
+/// Waits for the events of connecting, with one deadline for all.
+struct CmEventWait {
     channel: Arc<EventChannel>,
     address: SocketAddr,
     until: Instant,
-    most: Duration,
+    timeout: Duration,
 }
 
-impl WaitTimer {
+impl CmEventWait {
     fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Returns the event's private data.
+    /// Waits for this kind of event. Returns the event's private data.
     fn wait_for(&self, wanted: kind::Type) -> Result<Vec<u8>, VerbsError> {
         let failed = || system("waiting for RDMA-CM");
         loop {
@@ -213,15 +207,9 @@ impl WaitTimer {
             }
             let left = self.left();
             if left.is_zero() {
-                return Err(VerbsError::TimedOut { address: self.address, after: self.most });
+                return Err(VerbsError::TimedOut { address: self.address, after: self.timeout });
             }
-            let channel: &EventChannel = &self.channel;
-            let timeout = Timespec::try_from(left).ok();
-            let mut polled = [PollFd::new(channel, PollFlags::IN)];
-            match poll(&mut polled, timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed()(error.into())),
-            }
+            wait_until_readable(&*self.channel, left).map_err(failed())?;
         }
     }
 
@@ -229,7 +217,7 @@ impl WaitTimer {
         let (address, status) = (self.address, event.status());
         let source = io::Error::from_raw_os_error(status.saturating_abs());
         match event.kind() {
-            // Linux refuses in the name of a program that ends before it answers, and says nothing.
+            // If a program ends before it answers, Linux refuses for it, without private data.
             kind::RDMA_CM_EVENT_REJECTED
                 if status == REJECTED_BY_PROGRAM
                     && event.private_data().iter().any(|byte| *byte != 0) =>
@@ -238,18 +226,23 @@ impl WaitTimer {
             }
             kind::RDMA_CM_EVENT_REJECTED => VerbsError::NobodyListens { address },
             kind::RDMA_CM_EVENT_UNREACHABLE | kind::RDMA_CM_EVENT_DISCONNECTED => {
-                VerbsError::TimedOut { address, after: self.most.saturating_sub(self.left()) }
+                VerbsError::TimedOut { address, after: self.timeout.saturating_sub(self.left()) }
             }
             _ => VerbsError::NoRoute { address, source },
         }
     }
 }
 
-/// What a client says first has to fit into RDMA-CM's private data.
-pub(super) fn check_request(private_data: &[u8]) -> Result<(), VerbsError> {
-    check_bytes(private_data, REQUEST_BYTES_MAX)
+/// Sleeps until the descriptor is readable, a signal arrives, or so much time has passed.
+pub(super) fn wait_until_readable(source: &impl AsFd, timeout: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(timeout).ok();
+    match poll(&mut [PollFd::new(source, PollFlags::IN)], timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
+/// Refuses private data that RDMA-CM would not carry.
 pub(super) fn check_bytes(private_data: &[u8], max: usize) -> Result<(), VerbsError> {
     let bytes = private_data.len();
     if bytes > max { Err(VerbsError::PrivateData { bytes, max }) } else { Ok(()) }
@@ -261,7 +254,7 @@ mod tests {
 
     #[test]
     fn private_data_is_bounded() {
-        assert!(check_request(&[0; REQUEST_BYTES_MAX]).is_ok());
-        assert!(check_request(&[0; REQUEST_BYTES_MAX + 1]).is_err());
+        assert!(check_bytes(&[0; REQUEST_BYTES_MAX], REQUEST_BYTES_MAX).is_ok());
+        assert!(check_bytes(&[0; REQUEST_BYTES_MAX + 1], REQUEST_BYTES_MAX).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! The control channel: messages both ways over a queue pair of its own, for threads that sleep.
+//! The control channel over verbs: messages both ways over a queue pair of its own. Its threads
+//! sleep while there are none.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,8 +8,9 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::epoll;
 
+use super::connect::wait_until_readable;
 use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_event_type, system};
 use super::handles::{Capacity, ProtectionDomain, QueuePair};
 use super::identifier::EventChannel;
@@ -16,37 +18,38 @@ use super::memory::Registered;
 use crate::rdma::{ConnectionId, VerbsError};
 use crate::{ControlChannel, MESSAGE_BYTES_MAX};
 
-/// Buffers for messages to come. A peer that sends more waits until one was taken.
+/// Buffers for messages that arrive. A peer whose messages find none waits until one is free.
 const RECEIVES: usize = 4;
-/// Buffers for messages that the peer's device has not taken.
+/// Buffers for messages that the peer's device has not acknowledged.
 const SENDS: usize = 4;
 const SLOTS: usize = RECEIVES + SENDS;
-/// What a probe is called among the slots.
+/// The work request id of a probe. The others are those of the slots.
 const PROBE: usize = SLOTS;
-/// Not more than this can be under way.
-const UNDER_WAY_MAX: usize = SLOTS + 1;
-/// 1.28 ms, in the table of the InfiniBand specification: how long a peer waits before it offers a
-/// message again to a side that has no buffer ready. The default, 0, is 655 ms.
+/// Limit on work requests in flight: one for each slot, and a probe.
+const IN_FLIGHT_MAX: usize = SLOTS + 1;
+/// 1.28 ms, in the table of the InfiniBand specification: how long a peer waits before it repeats a
+/// message to a side that had no free buffer. The default, 0, is 655 ms.
 const RECEIVER_NOT_READY_TIMER: u8 = 14;
 
-/// One end of a control channel over a queue pair. What was not taken does not make its descriptor
-/// readable again.
+/// One end of a control channel over a queue pair. A message makes the descriptor readable only
+/// once, when it arrives.
 pub struct VerbsChannel {
     queue_pair: Arc<QueuePair>,
-    /// On the connecting side, where only this channel takes them.
+    /// The connection's events, on the connecting side. On the accepting side the listener has
+    /// them.
     events: Option<Arc<EventChannel>>,
-    /// Watches the completions and the events.
+    /// Watches the completions and the events, on the connecting side.
     watched: Option<OwnedFd>,
-    /// Messages that arrived, by slot and length.
+    /// Messages that arrived: slot and length.
     arrived: VecDeque<(usize, usize)>,
-    /// Slots that have nothing to send.
+    /// Slots for sending that are free.
     idle: Vec<usize>,
     has_ended: bool,
     is_probing: bool,
-    /// A probe was not answered.
+    /// Whether the peer did not answer a probe.
     is_silent: bool,
-    number: u64,
-    /// After the queue pair, so that it is dropped later: no device uses it then.
+    number: ConnectionId,
+    /// Declared after the queue pair, so that no device uses the memory when it is dropped.
     memory: Registered,
 }
 
@@ -54,10 +57,11 @@ impl VerbsChannel {
     pub(super) const CAPACITY: Capacity =
         Capacity { sends: SENDS as u32 + 1, receives: RECEIVES as u32, inline_bytes: 0 };
 
-    /// Ready for messages, before the connection is made.
+    /// A channel that can receive, before the connection is made.
     pub(super) fn new(
         queue_pair: Arc<QueuePair>,
         domain: Arc<ProtectionDomain>,
+        number: ConnectionId,
     ) -> Result<Self, VerbsError> {
         let memory = Registered::new(&domain, SLOTS * MESSAGE_BYTES_MAX)?;
         let channel = Self {
@@ -69,18 +73,18 @@ impl VerbsChannel {
             has_ended: false,
             is_probing: false,
             is_silent: false,
-            number: 0,
+            number,
             memory,
         };
         for slot in 0..RECEIVES {
             channel.offer(slot).map_err(system("preparing to receive"))?;
         }
-        let wakeup = channel.queue_pair.completions().request_wakeup();
+        let wakeup = channel.queue_pair.completions.request_wakeup();
         wakeup.map_err(system("preparing to receive"))?;
         Ok(channel)
     }
 
-    /// After the connection is made.
+    /// Sets the channel up after the connection is made.
     pub(super) fn begin(&mut self, events: Option<Arc<EventChannel>>) -> Result<(), VerbsError> {
         // SAFETY: a structure of numbers.
         let mut attributes = unsafe { ffi::zeroed::<ffi::ibv_qp_attr>() };
@@ -88,29 +92,24 @@ impl VerbsChannel {
         let mask = ffi::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
         self.queue_pair.modify(&mut attributes, mask)?;
         let Some(events) = events else { return Ok(()) };
-        let doing = "watching the control channel";
-        let failed = |error: rustix::io::Errno| system(doing)(error.into());
-        let watched = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        for source in [self.queue_pair.completions().as_fd(), events.as_fd()] {
+        let failed = || system("watching the control channel");
+        let watched = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed())?;
+        for source in [self.queue_pair.completions.as_fd(), events.as_fd()] {
             let data = epoll::EventData::new_u64(0);
-            epoll::add(&watched, source, data, epoll::EventFlags::IN).map_err(failed)?;
+            epoll::add(&watched, source, data, epoll::EventFlags::IN).map_err(failed())?;
         }
         (self.events, self.watched) = (Some(events), Some(watched));
         Ok(())
     }
 
-    pub(super) fn set_id(&mut self, id: ConnectionId) {
-        self.number = id.0;
-    }
-
-    /// On the accepting side, the connection in a listener's events; 0 on the other.
+    /// The connection's number in the listener's events; 0 on the connecting side.
     pub fn id(&self) -> ConnectionId {
-        ConnectionId(self.number)
+        self.number
     }
 
     fn slot(&self, slot: usize) -> *mut u8 {
         assert!(slot < SLOTS);
-        // SAFETY: within the memory, which has that many slots.
+        // SAFETY: the offset is within the memory, which has room for all slots.
         unsafe { self.memory.start().add(slot * MESSAGE_BYTES_MAX) }
     }
 
@@ -119,7 +118,7 @@ impl VerbsChannel {
         ffi::ibv_sge { addr, length: bytes as u32, lkey }
     }
 
-    /// Offers a slot to the peer's messages.
+    /// Offers a slot for the peer's next message.
     fn offer(&self, slot: usize) -> io::Result<()> {
         let mut entry = self.entry(slot, MESSAGE_BYTES_MAX);
         let mut request = ffi::ibv_recv_wr {
@@ -128,8 +127,8 @@ impl VerbsChannel {
             sg_list: &raw mut entry,
             num_sge: 1,
         };
-        // SAFETY: the slot lives as long as the queue pair, and is not looked at before its
-        // completion. Providers copy the request.
+        // SAFETY: the slot lives as long as the queue pair, and is not read before its completion.
+        // Providers copy the request.
         unsafe { self.queue_pair.post_receive(&raw mut request) }
     }
 }
@@ -146,7 +145,7 @@ impl ControlChannel for VerbsChannel {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let slot = self.idle.pop().ok_or(io::ErrorKind::WouldBlock)?;
-        // SAFETY: the slot is as long as the longest message, and no device uses it: it was idle.
+        // SAFETY: the slot has room for the longest message. It was idle, so no device uses it.
         unsafe { self.slot(slot).copy_from_nonoverlapping(message.as_ptr(), message.len()) };
         let mut entry = self.entry(slot, message.len());
         // SAFETY: a structure of numbers and pointers.
@@ -156,7 +155,7 @@ impl ControlChannel for VerbsChannel {
         request.num_sge = 1;
         request.opcode = ibv_wr_opcode::IBV_WR_SEND;
         request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
-        // SAFETY: a list of one; the slot stays as it is until its completion.
+        // SAFETY: a list of one request; the slot does not change until its completion.
         unsafe { self.queue_pair.post_sends(&raw mut request) }
     }
 
@@ -173,12 +172,12 @@ impl ControlChannel for VerbsChannel {
         let target = buffer.get_mut(..bytes);
         let fits = target.is_some();
         if let Some(target) = target {
-            // SAFETY: the device filled this much of the slot and has it no more.
+            // SAFETY: the device has filled so much of the slot, and no longer uses it.
             let message = unsafe { std::slice::from_raw_parts(self.slot(slot), bytes) };
             target.copy_from_slice(message);
         }
         if !self.has_ended && self.offer(slot).is_err() {
-            // The queue pair is ending. What arrived counts all the same.
+            // The queue pair has failed. The message that arrived is still valid.
             self.has_ended = true;
         }
         if fits { Ok(Some(bytes)) } else { Err(io::ErrorKind::InvalidData.into()) }
@@ -188,26 +187,19 @@ impl ControlChannel for VerbsChannel {
         false
     }
 
-    /// A WRITE of no bytes. One at a time: while one is under way this does nothing. A peer that
-    /// does not answer for as long as its side of the connection asked for is gone: see
-    /// [`ControlChannel::receive`].
+    /// Does nothing while another probe is in flight. If the peer's device does not answer in the
+    /// time that the options allow, [`ControlChannel::receive`] reports it.
     fn probe(&mut self) -> io::Result<()> {
         if self.is_probing || self.has_ended {
             return Ok(());
         }
-        // SAFETY: a structure of numbers and pointers.
-        let mut request = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
-        request.wr_id = PROBE as u64;
-        request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
-        // SAFETY: a list of one, without memory.
-        unsafe { self.queue_pair.post_sends(&raw mut request) }?;
+        self.queue_pair.post_probe(PROBE as u64)?;
         self.is_probing = true;
         Ok(())
     }
 
-    fn flush(&mut self, most: Duration) -> io::Result<()> {
-        let until = Instant::now() + most;
+    fn flush(&mut self, timeout: Duration) -> io::Result<()> {
+        let until = Instant::now() + timeout;
         loop {
             self.look()?;
             if self.idle.len() == SENDS {
@@ -220,25 +212,21 @@ impl ControlChannel for VerbsChannel {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            let timeout = Timespec::try_from(left).ok();
-            match poll(&mut [PollFd::new(self, PollFlags::IN)], timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+            wait_until_readable(self, left)?;
         }
     }
 }
 
 impl VerbsChannel {
-    /// Takes everything that completed, and asks to be woken for the next.
+    /// Takes all completions and events, and requests a wakeup for the next completion.
     fn look(&mut self) -> io::Result<()> {
         self.look_at_events()?;
-        let completions = self.queue_pair.completions();
+        let completions = &self.queue_pair.completions;
         completions.take_wakeups()?;
-        // What completes before this is found below, what completes after it wakes.
+        // The poll below finds the completions before this request. Later ones cause a wakeup.
         completions.request_wakeup()?;
         // SAFETY: structures of numbers.
-        let mut taken: [ffi::ibv_wc; UNDER_WAY_MAX] =
+        let mut taken: [ffi::ibv_wc; IN_FLIGHT_MAX] =
             std::array::from_fn(|_| unsafe { ffi::zeroed::<ffi::ibv_wc>() });
         let count = completions.poll(&mut taken)?;
         for completion in &taken[..count] {
@@ -267,7 +255,7 @@ impl VerbsChannel {
                     | rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL
             );
             if has_ended {
-                // Hands back all buffers, behind the messages that arrived before.
+                // Makes all buffers complete, after the messages that arrived before.
                 event.finish_disconnection();
             }
         }
@@ -279,14 +267,14 @@ impl AsFd for VerbsChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.watched {
             Some(watched) => watched.as_fd(),
-            None => self.queue_pair.completions().as_fd(),
+            None => self.queue_pair.completions.as_fd(),
         }
     }
 }
 
 impl Drop for VerbsChannel {
     fn drop(&mut self) {
-        // So that the peer hears of it even if another owner still has the identifier.
-        self.queue_pair.disconnect();
+        // Notifies the peer even if the identifier still has another owner.
+        self.queue_pair.id.disconnect();
     }
 }

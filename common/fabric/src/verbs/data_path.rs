@@ -1,5 +1,5 @@
-//! The data path: chains of verbs to work requests, doorbells, completions back to results. Nothing
-//! here allocates, except a buffer that has to grow.
+//! The data path: from chains of verbs to work requests and doorbells, and from completions to
+//! results. Nothing allocates, except a buffer that has to grow.
 
 use std::ptr::null_mut;
 
@@ -14,9 +14,10 @@ use crate::{
     Timing, Verb,
 };
 
-/// Looks at the completion queue between two looks at the clock while spinning.
+/// Spins between two readings of the clock, in [`Fabric::relax`].
 const SPINS_PER_LOOK: u32 = 16;
-/// The same for a caller that only polls, and never waits.
+/// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
+/// caller that never calls `relax`.
 const POLLS_PER_LOOK: u32 = 64;
 
 impl VerbsFabric {
@@ -46,8 +47,8 @@ impl VerbsFabric {
                 self.lanes.put_word(lane_id.0, at, word);
             }
             if at > 0 {
-                let place = self.lanes.place(lane_id.0, at);
-                self.lanes.work(lane_id.0, at - 1).0.next = place;
+                let next = self.lanes.work_pointer(lane_id.0, at);
+                self.lanes.work(lane_id.0, at - 1).0.next = next;
             }
             let (work, entry) = self.lanes.work(lane_id.0, at);
             request.fill(link.remote.rkey, work, entry);
@@ -61,32 +62,32 @@ impl VerbsFabric {
         self.completed.push_back(Completion { lane, result });
     }
 
-    /// A chain of so many verbs is no longer with the device.
+    /// Removes a chain of so many verbs from the counts of what the device has.
     #[inline]
     pub(super) fn land(&mut self, region: RegionIndex, verbs: usize) {
         self.links[region.index()].flying -= 1;
         (self.flying, self.room) = (self.flying - 1, self.room + verbs);
     }
 
-    /// Hands a list for a region to the device. The last work request of each chain is signaled,
-    /// and the error of any other names it, so every chain ends with a completion.
+    /// Posts a list of work requests for a region. The last one of each chain is signaled, and an
+    /// error of any other causes a completion, too. So every chain ends with a completion.
     #[inline]
     fn post_list(&mut self, region: RegionIndex, first: LaneId) {
         self.doorbells += 1;
         (self.idle_since, self.spins) = (0, 0);
-        let head = self.lanes.place(first.0, 0);
+        let head = self.lanes.work_pointer(first.0, 0);
         let link = &mut self.links[region.index()];
         link.silent_since = 0;
         let Some(queue_pair) = &link.queue_pair else { return };
-        // SAFETY: the list goes through work requests of `self.lanes`, null behind the last; what
-        // their entries name is registered, and stays as it is while the lanes are `Flying`.
+        // SAFETY: the list consists of work requests of `self.lanes`, and ends in null. The memory
+        // of their entries is registered, and does not change while the lanes are `Flying`.
         if unsafe { queue_pair.post_sends(head) }.is_err() {
-            // Not known how much of it the device has: destroying the queue pair says.
+            // It is unknown how many requests the device has. A destroyed queue pair has none.
             self.destroy(region);
         }
     }
 
-    /// The next completion of the device, taken in batches.
+    /// The next completion of the device. They are polled in batches.
     #[inline]
     fn next_arrived(&mut self) -> Option<(WorkRequestId, ibv_wc_status::Type)> {
         if self.arrived.next == self.arrived.count {
@@ -103,7 +104,8 @@ impl VerbsFabric {
         Some((WorkRequestId::from_id(completion.wr_id), completion.status))
     }
 
-    /// What one of the device's completions means; `None` when the chain's last is still to come.
+    /// Processes one completion of the device. Returns the chain's completion, or `None` if the
+    /// chain's last verb has not completed yet.
     #[inline]
     fn settle(&mut self, origin: WorkRequestId, status: ibv_wc_status::Type) -> Option<Completion> {
         let (lane, at) = (LaneId(origin.lane), usize::from(origin.verb));
@@ -130,7 +132,7 @@ impl VerbsFabric {
         Some(Completion { lane, result })
     }
 
-    /// Looks at all completions that there are.
+    /// Processes all completions that have arrived.
     #[cold]
     pub(super) fn settle_arrived(&mut self) {
         while let Some((origin, status)) = self.next_arrived() {
@@ -140,7 +142,7 @@ impl VerbsFabric {
         }
     }
 
-    /// The doorbell of one region.
+    /// Rings the doorbell of one region.
     #[inline]
     fn ring_for(&mut self, region: RegionIndex) {
         let mut now = None;
@@ -150,7 +152,7 @@ impl VerbsFabric {
             let changes = deadline < Nanos::MAX;
             let mut now = || *now.get_or_insert_with(|| self.clock.now());
             let link = &mut self.links[region.index()];
-            // What leaves now may take effect so much later.
+            // A chain that leaves now may take effect after this much more time.
             let is_late = changes && now() + link.delivery_max_ns + LOOK_NS_MAX > deadline;
             let is_broken = link.broken_at.is_some();
             if is_broken || is_late {
@@ -167,7 +169,7 @@ impl VerbsFabric {
             link.flying += 1;
             (self.flying, self.room) = (self.flying + 1, self.room - verbs);
             self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
-            let head = self.lanes.place(id.0, 0);
+            let head = self.lanes.work_pointer(id.0, 0);
             if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
                 self.lanes.work(lane, verb).0.next = head;
             }
@@ -196,7 +198,7 @@ impl Fabric for VerbsFabric {
     fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
         if self.lanes.all[usize::from(lane_id.0)].stage != Stage::Idle {
-            // The device may have its buffers and its work requests.
+            // The device may access the lane's buffers and work requests.
             let result = Err(ChainError::Busy);
             return self.completed.push_back(Completion { lane: lane_id, result });
         }
@@ -206,7 +208,7 @@ impl Fabric for VerbsFabric {
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
-        // For ever, for a chain that may come late: it needs no look at the clock.
+        // Without a deadline the doorbell need not read the clock.
         let has_deadline = chain.iter().any(|verb| has_deadline(*verb));
         lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
         lane.stage = Stage::Posted;
@@ -216,8 +218,8 @@ impl Fabric for VerbsFabric {
         link.posted.push_back(lane_id);
     }
 
-    /// The send queue is the room, of which some devices have less than all lanes could fill, and
-    /// what the link carries in good time.
+    /// Room depends on the send queue, which on some devices is too short for all lanes, and on the
+    /// budget of bytes in flight.
     #[inline]
     fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
         let link = &self.links[region.index()];
@@ -267,7 +269,7 @@ impl Fabric for VerbsFabric {
     fn relax(&mut self) {
         self.spins += 1;
         if !self.spins.is_multiple_of(SPINS_PER_LOOK) {
-            // No pause instruction: a look at the completion queue takes its time by itself.
+            // No pause instruction: polling the completion queue takes long enough.
             return;
         }
         let now = self.now();
@@ -281,7 +283,7 @@ impl Fabric for VerbsFabric {
             if self.completed.is_empty() {
                 self.sleep(now);
             }
-            // After a sleep there may be something at once.
+            // The next call but one reads the clock again, and may sleep.
             self.spins = SPINS_PER_LOOK - 2;
         }
     }

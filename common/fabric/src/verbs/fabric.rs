@@ -1,10 +1,9 @@
-//! The fabric of one session: setting it up, sleeping, and what happens when a connection breaks.
-//! What happens when none does is in `datapath.rs`.
+//! The fabric of one session: its set-up, its sleep, and its handling of broken connections. The
+//! data path is in `data_path.rs`.
 //!
-//! Each region has a [`Link`] with a queue pair of its own. All of them are on one device, and
-//! share the protection domain, the completion queue and the registered memory of the lanes. The
-//! completion queue cannot overrun: the work requests under way on all links together are bounded
-//! by its size.
+//! Each region has a [`Link`] with a queue pair of its own. All are on one device, and share the
+//! protection domain, the completion queue and the registered memory of the lanes. The completion
+//! queue cannot overflow, because its size bounds the work requests in flight on all links.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,7 +12,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use super::ffi::{self, ibv_wc_status, rdma_cm_event_type, system};
-use super::handles::{CompletionQueue, ProtectionDomain};
+use super::handles::CompletionQueue;
 use super::lanes::{Lanes, Stage};
 use super::link::{DataLink, Link};
 use super::work::classify_failure;
@@ -23,31 +22,31 @@ use crate::waits::SleepingLanes;
 use crate::{Completion, LaneId, Nanos, RegionIndex};
 
 const WATCHING: &str = "watching a connection";
-/// Completions taken at a time.
+/// Completions of one poll.
 const COMPLETIONS_MAX: usize = 32;
-/// The longest sleep: whatever should have woken this session is found then.
+/// The longest sleep. A lost wakeup delays the session by as much.
 const SLEEP_NS_MAX: Nanos = 100_000_000;
-/// How long a broken queue pair may take to hand everything back, before it is destroyed.
+/// The time in which a broken queue pair must complete all its work. Afterwards it is destroyed.
 const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 
-/// Executes chains through one device, one `ibv_post_send` a doorbell and region.
+/// Executes chains through one device, with one `ibv_post_send` for each doorbell and region.
 ///
-/// A chain whose deadline would pass before the device must have given up is refused at its
-/// doorbell, and a queue pair is broken off when its oldest chain that changes the region is
-/// older than that. What remains open is a process that stops: between that look at the clock and
-/// the doorbell, or with such a chain in flight.
+/// The device may repeat a verb for a bounded time. A chain whose deadline would pass before is
+/// refused at its doorbell. A queue pair is closed if its oldest chain that changes the region is
+/// in flight for longer. One gap remains: the process may stop between the reading of the clock and
+/// the doorbell, or while such a chain is in flight.
 ///
-/// The bytes in flight to a region are bounded by the rate that its link was seen to have
+/// The bytes in flight to a region are limited by the measured rate of its link
 /// ([`Flight`](crate::Flight)).
 ///
-/// A queue pair that reported an error is finished: whatever is posted later for its region fails
-/// at once with [`ChainError::Fenced`](crate::ChainError::Fenced), without having been executed.
-/// The other regions go on.
+/// After the first error of a queue pair, every chain that is posted for its region fails at once
+/// with [`ChainError::Fenced`](crate::ChainError::Fenced), and is not executed. The other regions
+/// are not affected.
 pub struct VerbsFabric {
     pub(super) lanes: Lanes,
     /// One for each region.
     pub(super) links: Vec<Link>,
-    /// `None` once it failed, and all links with it.
+    /// `None` after it failed, which also breaks all links.
     pub(super) completions: Option<Arc<CompletionQueue>>,
     /// Watches the events of all links.
     watched: OwnedFd,
@@ -57,51 +56,48 @@ pub struct VerbsFabric {
     pub(super) waiting: SleepingLanes,
     /// Work requests for which the completion queue has room.
     pub(super) room: usize,
-    /// Chains with the device.
+    /// Chains that the device has, of all links.
     pub(super) flying: usize,
     pub(super) arrived: Arrived,
     pub(super) spins: u32,
-    /// Looks at the completion queue that found nothing.
+    /// Polls that found no completion.
     pub(super) looks: u32,
-    /// When the caller began to find nothing; 0 when it does not.
+    /// When `relax` was first called since the last completion or doorbell; 0 before that.
     pub(super) idle_since: Nanos,
     pub(super) doorbells: u64,
 }
 
-/// What the queue pairs of a session share.
-pub(super) struct Queues {
-    pub(super) domain: Arc<ProtectionDomain>,
-    pub(super) completions: Arc<CompletionQueue>,
-}
-
-/// Completions that were taken and not yet looked at.
+/// Completions that were polled and not yet processed.
 pub(super) struct Arrived {
     pub(super) all: Box<[ffi::ibv_wc]>,
     pub(super) next: usize,
     pub(super) count: usize,
 }
 
-// SAFETY: the C structures hold no pointer to anything of another thread.
+// SAFETY: the C structures have no pointer to data of another thread.
 unsafe impl Send for Arrived {}
 
-impl VerbsFabric {
-    /// A fabric for the first region, over this connection.
-    pub(super) fn new(link: DataLink, remote: RemoteRegion) -> Result<Self, VerbsError> {
-        let (lanes, count) = (link.lanes, usize::from(link.lanes));
+impl DataLink {
+    /// Makes a fabric whose first region is the one that the reply describes.
+    ///
+    /// # Errors
+    /// [`VerbsError::Memlock`] if the system does not allow the lanes' memory to be registered.
+    pub fn into_fabric(self, region: RemoteRegion) -> Result<VerbsFabric, VerbsError> {
+        let count = usize::from(self.lanes);
         // SAFETY: a structure of numbers.
         let completion = |_| unsafe { ffi::zeroed::<ffi::ibv_wc>() };
         let all = (0..COMPLETIONS_MAX).map(completion).collect();
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC);
-        let mut fabric = Self {
-            lanes: Lanes::new(link.domain.clone(), lanes)?,
+        let mut fabric = VerbsFabric {
+            lanes: Lanes::new(self.domain.clone(), self.lanes)?,
             links: Vec::new(),
-            completions: Some(link.completions().clone()),
-            watched: watched.map_err(|error| system(WATCHING)(error.into()))?,
+            completions: Some(self.completions().clone()),
+            watched: watched.map_err(system(WATCHING))?,
             clock: Clock::new(),
-            spin_ns: link.options.spin.as_nanos() as Nanos,
+            spin_ns: self.options.spin.as_nanos() as Nanos,
             completed: VecDeque::with_capacity(count),
             waiting: SleepingLanes::with_capacity(count),
-            room: link.sends as usize,
+            room: self.sends as usize,
             flying: 0,
             arrived: Arrived { all, next: 0, count: 0 },
             spins: 0,
@@ -109,14 +105,16 @@ impl VerbsFabric {
             idle_since: 0,
             doorbells: 0,
         };
-        fabric.add_region(link, remote)?;
+        fabric.add_region(self, region)?;
         Ok(fabric)
     }
+}
 
-    /// One region more, over a connection that [`VerbsFabric::connect_data`] made.
+impl VerbsFabric {
+    /// Adds a region, over a connection of [`VerbsFabric::connect_data`].
     ///
     /// # Errors
-    /// [`VerbsError::System`], when the system has no room to watch the connection.
+    /// [`VerbsError::System`] if the system does not watch the connection's events.
     pub fn add_region(
         &mut self,
         link: DataLink,
@@ -127,32 +125,25 @@ impl VerbsFabric {
         assert!(is_ours, "the connection is another session's");
         let index = RegionIndex(self.links.len() as u16);
         let (events, data) = (&*link.connected.events, epoll::EventData::new_u64(index.0.into()));
-        epoll::add(&self.watched, events, data, epoll::EventFlags::IN)
-            .map_err(|error| system(WATCHING)(error.into()))?;
+        epoll::add(&self.watched, events, data, epoll::EventFlags::IN).map_err(system(WATCHING))?;
         self.links.push(Link::new(link, remote));
         Ok(index)
     }
 
-    /// What queue pairs of further regions share with the first.
-    pub(super) fn queues(&self) -> Option<Queues> {
-        let (domain, completions) = (self.lanes.domain.clone(), self.completions.clone()?);
-        Some(Queues { domain, completions })
-    }
-
-    /// Whether the connection to this region is finished: every further chain fails.
+    /// Whether the connection to this region is broken: every further chain fails.
     pub fn is_broken(&self, region: RegionIndex) -> bool {
         self.links[region.index()].broken_at.is_some()
     }
 
-    /// Destroys the queue pair of a region: nothing of this session is executed there any more, and
-    /// no buffer is touched for it. What was under way there has an unknown outcome.
+    /// Destroys the queue pair of a region. From then on no verb of this session is executed there,
+    /// and the device accesses no buffer for it. Chains in flight have an unknown outcome.
     #[cold]
     pub(super) fn destroy(&mut self, region: RegionIndex) {
         let link = &mut self.links[region.index()];
         link.broken_at.get_or_insert(self.clock.now());
         link.queue_pair = None;
-        // Its completions leave the queue before its lanes get other chains: a work request is
-        // known by its lane.
+        // A completion names its lane only. So this takes the region's completions from the queue
+        // before the lanes get other chains.
         self.settle_arrived();
         self.links[region.index()].flight.clear();
         for number in 0..self.lanes.all.len() {
@@ -167,24 +158,24 @@ impl VerbsFabric {
         }
     }
 
-    /// The completion queue cannot be read any more: no region can be reached.
+    /// Breaks all connections, because the completion queue has failed.
     #[cold]
     pub(super) fn fail(&mut self) {
         self.completions = None;
         (0..self.links.len()).for_each(|at| self.destroy(RegionIndex(at as u16)));
     }
 
-    /// After a region's first error: makes the device hand back what it still has for it.
+    /// Disconnects a region, so that the device completes all its work for it.
     #[cold]
     pub(super) fn break_off(&mut self, region: RegionIndex) {
         let link = &mut self.links[region.index()];
         if link.broken_at.is_none() {
             link.broken_at = Some(self.clock.now());
-            link.queue_pair.as_ref().inspect(|queue_pair| queue_pair.disconnect());
+            link.queue_pair.as_ref().inspect(|queue_pair| queue_pair.id.disconnect());
         }
     }
 
-    /// Sleeps until a completion, an event of a connection, or the next lane's wait.
+    /// Sleeps until a completion, an event of a connection, or the end of a lane's wait.
     #[cold]
     pub(super) fn sleep(&mut self, now: Nanos) {
         let due = self.waiting.first().unwrap_or(Nanos::MAX);
@@ -193,7 +184,7 @@ impl VerbsFabric {
             return std::thread::sleep(std::time::Duration::from_nanos(left));
         };
         let armed = completions.take_wakeups().and_then(|()| completions.request_wakeup());
-        // What came before the request causes no wakeup.
+        // Completions before the request cause no wakeup.
         match armed.and_then(|()| completions.poll(&mut self.arrived.all)) {
             Ok(0) => {}
             Ok(count) => return (self.arrived.next, self.arrived.count) = (0, count),
@@ -209,7 +200,7 @@ impl VerbsFabric {
         }
     }
 
-    /// A peer hung up, or its host said that it died: what is under way there will not complete.
+    /// Breaks the connections whose peers have disconnected: their chains will not complete.
     #[cold]
     fn look_at_events(&mut self) {
         for at in 0..self.links.len() {
@@ -227,8 +218,8 @@ impl VerbsFabric {
         }
     }
 
-    /// Gives up on a device that does not hand back what it has, and on connections that are
-    /// overdue.
+    /// Breaks connections that are overdue. Destroys queue pairs that broke and did not complete
+    /// all their work in time.
     #[inline]
     pub(super) fn look_at_clock(&mut self, now: Nanos) {
         for at in 0..self.links.len() {
@@ -251,7 +242,7 @@ impl VerbsFabric {
 
 impl Drop for VerbsFabric {
     fn drop(&mut self) {
-        // Before the lanes: from here on no device touches their memory.
+        // Must be before the lanes are dropped: from now on no device accesses their memory.
         self.links.iter_mut().for_each(|link| link.queue_pair = None);
     }
 }

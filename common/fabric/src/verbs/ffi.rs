@@ -1,5 +1,5 @@
-//! The C libraries, and what their return values mean: they have four conventions, and mixing two
-//! up turns an error into a success. The only place that names `rdma_sys`.
+//! The C libraries, and the meaning of their return values. They have four conventions: to confuse
+//! two of them turns an error into a success. Only this file names `rdma_sys`.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -9,7 +9,7 @@ use crate::rdma::VerbsError;
 
 pub(super) use rdma_sys::*;
 
-/// `ibv_*` that change something: 0, or a positive errno.
+/// Most of `ibv_*`: 0, or a positive errno.
 pub(super) fn ibv(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -18,7 +18,7 @@ pub(super) fn ibv(code: c_int) -> io::Result<()> {
     }
 }
 
-/// `ibv_poll_cq`: how many completions, or a negative number that is no errno.
+/// `ibv_poll_cq`: the number of completions, or a negative number that is no errno.
 #[inline]
 pub(super) fn polled(count: c_int) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::other("the completion queue cannot be polled"))
@@ -37,9 +37,9 @@ pub(super) fn cm(code: c_int) -> io::Result<()> {
     }
 }
 
-/// Attaches what was being done to a system error.
-pub(super) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> VerbsError {
-    move |source| VerbsError::System { doing, source }
+/// Makes an error of a system error and the action that failed.
+pub(super) fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> VerbsError {
+    move |source| VerbsError::System { doing, source: source.into() }
 }
 
 /// The name of a device.
@@ -49,17 +49,17 @@ pub(super) fn device_name(device: *mut ibv_device) -> String {
     if name.is_null() {
         return "unknown".to_owned();
     }
-    // SAFETY: a C string that lives as long as the device.
+    // SAFETY: the name is a C string that lives as long as the device.
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 
-/// A zeroed C structure, for those that are made to be filled in field by field.
+/// A zeroed C structure, of which the caller sets some fields.
 ///
 /// # Safety
-/// Zero must be a valid value for every field: true for numbers, raw pointers and optional
+/// Zero must be a valid value of every field. It is for numbers, raw pointers and optional
 /// functions.
 pub(super) unsafe fn zeroed<T>() -> T {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller guarantees it, by this function's contract.
     unsafe { std::mem::zeroed() }
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     fn set_errno(errno: rustix::io::Errno) {
-        // A system call that fails with it.
+        // A system call that fails with this error.
         let failed = match errno {
             rustix::io::Errno::NOENT => std::fs::metadata("/nonexistent").map(|_| ()),
             _ => std::fs::read_dir("/dev/null").map(|_| ()),

@@ -1,8 +1,8 @@
-//! Handles of libibverbs and librdmacm that clean up after themselves.
+//! Handles of libibverbs and librdmacm that destroy their objects when they are dropped.
 //!
-//! A handle holds an [`Arc`] of the handle that it was made from. So objects of the C libraries are
-//! destroyed in the only order that they allow, whatever Rust drops first. Both libraries may be
-//! called from any thread; every handle is thread-safe by their documentation.
+//! A handle holds an [`Arc`] of the handle from which it was made. So the objects are destroyed in
+//! the only order that the C libraries allow, in whichever order Rust drops the handles. Both
+//! libraries may be called from any thread; every handle is thread-safe by their documentation.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -14,12 +14,12 @@ use super::ffi::{self, cm, constructed, ibv, polled, system};
 use super::identifier::CmId;
 use crate::rdma::VerbsError;
 
-/// What separates the memory of one role from that of another: a queue pair reaches only memory
-/// registered in its own domain.
+/// A protection domain. A queue pair can access only memory that is registered in its own domain,
+/// so each role has one.
 pub(super) struct ProtectionDomain {
     raw: NonNull<ffi::ibv_pd>,
-    /// Keeps the device's context open.
-    id: Arc<CmId>,
+    /// An identifier of the device, which prevents that the device's context is closed.
+    pub(super) id: Arc<CmId>,
 }
 
 // SAFETY: libibverbs synchronizes access to a domain.
@@ -36,26 +36,12 @@ impl ProtectionDomain {
         let raw = unsafe { ffi::ibv_alloc_pd(context.as_ptr()) };
         Ok(Self { raw: constructed(raw).map_err(system(doing))?, id: id.clone() })
     }
-
-    /// What the device is called.
-    pub(super) fn device_name(&self) -> String {
-        self.id.device_name()
-    }
-
-    /// The device.
-    pub(super) fn device(&self) -> Option<NonNull<ffi::ibv_context>> {
-        self.id.device()
-    }
-
-    pub(super) fn raw(&self) -> *mut ffi::ibv_pd {
-        self.raw.as_ptr()
-    }
 }
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: whatever was made in the domain holds an `Arc` of it, so nothing is left.
-        let _ = unsafe { ffi::ibv_dealloc_pd(self.raw()) };
+        // SAFETY: every object of the domain holds an `Arc` of it, so none is left.
+        let _ = unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) };
     }
 }
 
@@ -71,20 +57,20 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory. Slow, and it pins every page: never on the data path.
+    /// Registers memory. It is slow and pins every page, so it must not be on the data path.
     ///
     /// # Safety
-    /// The memory must stay mapped until this is dropped, and whatever else accesses it must
-    /// expect `access` by the device at any time.
+    /// The memory must stay mapped until this is dropped. All code that accesses it must expect
+    /// `access` by the device at any time.
     pub(super) unsafe fn register(
         domain: &Arc<ProtectionDomain>,
         start: *mut u8,
         bytes: usize,
         access: ffi::ibv_access_flags,
     ) -> Result<Self, VerbsError> {
-        // SAFETY: the domain is alive, and the caller answers for the memory.
+        // SAFETY: the domain is alive, and the caller guarantees the rest for the memory.
         let raw = unsafe {
-            ffi::ibv_reg_mr(domain.raw(), start.cast::<c_void>(), bytes, access.0 as c_int)
+            ffi::ibv_reg_mr(domain.raw.as_ptr(), start.cast::<c_void>(), bytes, access.0 as c_int)
         };
         let raw = constructed(raw).map_err(|source| match source.kind() {
             io::ErrorKind::OutOfMemory => {
@@ -95,27 +81,27 @@ impl MemoryRegion {
         Ok(Self { raw, _domain: domain.clone() })
     }
 
-    /// The key of local work requests.
+    /// The key for local work requests.
     pub(super) fn lkey(&self) -> u32 {
-        // SAFETY: registered and not yet dropped.
+        // SAFETY: the region is registered and not yet dropped.
         unsafe { self.raw.as_ref() }.lkey
     }
 
-    /// The key that peers present.
+    /// The key for work requests of peers.
     pub(super) fn rkey(&self) -> u32 {
-        // SAFETY: registered and not yet dropped.
+        // SAFETY: the region is registered and not yet dropped.
         unsafe { self.raw.as_ref() }.rkey
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_reg_mr and dropped once.
+        // SAFETY: the region is from ibv_reg_mr and dropped once.
         let _ = unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
     }
 }
 
-/// How much memory this process may pin, to be read.
+/// How much memory this process may pin, for people to read.
 fn memlock_text() -> String {
     match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
         Some(bytes) => format!("the limit is {bytes} bytes in all"),
@@ -139,7 +125,7 @@ impl CompletionChannel {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: made by ibv_create_comp_channel and not yet dropped.
+        // SAFETY: the channel is from ibv_create_comp_channel and not yet dropped.
         let fd = unsafe { self.raw.as_ref() }.fd;
         // SAFETY: the channel owns the descriptor and outlives the borrow.
         unsafe { BorrowedFd::borrow_raw(fd) }
@@ -153,7 +139,7 @@ impl Drop for CompletionChannel {
     }
 }
 
-/// Where a queue pair's completions arrive, with a channel of its own to sleep on.
+/// A completion queue of one or more queue pairs, with a channel that wakes its thread.
 pub(super) struct CompletionQueue {
     raw: NonNull<ffi::ibv_cq>,
     channel: CompletionChannel,
@@ -165,7 +151,7 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue for at least this many completions.
+    /// A queue for at least so many completions.
     pub(super) fn new(id: &Arc<CmId>, completions: u32) -> Result<Self, VerbsError> {
         let context = id.device().ok_or(VerbsError::OtherDevice)?;
         let doing = "making a completion queue";
@@ -178,21 +164,21 @@ impl CompletionQueue {
         Ok(Self { raw: constructed(raw).map_err(system(doing))?, channel })
     }
 
-    /// Takes completions; returns how many.
+    /// Takes completions from the queue. Returns their number.
     #[inline]
     pub(super) fn poll(&self, into: &mut [ffi::ibv_wc]) -> io::Result<usize> {
-        // SAFETY: the queue is alive and `into` has room for as many as it says.
+        // SAFETY: the queue is alive and `into` is as long as the call is told.
         polled(unsafe { ffi::ibv_poll_cq(self.raw.as_ptr(), into.len() as i32, into.as_mut_ptr()) })
     }
 
-    /// Asks for one wakeup at the next completion. Completions that are already there cause none:
-    /// poll once more before sleeping.
+    /// Requests one wakeup at the next completion. Completions that have already arrived cause
+    /// none, so poll once more before sleeping.
     pub(super) fn request_wakeup(&self) -> io::Result<()> {
         // SAFETY: the queue is alive.
         ibv(unsafe { ffi::ibv_req_notify_cq(self.raw.as_ptr(), 0) })
     }
 
-    /// Takes all wakeups from the channel, so that its descriptor is no longer readable.
+    /// Consumes all wakeups of the channel, so that its descriptor is no longer readable.
     pub(super) fn take_wakeups(&self) -> io::Result<()> {
         loop {
             let (mut queue, mut context) = (null_mut(), null_mut());
@@ -209,10 +195,6 @@ impl CompletionQueue {
             }
         }
     }
-
-    pub(super) fn raw(&self) -> *mut ffi::ibv_cq {
-        self.raw.as_ptr()
-    }
 }
 
 /// Readable when there is a wakeup.
@@ -224,12 +206,13 @@ impl AsFd for CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold an `Arc` of it, so none uses it; all its events were acked.
+        // SAFETY: queue pairs hold an `Arc` of the queue, so none uses it. `take_wakeups` has
+        // acknowledged every event that it got.
         let _ = unsafe { ffi::ibv_destroy_cq(self.raw.as_ptr()) };
     }
 }
 
-/// What a queue pair has to hold.
+/// The requested capacity of a queue pair.
 #[derive(Clone, Copy)]
 pub(super) struct Capacity {
     pub(super) sends: u32,
@@ -237,14 +220,15 @@ pub(super) struct Capacity {
     pub(super) inline_bytes: u32,
 }
 
-/// A reliable connected queue pair. Destroyed when dropped, which ends everything under way on it:
-/// the peer's verbs find no queue pair any more.
+/// A reliable connected queue pair. A drop destroys it, which ends all its work in flight: no verb
+/// of the peer is executed any more.
 pub(super) struct QueuePair {
     raw: NonNull<ffi::ibv_qp>,
-    inline_bytes: u32,
-    id: Arc<CmId>,
+    /// How many bytes a work request can carry inline.
+    pub(super) inline_bytes: u32,
+    pub(super) id: Arc<CmId>,
     _domain: Arc<ProtectionDomain>,
-    completions: Arc<CompletionQueue>,
+    pub(super) completions: Arc<CompletionQueue>,
 }
 
 // SAFETY: libibverbs synchronizes access to a queue pair.
@@ -253,8 +237,8 @@ unsafe impl Send for QueuePair {}
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair on `id`, with half of the inline bytes asked for where the device has not as
-    /// much room, and so on.
+    /// A queue pair on `id`. If the device refuses the capacity, this halves the inline bytes until
+    /// it does not.
     pub(super) fn new(
         id: &Arc<CmId>,
         domain: &Arc<ProtectionDomain>,
@@ -265,8 +249,8 @@ impl QueuePair {
             // SAFETY: a structure of numbers and pointers.
             let mut attributes = unsafe { ffi::zeroed::<ffi::ibv_qp_init_attr>() };
             attributes.qp_type = ffi::ibv_qp_type::IBV_QPT_RC;
-            attributes.send_cq = completions.raw();
-            attributes.recv_cq = completions.raw();
+            attributes.send_cq = completions.raw.as_ptr();
+            attributes.recv_cq = completions.raw.as_ptr();
             attributes.cap.max_send_wr = asked.sends;
             attributes.cap.max_recv_wr = asked.receives;
             attributes.cap.max_send_sge = 1;
@@ -274,8 +258,8 @@ impl QueuePair {
             attributes.cap.max_inline_data = asked.inline_bytes;
             // SAFETY: id, domain and queue are alive and of the same device.
             let made =
-                cm(unsafe { ffi::rdma_create_qp(id.raw(), domain.raw(), &raw mut attributes) });
-            match made {
+                unsafe { ffi::rdma_create_qp(id.raw(), domain.raw.as_ptr(), &raw mut attributes) };
+            match cm(made) {
                 Ok(()) => {
                     let raw = constructed(id.queue_pair()).map_err(system(MAKING))?;
                     let (inline_bytes, completions) = (asked.inline_bytes, completions.clone());
@@ -288,39 +272,38 @@ impl QueuePair {
         }
     }
 
-    /// How much a work request may carry itself.
-    pub(super) fn inline_bytes(&self) -> u32 {
-        self.inline_bytes
-    }
-
-    pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
-        &self.completions
-    }
-
-    pub(super) fn id(&self) -> &Arc<CmId> {
-        &self.id
-    }
-
     /// Rings the doorbell for a list of work requests.
     ///
     /// # Safety
-    /// The list must be well-formed and end in null. The memory that its scatter/gather entries
-    /// name, unless inline, must stay as it is until the completion.
+    /// The list must be well-formed and end in null. The memory of its scatter/gather entries must
+    /// not change until the completion, unless it is sent inline.
     #[inline]
     pub(super) unsafe fn post_sends(&self, first: *mut ffi::ibv_send_wr) -> io::Result<()> {
         let mut bad = null_mut();
-        // SAFETY: the queue pair is alive, and the caller answers for the list.
+        // SAFETY: the queue pair is alive, and the caller guarantees the rest for the list.
         ibv(unsafe { ffi::ibv_post_send(self.raw.as_ptr(), first, &raw mut bad) })
+    }
+
+    /// Posts a probe: a WRITE of no bytes, which the peer's device acknowledges. The peer's
+    /// processor does not notice it.
+    pub(super) fn post_probe(&self, wr_id: u64) -> io::Result<()> {
+        // SAFETY: a structure of numbers and pointers.
+        let mut request = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
+        request.wr_id = wr_id;
+        request.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        request.send_flags = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        // SAFETY: a list of one request, without memory.
+        unsafe { self.post_sends(&raw mut request) }
     }
 
     /// Offers one buffer to the peer's SENDs.
     ///
     /// # Safety
-    /// The memory that the request names must stay valid until its completion, and nothing else may
-    /// use it until then.
+    /// The memory that the request names must stay valid until its completion. Until then only the
+    /// device may use it.
     pub(super) unsafe fn post_receive(&self, request: *mut ffi::ibv_recv_wr) -> io::Result<()> {
         let mut bad = null_mut();
-        // SAFETY: the queue pair is alive, and the caller answers for the request.
+        // SAFETY: the queue pair is alive, and the caller guarantees the rest for the request.
         ibv(unsafe { ffi::ibv_post_recv(self.raw.as_ptr(), request, &raw mut bad) })
     }
 
@@ -335,18 +318,13 @@ impl QueuePair {
             unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), attributes, mask.0 as c_int) };
         ibv(modified).map_err(system("setting up a queue pair"))
     }
-
-    /// Ends the connection: both sides' work under way completes with an error.
-    pub(super) fn disconnect(&self) {
-        self.id.disconnect();
-    }
 }
 
 const MAKING: &str = "making a queue pair";
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made by rdma_create_qp on this id, which has one queue pair in its life.
+        // SAFETY: the queue pair is from rdma_create_qp on this id, which never has a second one.
         unsafe { ffi::rdma_destroy_qp(self.id.raw()) };
     }
 }

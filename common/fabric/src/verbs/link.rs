@@ -1,4 +1,4 @@
-//! What a session has for one region: a queue pair, and what is under way on it.
+//! A session's connection to one region: a queue pair, and its chains in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,48 +8,54 @@ use super::identifier::EventChannel;
 use crate::rdma::{Options, RemoteRegion};
 use crate::{Flight, LaneId, Nanos};
 
-/// A queue pair whose peer has accepted.
+/// A queue pair that the peer has accepted.
 pub(super) struct Connected {
     pub(super) queue_pair: Arc<QueuePair>,
     pub(super) events: Arc<EventChannel>,
-    /// What the peer answered, with zeros behind it.
+    /// The peer's private data, followed by zeros.
     pub(super) reply: Vec<u8>,
 }
 
-/// A data connection whose peer has answered.
+/// A data connection that the server has accepted, for a region of a fabric.
 pub struct DataLink {
     pub(super) connected: Connected,
     pub(super) domain: Arc<ProtectionDomain>,
-    /// The work requests that the queue pair has room for.
+    /// The number of work requests for which the queue pair has room.
     pub(super) sends: u32,
     pub(super) lanes: u16,
     pub(super) options: Options,
 }
 
 impl DataLink {
+    /// The server's reply, followed by zeros.
+    pub fn reply(&self) -> &[u8] {
+        &self.connected.reply
+    }
+
     pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
-        self.connected.queue_pair.completions()
+        &self.connected.queue_pair.completions
     }
 }
 
-/// The connection to one region. Its completions arrive in the queue of its fabric.
+/// The connection to one region. Its completions arrive in its fabric's queue.
 pub(super) struct Link {
     pub(super) remote: RemoteRegion,
     pub(super) inline_bytes_max: u32,
-    /// `None` once it had to be destroyed.
+    /// `None` after it was destroyed because of an error.
     pub(super) queue_pair: Option<Arc<QueuePair>>,
     pub(super) events: Arc<EventChannel>,
     pub(super) delivery_max_ns: Nanos,
     pub(super) lateness_max_ns: Nanos,
-    /// Lanes whose chains wait for the doorbell, and the payload of these.
+    /// The lanes whose chains wait for the doorbell, and the payload of these chains.
     pub(super) posted: VecDeque<LaneId>,
     pub(super) posted_bytes: u64,
-    /// Chains with the device: how many, and how much of them there may be.
+    /// The number of chains that the device has, and their flow control.
     pub(super) flying: usize,
     pub(super) flight: Flight,
     /// When the queue pair reported its first error.
     pub(super) broken_at: Option<Nanos>,
-    /// When a look at the clock found chains with the device, and no answer since then; else 0.
+    /// The first reading of the clock since the last completion or doorbell, with chains in flight;
+    /// otherwise 0.
     pub(super) silent_since: Nanos,
 }
 
@@ -58,7 +64,7 @@ impl Link {
         let DataLink { connected: Connected { queue_pair, events, .. }, lanes, options, .. } = link;
         Self {
             remote,
-            inline_bytes_max: queue_pair.inline_bytes(),
+            inline_bytes_max: queue_pair.inline_bytes,
             queue_pair: Some(queue_pair),
             events,
             delivery_max_ns: options.delivery_max_ns(),
@@ -72,15 +78,15 @@ impl Link {
         }
     }
 
-    /// The first posted chain, of so many bytes, waits no longer.
+    /// Removes the first posted chain, of so many bytes.
     #[inline]
     pub(super) fn unpost(&mut self, bytes: u64) {
         self.posted.pop_front();
         self.posted_bytes -= bytes;
     }
 
-    /// Whether it has carried a chain for so long without an answer that the peer must be gone, or
-    /// a change for so long that it might take effect too late.
+    /// Whether chains are in flight for so long without any completion that the peer must be dead,
+    /// or one that changes the region for so long that it might take effect too late.
     #[inline]
     pub(super) fn is_overdue(&self, now: Nanos) -> bool {
         now.saturating_sub(self.silent_since) > self.delivery_max_ns

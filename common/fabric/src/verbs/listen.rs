@@ -1,5 +1,5 @@
-//! The accepting side: one event channel for all connections, and requests with the private data of
-//! their peers.
+//! The accepting side: one event channel for all connections, and connection requests with the
+//! private data of their peers.
 
 mod protection;
 
@@ -20,7 +20,7 @@ pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};
 
 const BACKLOG: i32 = 128;
 
-/// Listens at an address. Never blocks; readable when there is an event.
+/// Listens at an address. Never blocks. The descriptor is readable when there is an event.
 pub struct Listener {
     id: CmId,
     channel: Arc<EventChannel>,
@@ -28,24 +28,23 @@ pub struct Listener {
     options: Options,
 }
 
-/// What a listener has to tell.
+/// An event of a listener, or of a connection that it accepted.
 pub enum Event {
-    /// A client wants to connect.
+    /// A client asks for a connection.
     Request(Incoming),
-    /// The peer of an accepted connection knows that it was accepted.
+    /// The peer knows that its connection was accepted.
     Established(ConnectionId),
-    /// The peer of an accepted connection is gone. What was under way on it has failed; drop the
-    /// connection.
+    /// The peer has disconnected. Work in flight has failed; drop the connection.
     Disconnected(ConnectionId),
-    /// The device of an accepted connection is gone, and the connection with it.
+    /// The connection's device was removed, which ends the connection.
     DeviceRemoved(ConnectionId),
 }
 
 impl Listener {
-    /// Listens at an address of an RDMA device, or of all of them; port 0 for any free one.
+    /// Listens at an address of an RDMA device, or at those of all devices. Port 0 is any free one.
     ///
     /// # Errors
-    /// [`VerbsError::NoRoute`] for an address of no RDMA device, else what the system says.
+    /// [`VerbsError::NoRoute`] if no RDMA device has the address, otherwise the system's error.
     pub fn bind(address: SocketAddr, options: &Options) -> Result<Self, VerbsError> {
         let channel = EventChannel::new()?;
         let id = CmId::new(&channel).map_err(system("making an RDMA-CM identifier"))?;
@@ -59,7 +58,7 @@ impl Listener {
         Ok(Self { id, channel, next_number: 1, options: *options })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.id.local_address()
     }
@@ -67,9 +66,8 @@ impl Listener {
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
-        // Every event of the C library is looked at once.
         while let Some(event) = self.channel.next()? {
             let id = ConnectionId(event.number());
             match event.kind() {
@@ -77,9 +75,9 @@ impl Listener {
                     let (private_data, depth) =
                         (event.private_data().to_vec(), event.responder_resources());
                     let Some(raw) = NonNull::new(event.id()) else { continue };
-                    // Acknowledged before anybody can drop the new identifier.
+                    // The new identifier's destruction would wait for this acknowledgement.
                     drop(event);
-                    // SAFETY: of a connection request, and taken over once.
+                    // SAFETY: the identifier is of a connection request, and adopted once.
                     let id = unsafe { CmId::adopt(raw, &self.channel) };
                     let number = ConnectionId(self.next_number);
                     self.next_number += 1;
@@ -97,7 +95,7 @@ impl Listener {
                     return Ok(Some(Event::Disconnected(id)));
                 }
                 kind::RDMA_CM_EVENT_DEVICE_REMOVAL => return Ok(Some(Event::DeviceRemoved(id))),
-                // Addresses that change, and identifiers that may be used again.
+                // An address has changed, or an identifier may be reused.
                 _ => {}
             }
         }
@@ -111,31 +109,31 @@ impl AsFd for Listener {
     }
 }
 
-/// A connection that a client asks for. Dropped without an answer, it is refused without a reason.
+/// A connection request. If it is dropped without an answer, it is refused without a reason.
 pub struct Incoming {
     id: Arc<CmId>,
     number: ConnectionId,
     private_data: Vec<u8>,
-    /// How many READs and atomics the peer would like to have in flight.
+    /// How many READs and atomics the peer wants to have in flight.
     depth: u8,
     options: Options,
 }
 
 impl Incoming {
-    /// What the peer said, with zeros behind it: whatever it likes.
+    /// The peer's private data, followed by zeros. It may be anything.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// What events will call it.
+    /// The number of the connection in later events.
     pub fn id(&self) -> ConnectionId {
         self.number
     }
 
-    /// Refuses; the peer gets the reason, at most [`REASON_BYTES_MAX`] bytes.
+    /// Refuses the request. The peer gets the reason, of at most [`REASON_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// [`VerbsError`]: the peer then hears of no reason.
+    /// [`VerbsError`]; the peer is refused without a reason.
     pub fn reject(self, reason: &[u8]) -> Result<(), VerbsError> {
         check_bytes(reason, REASON_BYTES_MAX)?;
         self.id.reject(reason).map_err(system("refusing a connection"))
@@ -150,8 +148,7 @@ impl Incoming {
         let domain = Arc::new(ProtectionDomain::new(&self.id)?);
         let completions = CompletionQueue::new(&self.id, capacity.sends + capacity.receives)?;
         let queue_pair = QueuePair::new(&self.id, &domain, &Arc::new(completions), capacity)?;
-        let mut channel = VerbsChannel::new(Arc::new(queue_pair), domain)?;
-        channel.set_id(self.number);
+        let mut channel = VerbsChannel::new(Arc::new(queue_pair), domain, self.number)?;
         self.accept(reply, 0)?;
         channel.begin(None)?;
         Ok(channel)
@@ -183,9 +180,5 @@ impl Incoming {
         parameters.responder_resources = depth;
         parameters.rnr_retry_count = RECEIVER_RETRIES;
         self.id.accept(&mut parameters).map_err(system("accepting a connection"))
-    }
-
-    pub(super) fn identifier(&self) -> &Arc<CmId> {
-        &self.id
     }
 }

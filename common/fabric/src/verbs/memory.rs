@@ -11,18 +11,18 @@ use crate::rdma::VerbsError;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const HUGE_PAGE_BITS: u8 = 21;
-/// Less than this is not worth a huge page.
+/// For less memory a huge page is a waste.
 const HUGE_BYTES_MIN: usize = 256 << 10;
 
 /// Memory that only this process and its own device use.
 pub(super) struct Registered {
-    /// Before the memory, so that it is dropped first.
+    /// Declared before the memory, so that it is dropped first.
     region: MemoryRegion,
     memory: MmapRaw,
 }
 
 impl Registered {
-    /// At least this many zeroed bytes; on huge pages if there are any.
+    /// At least so many zeroed bytes, on huge pages if the system has any.
     pub(super) fn new(domain: &Arc<ProtectionDomain>, bytes: usize) -> Result<Self, VerbsError> {
         let huge = || {
             let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
@@ -36,11 +36,12 @@ impl Registered {
                 .map_err(system("allocating memory for RDMA"))?,
         };
         let memory = MmapRaw::from(memory);
-        // A child that wrote to it would take the page away from under the device.
+        // Without this, a write after a fork could move this process to a copy of a page, while the
+        // device uses the original.
         let _ = memory.advise(Advice::DontFork);
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         // SAFETY: `memory` is dropped after the region, and its users hold no references into it
-        // while work requests that name it are under way.
+        // while work requests that name it are in flight.
         let region =
             unsafe { MemoryRegion::register(domain, memory.as_mut_ptr(), memory.len(), access)? };
         Ok(Self { region, memory })
@@ -50,6 +51,7 @@ impl Registered {
         self.memory.as_mut_ptr()
     }
 
+    /// The key for local work requests.
     pub(super) fn lkey(&self) -> u32 {
         self.region.lkey()
     }

@@ -1,12 +1,13 @@
-//! RDMA: real queue pairs, on a network card or on soft-RoCE. The only part of Farside that names
-//! the C libraries, libibverbs and librdmacm.
+//! RDMA: queue pairs of a network card or of soft-RoCE. Only this module of Farside names the C
+//! libraries, libibverbs and librdmacm.
 //!
 //! - Connecting: [`connect_data`] and [`connect_control`], and [`Listener`] on the other side.
-//! - The data path: [`VerbsFabric`]. The peers' processors take no part in it. It has a queue pair
-//!   for each region, and one completion queue and one protection domain for all.
-//! - What a peer may reach: [`Protection`]; dropping a [`DataConnection`] is the fence.
+//! - The data path: [`VerbsFabric`]. It has a queue pair for each region, and one completion queue
+//!   and one protection domain for all. The peers' processors do not take part.
+//! - The rights of a peer: [`Protection`]. Dropping a [`DataConnection`] fences the peer.
 //!
-//! Without the feature `verbs` this module is not there; its plain data is in [`crate::rdma`].
+//! Without the feature `verbs` this module does not exist. The plain data of RDMA is in
+//! [`crate::rdma`].
 
 #[cfg(target_endian = "big")]
 compile_error!(

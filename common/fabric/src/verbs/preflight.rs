@@ -1,4 +1,4 @@
-//! Asking devices what they can do.
+//! Questions to devices about their capabilities.
 
 use std::ffi::c_int;
 use std::io;
@@ -9,7 +9,7 @@ use super::ffi::{self, constructed, device_name, ibv, system};
 use super::identifier::CmId;
 use crate::rdma::{Capabilities, Device, VerbsError};
 
-/// Devices of the system, as long as this lives.
+/// The devices of the system, which are valid while this lives.
 struct DeviceList {
     first: NonNull<*mut ffi::ibv_device>,
     count: usize,
@@ -31,7 +31,7 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: got from ibv_get_device_list and freed once.
+        // SAFETY: the list is from ibv_get_device_list and freed once.
         unsafe { ffi::ibv_free_device_list(self.first.as_ptr()) };
     }
 }
@@ -41,19 +41,19 @@ struct Context(NonNull<ffi::ibv_context>);
 
 impl Context {
     fn open(device: *mut ffi::ibv_device) -> io::Result<Self> {
-        // SAFETY: of a list not yet freed.
+        // SAFETY: the device is of a list that is not yet freed.
         Ok(Self(constructed(unsafe { ffi::ibv_open_device(device) })?))
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened and closed once, with nothing made from it.
+        // SAFETY: the context is opened and closed once, and no object was made from it.
         let _ = unsafe { ffi::ibv_close_device(self.0.as_ptr()) };
     }
 }
 
-/// Adds what the devices themselves say.
+/// Adds the devices' own answers.
 pub(crate) fn ask_all(devices: &mut [Device]) -> io::Result<()> {
     let list = DeviceList::new()?;
     for raw in list.devices() {
@@ -81,11 +81,11 @@ fn active_mtu(context: NonNull<ffi::ibv_context>, port: u8) -> Option<u32> {
     // SAFETY: the context is open, and the target writable and as long as the library's.
     let asked = unsafe { ffi::___ibv_query_port(context.as_ptr(), port, &raw mut attributes) };
     ibv(asked).ok()?;
-    // IBV_MTU_256 is 1, and each next one the double.
+    // IBV_MTU_256 is 1, and each following number stands for twice as much.
     (1..=5).contains(&attributes.active_mtu).then(|| 128 << attributes.active_mtu)
 }
 
-/// What the device of an identifier can do.
+/// The capabilities of an identifier's device.
 pub(super) fn query(id: &Arc<CmId>) -> Result<ffi::ibv_device_attr, VerbsError> {
     let context = id.device().ok_or(VerbsError::OtherDevice)?;
     attributes(context).map_err(system("asking the device"))

@@ -1,5 +1,5 @@
-//! The bindings against the C headers of this machine: sizes and offsets of every structure that
-//! this module hands to C or reads. Some of them the bindings write by hand.
+//! Compares the bindings with the C headers of this machine: the size and the offsets of every
+//! structure that is passed to C or read. Some of the bindings are written by hand.
 
 use std::io::Write;
 use std::mem::{offset_of, size_of};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::ffi::*;
 
-/// Lines of C that print a number, and the number.
+/// Expressions of C, and their values by the bindings.
 type Claims = Vec<(String, usize)>;
 
 macro_rules! claims {

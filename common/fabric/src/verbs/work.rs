@@ -1,4 +1,4 @@
-//! Turns verbs into work requests, and statuses of completions into errors. Needs no device.
+//! Translates verbs into work requests, and statuses of completions into errors. Uses no device.
 
 use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode};
 use crate::rdma::RemoteRegion;
@@ -8,7 +8,7 @@ const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// A stretch of registered memory.
+/// A range of registered memory.
 #[derive(Clone, Copy)]
 pub(super) struct RegisteredRange {
     pub(super) address: u64,
@@ -19,13 +19,13 @@ pub(super) struct RegisteredRange {
 /// The registered memory of a lane.
 pub(super) struct LaneMemory {
     pub(super) buffers: [RegisteredRange; Buffer::COUNT],
-    /// Where atomic verbs leave the word they found, one after the other.
+    /// The word that the last atomic verb found.
     pub(super) found: RegisteredRange,
-    /// From where the words of WriteWord and WriteU32 are sent, one place a verb.
+    /// The words that WriteWord and WriteU32 send, one for each verb of a chain.
     pub(super) words: RegisteredRange,
 }
 
-/// What a work request does, without the lists it hangs in.
+/// A work request without the pointers of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) opcode: ibv_wr_opcode::Type,
@@ -33,21 +33,21 @@ pub(super) struct Request {
     pub(super) remote: u64,
     pub(super) compare_add: u64,
     pub(super) swap: u64,
-    /// Where it reads or writes here.
+    /// The local memory that it reads or writes.
     pub(super) address: u64,
     pub(super) bytes: u32,
     pub(super) lkey: u32,
-    /// What has to stand at `address` before it is posted.
+    /// The word to store at `address` before the request is posted.
     pub(super) word: Option<u64>,
 }
 
-/// The work request of the verb at this place of its chain.
+/// Returns the work request of the verb at this index of its chain.
 ///
-/// The order at the region (the contract of the trait): the responder executes a WRITE before
-/// whatever follows it, and READs and atomics among themselves in order, except an atomic behind a
-/// READ. That and a WRITE behind a READ or an atomic take IBV_SEND_FENCE, which waits for all READs
-/// and atomics of the queue pair (InfiniBand 1.4, 10.8.3.3, table 76). A chain without these, and
-/// the protocol's are, has no fence.
+/// For the order at the region see the contract of the trait. The responder executes a WRITE before
+/// all later verbs, and READs and atomics in order, except an atomic after a READ. An atomic after
+/// a READ, and a WRITE after a READ or an atomic, need IBV_SEND_FENCE. It waits for all READs and
+/// atomics of the queue pair (InfiniBand 1.4, 10.8.3.3, table 76). The protocol's chains have no
+/// such pair, and so no fence.
 #[inline]
 pub(super) fn request(
     chain: &[Verb],
@@ -70,8 +70,8 @@ pub(super) fn request(
         lkey: memory.words.lkey,
         word: None,
     };
-    let mut local = |stretch: RegisteredRange| {
-        (request.address, request.lkey) = (stretch.address, stretch.lkey);
+    let mut local = |range: RegisteredRange| {
+        (request.address, request.lkey) = (range.address, range.lkey);
     };
     match verb {
         Verb::Read { into, .. } => {
@@ -100,13 +100,13 @@ pub(super) fn request(
 }
 
 impl Request {
-    /// Writes it into a work request and its only scatter/gather entry.
+    /// Fills in a work request of the library and its only scatter/gather entry.
     #[inline]
     pub(super) fn fill(&self, rkey: u32, work: &mut ffi::ibv_send_wr, entry: &mut ffi::ibv_sge) {
         *entry = ffi::ibv_sge { addr: self.address, length: self.bytes, lkey: self.lkey };
         work.opcode = self.opcode;
         work.send_flags = self.flags;
-        // Assigning a field of a union that needs no drop is safe; the opcode says which it is.
+        // Assigning a union's field that needs no drop is safe. The opcode decides which is valid.
         if self.opcode == ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP {
             let (remote_addr, compare_add, swap) = (self.remote, self.compare_add, self.swap);
             work.wr.atomic = ffi::atomic_t { remote_addr, compare_add, swap, rkey };
@@ -135,13 +135,13 @@ pub(super) fn is_atomic(verb: Verb) -> bool {
     matches!(verb, Verb::CompareSwap { .. })
 }
 
-/// Whether a verb must not be posted late: whatever changes memory (invariants I4, I13).
+/// Whether a verb must not be posted late: all that change the region (invariants I4, I13).
 #[inline]
 pub(super) fn has_deadline(verb: Verb) -> bool {
     !matches!(verb, Verb::Read { .. })
 }
 
-/// The buffer a verb uses, and how much of it.
+/// The buffer that a verb uses, and how many bytes of it.
 #[inline]
 pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
     match verb {
@@ -172,7 +172,7 @@ fn verb_bytes(verb: Verb) -> u32 {
     }
 }
 
-/// Here, because the device's own answer to damaged offsets breaks the queue pair.
+/// Checks an access before it is posted, because a device that refuses one breaks the queue pair.
 #[inline]
 fn check_inside(
     verb: Verb,
@@ -193,11 +193,11 @@ fn check_inside(
     }
 }
 
-/// What it means for a chain that its verb at this place completed with an error.
+/// The error of a chain whose verb at this index completed with an error.
 ///
-/// A peer that refuses a WRITE or an atomic has not executed it, nor what follows. Everything else
-/// leaves open what the peer did: an acknowledgement may have been lost, and a READ may be refused
-/// when it is sent for the second time, after what follows it was executed.
+/// A peer that refuses a WRITE or an atomic has executed neither it nor a later verb. After any
+/// other error the outcome is unknown: an acknowledgement may have been lost, and a READ may be
+/// refused when it is repeated, after later verbs were executed.
 pub(super) fn classify_failure(
     status: ibv_wc_status::Type,
     chain: &[Verb],
@@ -217,7 +217,7 @@ pub(super) fn classify_failure(
     if refused && !before && !is_read { ChainError::Fenced } else { ChainError::Unknown }
 }
 
-/// Which verb of which lane a completion is about.
+/// The lane and the verb of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WorkRequestId {
     pub(super) lane: u16,

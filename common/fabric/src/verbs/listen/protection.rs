@@ -1,4 +1,4 @@
-//! What a server lets a role reach, and the connections that may.
+//! A region with the rights of one role, and the data connections of its clients.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,33 +9,31 @@ use super::{Event, Incoming, Listener};
 use crate::Role;
 use crate::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, VerbsError};
 use crate::shm::Region;
-use crate::verbs::ffi::{
-    self, ibv_access_flags, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, system,
-};
+use crate::verbs::ffi::{self, ibv_access_flags, ibv_wc_status, system};
 use crate::verbs::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
 use crate::verbs::identifier::{CmId, EventChannel};
 use crate::verbs::{VerbsFabric, connect_data, preflight};
 
-/// No chain through a network card is faster: its doorbell and its completion cross PCIe at the
-/// client (some 150 ns each way, posted), and the server's card READs or swaps over PCIe there
-/// (some 300 ns at least, for it has to wait for the answer). The fastest measured need over 1,000.
+/// No chain through a network card is faster. Its doorbell and its completion cross PCIe at the
+/// client (some 150 ns each way, posted). At the server the card READs or swaps over PCIe, and
+/// waits for the answer (at least some 300 ns). The fastest measured take over 1,000 ns.
 const ROUND_TRIP_MIN_NS_CARD: u32 = 500;
-/// A device in software takes each packet through the network stack, and through threads or
-/// interrupts of the kernel, on both sides: four passes at a microsecond at least. The fastest
-/// measured, soft-RoCE without emulation, need 8,000 ns and more.
+/// A device in software passes each packet through the network stack, and through threads or
+/// interrupts of the kernel, on both sides: four passes of at least a microsecond. The fastest
+/// measured, soft-RoCE without emulation, take at least 8,000 ns.
 const ROUND_TRIP_MIN_NS_SOFTWARE: u32 = 4_000;
 
-/// By what the device is: one in software has no hardware behind it.
+/// Depends on whether the device is hardware or software.
 fn round_trip_min_ns(device: &str) -> u32 {
     let hardware = std::path::Path::new("/sys/class/infiniband").join(device).join("device");
     if hardware.exists() { ROUND_TRIP_MIN_NS_CARD } else { ROUND_TRIP_MIN_NS_SOFTWARE }
 }
 
-/// A probe at a time; one more, so that its completion never finds the queue full.
+/// One probe at a time, and one entry more, so that a completion never finds the queue full.
 const CAPACITY: Capacity = Capacity { sends: 2, receives: 0, inline_bytes: 0 };
 
-/// A region as one role may reach it: a protection domain of its own, and the region registered
-/// with no more rights than the role has. A key of another role's domain is refused by the device.
+/// A region with the rights of one role. It is registered with these rights only, in a protection
+/// domain of the role. The device refuses a key of another role's domain.
 pub struct Protection {
     memory: MemoryRegion,
     domain: Arc<ProtectionDomain>,
@@ -47,24 +45,15 @@ pub struct Protection {
 }
 
 impl Protection {
-    /// Registers a region for a role, on the device that a connection came in through. Pins all of
-    /// its memory: 20 to 30 ms a gigabyte, if its pages are there.
+    /// Registers a region for a role, on the device that has this address. Pins all of the region's
+    /// memory, which takes 20 to 30 ms a gigabyte if its pages are allocated.
     ///
     /// # Errors
-    /// [`VerbsError::Memlock`] when the system does not let so much be pinned,
-    /// [`VerbsError::NoAtomics`] when the device is of no use.
-    pub fn new(incoming: &Incoming, region: &Arc<Region>, role: Role) -> Result<Self, VerbsError> {
-        let mut address = incoming.identifier().local_address().ok_or(VerbsError::OtherDevice)?;
-        address.set_port(0);
-        Self::at(address, region, role)
-    }
-
-    /// The same, on the device that has this address.
-    ///
-    /// # Errors
-    /// As [`Protection::new`], and [`VerbsError::NoRoute`] for an address of no RDMA device.
+    /// [`VerbsError::Memlock`] if the system does not allow so much memory to be pinned,
+    /// [`VerbsError::NoAtomics`] if the device has no atomic verbs, [`VerbsError::NoRoute`] if no
+    /// RDMA device has the address.
     pub fn at(address: SocketAddr, region: &Arc<Region>, role: Role) -> Result<Self, VerbsError> {
-        // An identifier of its own keeps the device open, whichever clients come and go.
+        // With an identifier of its own the device stays open when all clients disconnect.
         let id = CmId::new(&EventChannel::new()?).map_err(system("making an identifier"))?;
         let address = SocketAddr::new(address.ip(), 0);
         id.bind(address).map_err(|source| VerbsError::NoRoute { address, source })?;
@@ -88,15 +77,15 @@ impl Protection {
             }
         };
         let (start, bytes) = (region.start(), region.bytes() as usize);
-        // SAFETY: `self` holds the region, whose memory all code accesses as atomics: changes by
-        // a device are as good as another process's.
+        // SAFETY: `self` holds the region. All code accesses its memory as atomics, and expects
+        // changes by a device as by another process.
         let memory = unsafe { MemoryRegion::register(&domain, start, bytes, access)? };
         let round_trip_min_ns = round_trip_min_ns(&id.device_name());
         let region = region.clone();
         Ok(Self { memory, domain, region, role, address, round_trip_min_ns })
     }
 
-    /// What a client of this role has to know, for the answer to its request.
+    /// The region's description for clients of this role.
     pub fn remote(&self) -> RemoteRegion {
         RemoteRegion {
             base_address: self.region.start() as u64,
@@ -107,13 +96,13 @@ impl Protection {
         }
     }
 
-    /// Whether a connection came in through this device.
+    /// Whether a connection request came through this device.
     pub fn serves(&self, incoming: &Incoming) -> bool {
-        incoming.identifier().device() == self.domain.device()
+        incoming.id.device() == self.domain.id.device()
     }
 
-    /// The owner's own way to the region: through the device and back, for words that clients
-    /// compare-and-swap may only be changed by the device (invariant I11).
+    /// Connects the server to its own region through the device, because only the device may change
+    /// words that clients compare-and-swap (invariant I11).
     ///
     /// # Errors
     /// [`VerbsError`].
@@ -121,7 +110,7 @@ impl Protection {
         self.loopback_over(Listener::bind(self.address, options)?, lanes, options)
     }
 
-    /// The same over a listener at this device's address, which strangers may know already.
+    /// As [`Protection::loopback`], over a listener of this device. Strangers may connect to it.
     ///
     /// # Errors
     /// [`VerbsError`].
@@ -132,7 +121,7 @@ impl Protection {
         options: &Options,
     ) -> Result<Loopback, VerbsError> {
         let address = listener.local_address().ok_or(VerbsError::OtherDevice)?;
-        // The listener is open to all: only this process knows what it says to itself.
+        // Anyone can connect to the listener. Only this process knows the nonce.
         let nonce = random_nonce().map_err(system("finding a random number"))?;
         std::thread::scope(|scope| {
             let connecting = scope.spawn(|| connect_data(address, &nonce, lanes, options));
@@ -150,10 +139,10 @@ impl Protection {
         &self,
         listener: &mut Listener,
         nonce: &[u8; NONCE_BYTES],
-        most: Duration,
+        timeout: Duration,
     ) -> Result<DataConnection, VerbsError> {
-        let until = Instant::now() + most;
-        // Also where strangers knock all the time.
+        let until = Instant::now() + timeout;
+        // The time is checked after each event, because strangers could connect all the time.
         while Instant::now() < until {
             let doing = "connecting to the own device";
             match listener.next_event().map_err(system(doing))? {
@@ -164,11 +153,11 @@ impl Protection {
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        Err(VerbsError::TimedOut { address: self.address, after: most })
+        Err(VerbsError::TimedOut { address: self.address, after: timeout })
     }
 }
 
-/// How much the owner says to itself, at random.
+/// The length of the random number by which a server recognises its own connection request.
 const NONCE_BYTES: usize = 16;
 
 fn random_nonce() -> std::io::Result<[u8; NONCE_BYTES]> {
@@ -177,25 +166,25 @@ fn random_nonce() -> std::io::Result<[u8; NONCE_BYTES]> {
     Ok(nonce)
 }
 
-/// A server's fabric over its own region.
+/// A server's connection to its own region.
 pub struct Loopback {
     /// The fabric.
     pub fabric: VerbsFabric,
-    /// Its other end, to be kept as long.
+    /// The accepting end, to be dropped after the fabric.
     pub peer: LoopbackPeer,
 }
 
-/// The other end of a server's own way to its region.
+/// The accepting end of a server's connection to its own region.
 pub struct LoopbackPeer {
     _connection: DataConnection,
     _listener: Listener,
 }
 
-/// The server's end of a client's data connection. The server's processor takes no part in the
+/// The server's end of a client's data connection. The server's processor does not take part in the
 /// client's verbs.
 ///
-/// **Dropping it is the fence**: the queue pair is destroyed, and when that returns, nothing the
-/// client has posted or will post takes effect any more.
+/// **Dropping it fences the client**: the queue pair is destroyed, and after that no verb that the
+/// client has posted or will post takes effect.
 pub struct DataConnection {
     queue_pair: QueuePair,
     number: ConnectionId,
@@ -203,8 +192,6 @@ pub struct DataConnection {
     probed_at: Option<Instant>,
     state: ProbeState,
     patience: Duration,
-    /// What the peer may reach, at least as long as it may reach it.
-    _domain: Arc<ProtectionDomain>,
 }
 
 impl DataConnection {
@@ -214,7 +201,7 @@ impl DataConnection {
         number: ConnectionId,
         options: &Options,
     ) -> Result<Self, VerbsError> {
-        if id.device() != protection.domain.device() {
+        if id.device() != protection.domain.id.device() {
             return Err(VerbsError::OtherDevice);
         }
         let completions = Arc::new(CompletionQueue::new(id, CAPACITY.sends)?);
@@ -226,12 +213,11 @@ impl DataConnection {
             probed_at: None,
             state: ProbeState::Idle,
             patience: Duration::from_nanos(options.delivery_max_ns()),
-            _domain: protection.domain.clone(),
         })
     }
 
-    /// Once accepted: takes from a reader's queue pair what RDMA-CM gives to every one. The memory
-    /// it can name is read-only already; this is the second lock.
+    /// Removes from a reader's accepted queue pair the rights that RDMA-CM gives to all. They had
+    /// no effect, because the memory's key is read-only; this is a second protection.
     pub(super) fn restrict(&self) -> Result<(), VerbsError> {
         if self.role == Role::Writer {
             return Ok(());
@@ -242,37 +228,32 @@ impl DataConnection {
         self.queue_pair.modify(&mut attributes, ffi::ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)
     }
 
-    /// What events call it.
+    /// The number of the connection in events.
     pub fn id(&self) -> ConnectionId {
         self.number
     }
 
-    /// Asks the peer's device for a sign of life: a WRITE of no bytes. Its processor does not
-    /// notice. One at a time: while one is under way this does nothing.
+    /// Asks the peer's device for a sign of life, which its processor does not notice. Does nothing
+    /// while another probe is in flight.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn probe(&mut self) -> std::io::Result<()> {
         if self.probe_state()? == ProbeState::Pending {
             return Ok(());
         }
-        // SAFETY: a structure of numbers and pointers.
-        let mut request = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
-        request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        request.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
-        // SAFETY: a list of one, without memory.
-        unsafe { self.queue_pair.post_sends(&raw mut request) }?;
+        self.queue_pair.post_probe(0)?;
         (self.probed_at, self.state) = (Some(Instant::now()), ProbeState::Pending);
         Ok(())
     }
 
-    /// What the last probe found out. The descriptor becomes readable when it is no longer pending,
-    /// unless the device has waited too long: look again after some seconds.
+    /// The state of the last probe. The descriptor becomes readable when the probe completes. A
+    /// device may also take too long, so ask again after some seconds.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn probe_state(&mut self) -> std::io::Result<ProbeState> {
-        let completions = self.queue_pair.completions();
+        let completions = &self.queue_pair.completions;
         completions.take_wakeups()?;
         completions.request_wakeup()?;
         // SAFETY: a structure of numbers.
@@ -291,7 +272,7 @@ impl DataConnection {
 
 impl AsFd for DataConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.queue_pair.completions().as_fd()
+        self.queue_pair.completions.as_fd()
     }
 }
 
@@ -300,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_server_says_something_else_to_itself() {
+    fn each_nonce_is_another() {
         let nonces: Vec<_> = (0..3).map(|_| random_nonce().unwrap()).collect();
         assert!(nonces[0] != nonces[1] && nonces[1] != nonces[2] && nonces[2] != nonces[0]);
     }

@@ -1,3 +1,5 @@
+//! Work requests have the right fields, order and bounds, and errors the right meaning.
+
 use super::*;
 
 const REGION: RemoteRegion = RemoteRegion {
@@ -8,13 +10,13 @@ const REGION: RemoteRegion = RemoteRegion {
     round_trip_min_ns: 500,
 };
 const MEMORY: LaneMemory = {
-    const fn stretch(address: u64, bytes: u32) -> RegisteredRange {
+    const fn range(address: u64, bytes: u32) -> RegisteredRange {
         RegisteredRange { address, bytes, lkey: 3 }
     }
     LaneMemory {
-        buffers: [stretch(0x1000, 256), stretch(0x2000, 512), stretch(0x3000, 512)],
-        found: stretch(0x100, 8),
-        words: stretch(0x108, 32),
+        buffers: [range(0x1000, 256), range(0x2000, 512), range(0x3000, 512)],
+        found: range(0x100, 8),
+        words: range(0x108, 32),
     }
 };
 const INLINE_MAX: u32 = 64;
@@ -46,7 +48,7 @@ fn a_put_becomes_three_requests_without_a_fence() {
 }
 
 #[test]
-fn requests_are_filled_in_where_the_opcode_looks() {
+fn a_filled_request_has_the_fields_of_its_opcode() {
     // SAFETY: a structure of numbers and pointers.
     let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
     let mut entry = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
@@ -73,24 +75,24 @@ fn small_writes_are_inline_and_large_ones_are_not() {
 }
 
 #[test]
-fn a_fence_stands_only_where_the_device_would_not_keep_the_order() {
+fn only_pairs_that_a_device_does_not_order_have_a_fence() {
     let fenced = |chain: &[Verb]| {
         let fence = |request: &Request| request.flags & FENCE != 0;
         requests(chain).iter().map(fence).collect::<Vec<_>>()
     };
-    // What the protocol posts.
+    // Chains of the protocol.
     assert_eq!(fenced(&[WRITE, MARK, CAS, READ]), [false; 4]);
     assert_eq!(fenced(&[CAS, CAS]), [false; 2]);
     assert_eq!(fenced(&[READ, READ]), [false; 2]);
     assert_eq!(fenced(&[WRITE, CAS, READ]), [false; 3]);
-    // What it does not.
+    // Other chains.
     assert_eq!(fenced(&[READ, CAS]), [false, true]);
     assert_eq!(fenced(&[CAS, MARK, READ]), [false, true, false]);
     assert_eq!(fenced(&[READ, WRITE]), [false, true]);
 }
 
 #[test]
-fn damaged_offsets_never_reach_the_device() {
+fn an_access_outside_the_region_is_refused() {
     let outside = |verb| matches!(error(verb, REGION), ChainError::Outside { .. });
     assert!(outside(Verb::CompareSwap { remote: 4, expected: 0, desired: 0 }));
     assert!(outside(Verb::WriteU32 { remote: 2, value: 0 }));
@@ -107,7 +109,7 @@ fn damaged_offsets_never_reach_the_device() {
 }
 
 #[test]
-fn only_what_certainly_did_not_happen_is_called_so() {
+fn a_chain_is_fenced_only_if_it_certainly_had_no_effect() {
     use ibv_wc_status::*;
     let put = [WRITE, MARK, CAS];
     for at in 0..put.len() {
@@ -116,15 +118,15 @@ fn only_what_certainly_did_not_happen_is_called_so() {
         assert_eq!(classify_failure(IBV_WC_WR_FLUSH_ERR, &put, at), ChainError::Unknown);
         assert_eq!(classify_failure(77, &put, at), ChainError::Unknown);
     }
-    // A publication: its hint, and then its word.
+    // A publication of a hint, and then of a word.
     assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 0), ChainError::Fenced);
     assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[CAS, CAS], 1), ChainError::Unknown);
-    // The compare-and-swap went through, its word did not come back.
+    // The compare-and-swap was executed, but its word did not arrive.
     assert_eq!(
         classify_failure(IBV_WC_REM_ACCESS_ERR, &[WRITE, CAS, READ], 2),
         ChainError::Unknown
     );
-    // A READ that is repeated, after the compare-and-swap behind it.
+    // A READ is repeated after the later compare-and-swap was executed.
     assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[READ, CAS], 0), ChainError::Unknown);
     assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &put, 9), ChainError::Unknown);
     for status in [IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, 99] {
@@ -133,8 +135,8 @@ fn only_what_certainly_did_not_happen_is_called_so() {
 }
 
 #[test]
-fn origins_come_back() {
-    for origin in [WorkRequestId { lane: 0, verb: 0 }, WorkRequestId { lane: u16::MAX, verb: 3 }] {
-        assert_eq!(WorkRequestId::from_id(origin.to_id()), origin);
+fn a_work_request_id_survives_its_conversion() {
+    for id in [WorkRequestId { lane: 0, verb: 0 }, WorkRequestId { lane: u16::MAX, verb: 3 }] {
+        assert_eq!(WorkRequestId::from_id(id.to_id()), id);
     }
 }
