@@ -148,7 +148,7 @@ pub enum VerbsError {
     #[error(
         "no program listens at {address}: is kv-server running there, with this rdma:// address?"
     )]
-    NobodyListens { address: SocketAddr },
+    NoListener { address: SocketAddr },
     #[error("{address} did not answer within {} ms: is the host up?", .after.as_millis())]
     TimedOut { address: SocketAddr, after: Duration },
     /// `reason` is private data whose format the caller defines.
@@ -177,7 +177,7 @@ pub enum VerbsError {
 impl VerbsError {
     /// Whether a later attempt may succeed: the server is not running, or restarts.
     pub fn is_passing(&self) -> bool {
-        matches!(self, Self::NoRoute { .. } | Self::NobodyListens { .. } | Self::TimedOut { .. })
+        matches!(self, Self::NoRoute { .. } | Self::NoListener { .. } | Self::TimedOut { .. })
     }
 }
 

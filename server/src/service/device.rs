@@ -98,7 +98,7 @@ impl Acceptor for DeviceAcceptor {
                     let protections = self.protections.clone();
                     Arrival::Request(Box::new(DeviceRequest { incoming, protections }))
                 }
-                Event::Disconnected(id) | Event::DeviceRemoved(id) => Arrival::Ended(id),
+                Event::Disconnected(id) => Arrival::Ended(id),
                 Event::Established(_) => Arrival::Established,
             }),
             Err(error) => {

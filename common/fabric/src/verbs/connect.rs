@@ -41,7 +41,7 @@ pub fn connect_control(
     let prepared = Resolved::new(address, options)?.prepare(VerbsChannel::CAPACITY, None)?;
     let (queue_pair, domain) = (prepared.queue_pair.clone(), prepared.domain.clone());
     let mut channel = VerbsChannel::new(queue_pair, domain, ConnectionId(0))?;
-    let connected = prepared.connect(private_data)?;
+    let connected = prepared.connect(private_data, 0)?;
     channel.begin(Some(connected.events))?;
     Ok((channel, connected.reply))
 }
@@ -98,14 +98,13 @@ fn connect_on(
     if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
         return Err(VerbsError::NoAtomics { device: resolved.id.device_name() });
     }
-    let most = limits.max_qp_wr.min(limits.max_cqe).max(0) as u32;
-    let sends = (u32::from(lanes) * CHAIN_VERBS_MAX as u32).clamp(SENDS_MIN, most.max(SENDS_MIN));
+    let limit = limits.max_qp_wr.min(limits.max_cqe).max(0) as u32;
+    let sends = (u32::from(lanes) * CHAIN_VERBS_MAX as u32).clamp(SENDS_MIN, limit.max(SENDS_MIN));
     let capacity = Capacity { sends, receives: 0, inline_bytes: INLINE_BYTES };
     let prepared = resolved.prepare(capacity, queues)?;
     let (domain, options) = (prepared.domain.clone(), *options);
     let depth = limits.max_qp_init_rd_atom.clamp(1, u8::MAX.into()) as u8;
-    let prepared = Prepared { initiator_depth: depth, ..prepared };
-    let connected = prepared.connect(private_data)?;
+    let connected = prepared.connect(private_data, depth)?;
     Ok(DataLink { connected, domain, sends, lanes, options })
 }
 
@@ -126,7 +125,6 @@ struct Resolved {
 struct Prepared {
     queue_pair: Arc<QueuePair>,
     domain: Arc<ProtectionDomain>,
-    initiator_depth: u8,
     waiting: CmEventWait,
     options: Options,
 }
@@ -160,17 +158,18 @@ impl Resolved {
             },
         };
         let queue_pair = Arc::new(QueuePair::new(&id, &domain, &completions, capacity)?);
-        Ok(Prepared { queue_pair, domain, initiator_depth: 0, waiting, options })
+        Ok(Prepared { queue_pair, domain, waiting, options })
     }
 }
 
 impl Prepared {
-    fn connect(self, private_data: &[u8]) -> Result<Connected, VerbsError> {
+    /// Connects, with up to `depth` READs and atomics in flight.
+    fn connect(self, private_data: &[u8], depth: u8) -> Result<Connected, VerbsError> {
         // SAFETY: a structure of numbers and a pointer.
         let mut parameters = unsafe { ffi::zeroed::<ffi::rdma_conn_param>() };
         parameters.private_data = private_data.as_ptr().cast();
         parameters.private_data_len = private_data.len() as u8;
-        parameters.initiator_depth = self.initiator_depth;
+        parameters.initiator_depth = depth;
         // The peer posts no READ.
         parameters.responder_resources = 0;
         parameters.retry_count = self.options.retries();
@@ -224,7 +223,7 @@ impl CmEventWait {
             {
                 VerbsError::Rejected { address, reason: event.private_data().to_vec() }
             }
-            kind::RDMA_CM_EVENT_REJECTED => VerbsError::NobodyListens { address },
+            kind::RDMA_CM_EVENT_REJECTED => VerbsError::NoListener { address },
             kind::RDMA_CM_EVENT_UNREACHABLE | kind::RDMA_CM_EVENT_DISCONNECTED => {
                 VerbsError::TimedOut { address, after: self.timeout.saturating_sub(self.left()) }
             }

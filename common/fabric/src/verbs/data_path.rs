@@ -7,7 +7,7 @@ use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::lanes::{Lane, Stage};
 use super::link::Link;
-use super::work::{WorkRequestId, buffer_of, classify_failure, has_deadline, is_atomic, request};
+use super::work::{WorkRequestId, buffer_of, changes_region, classify_failure, is_atomic, request};
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
@@ -62,7 +62,7 @@ impl VerbsFabric {
         self.completed.push_back(Completion { lane, result });
     }
 
-    /// Removes a chain of so many verbs from the counts of what the device has.
+    /// Counts that the device no longer has a chain of so many verbs.
     #[inline]
     pub(super) fn land(&mut self, region: RegionIndex, verbs: usize) {
         self.links[region.index()].flying -= 1;
@@ -112,7 +112,7 @@ impl VerbsFabric {
         let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
         let region = self.lanes.all[usize::from(origin.lane)].region;
         if !is_ok {
-            self.break_off(region);
+            self.disconnect(region);
         }
         let of = &mut self.lanes.all[usize::from(origin.lane)];
         if !is_ok && of.result.is_ok() {
@@ -209,8 +209,8 @@ impl Fabric for VerbsFabric {
         lane.verbs = chain.len();
         lane.chain[..chain.len()].copy_from_slice(chain);
         // Without a deadline the doorbell need not read the clock.
-        let has_deadline = chain.iter().any(|verb| has_deadline(*verb));
-        lane.deadline = if has_deadline { deadline } else { Nanos::MAX };
+        let changes = chain.iter().any(|verb| changes_region(*verb));
+        lane.deadline = if changes { deadline } else { Nanos::MAX };
         lane.stage = Stage::Posted;
         lane.result = Ok(0);
         let link = &mut self.links[region.index()];

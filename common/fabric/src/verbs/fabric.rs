@@ -167,7 +167,7 @@ impl VerbsFabric {
 
     /// Disconnects a region, so that the device completes all its work for it.
     #[cold]
-    pub(super) fn break_off(&mut self, region: RegionIndex) {
+    pub(super) fn disconnect(&mut self, region: RegionIndex) {
         let link = &mut self.links[region.index()];
         if link.broken_at.is_none() {
             link.broken_at = Some(self.clock.now());
@@ -213,7 +213,7 @@ impl VerbsFabric {
                 );
             }
             if ended {
-                self.break_off(RegionIndex(at as u16));
+                self.disconnect(RegionIndex(at as u16));
             }
         }
     }
@@ -233,7 +233,7 @@ impl VerbsFabric {
             match link.broken_at {
                 Some(at) if now.saturating_sub(at) > FLUSH_NS_MAX => self.destroy(region),
                 Some(_) => {}
-                None if link.is_overdue(now) => self.break_off(region),
+                None if link.is_overdue(now) => self.disconnect(region),
                 None => {}
             }
         }

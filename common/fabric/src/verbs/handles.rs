@@ -14,6 +14,17 @@ use super::ffi::{self, cm, constructed, ibv, polled, system};
 use super::identifier::CmId;
 use crate::rdma::VerbsError;
 
+macro_rules! impl_send_and_sync {
+    ($($handle:ty),*) => {$(
+        // SAFETY: libibverbs synchronizes access to its objects.
+        unsafe impl Send for $handle {}
+        // SAFETY: likewise.
+        unsafe impl Sync for $handle {}
+    )*};
+}
+
+impl_send_and_sync!(ProtectionDomain, MemoryRegion, CompletionQueue, QueuePair);
+
 /// A protection domain. A queue pair can access only memory that is registered in its own domain,
 /// so each role has one.
 pub(super) struct ProtectionDomain {
@@ -21,11 +32,6 @@ pub(super) struct ProtectionDomain {
     /// An identifier of the device, which prevents that the device's context is closed.
     pub(super) id: Arc<CmId>,
 }
-
-// SAFETY: libibverbs synchronizes access to a domain.
-unsafe impl Send for ProtectionDomain {}
-// SAFETY: likewise.
-unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
     /// A domain on the device that `id` is bound to.
@@ -50,11 +56,6 @@ pub(super) struct MemoryRegion {
     raw: NonNull<ffi::ibv_mr>,
     _domain: Arc<ProtectionDomain>,
 }
-
-// SAFETY: libibverbs synchronizes access to a region.
-unsafe impl Send for MemoryRegion {}
-// SAFETY: likewise.
-unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// Registers memory. It is slow and pins every page, so it must not be on the data path.
@@ -145,11 +146,6 @@ pub(super) struct CompletionQueue {
     channel: CompletionChannel,
 }
 
-// SAFETY: libibverbs synchronizes access to a queue and its channel.
-unsafe impl Send for CompletionQueue {}
-// SAFETY: likewise.
-unsafe impl Sync for CompletionQueue {}
-
 impl CompletionQueue {
     /// A queue for at least so many completions.
     pub(super) fn new(id: &Arc<CmId>, completions: u32) -> Result<Self, VerbsError> {
@@ -167,7 +163,7 @@ impl CompletionQueue {
     /// Takes completions from the queue. Returns their number.
     #[inline]
     pub(super) fn poll(&self, into: &mut [ffi::ibv_wc]) -> io::Result<usize> {
-        // SAFETY: the queue is alive and `into` is as long as the call is told.
+        // SAFETY: the queue is alive, and the call gets the length of `into`.
         polled(unsafe { ffi::ibv_poll_cq(self.raw.as_ptr(), into.len() as i32, into.as_mut_ptr()) })
     }
 
@@ -230,11 +226,6 @@ pub(super) struct QueuePair {
     _domain: Arc<ProtectionDomain>,
     pub(super) completions: Arc<CompletionQueue>,
 }
-
-// SAFETY: libibverbs synchronizes access to a queue pair.
-unsafe impl Send for QueuePair {}
-// SAFETY: likewise.
-unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
     /// A queue pair on `id`. If the device refuses the capacity, this halves the inline bytes until

@@ -16,7 +16,7 @@ use super::handles::{CompletionQueue, ProtectionDomain, QueuePair};
 use super::identifier::{CmId, EventChannel};
 use crate::REPLY_BYTES_MAX;
 use crate::rdma::{ConnectionId, Options, REASON_BYTES_MAX, VerbsError};
-pub use protection::{DataConnection, Loopback, LoopbackPeer, Protection};
+pub use protection::{DataConnection, Loopback, Protection};
 
 const BACKLOG: i32 = 128;
 
@@ -34,10 +34,9 @@ pub enum Event {
     Request(Incoming),
     /// The peer knows that its connection was accepted.
     Established(ConnectionId),
-    /// The peer has disconnected. Work in flight has failed; drop the connection.
+    /// The peer has disconnected, or the connection's device was removed. Work in flight has
+    /// failed; drop the connection.
     Disconnected(ConnectionId),
-    /// The connection's device was removed, which ends the connection.
-    DeviceRemoved(ConnectionId),
 }
 
 impl Listener {
@@ -94,7 +93,7 @@ impl Listener {
                     event.finish_disconnection();
                     return Ok(Some(Event::Disconnected(id)));
                 }
-                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => return Ok(Some(Event::DeviceRemoved(id))),
+                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => return Ok(Some(Event::Disconnected(id))),
                 // An address has changed, or an identifier may be reused.
                 _ => {}
             }

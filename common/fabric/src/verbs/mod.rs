@@ -35,5 +35,5 @@ pub use connect::{connect_control, connect_data};
 pub use control_channel::VerbsChannel;
 pub use fabric::VerbsFabric;
 pub use link::DataLink;
-pub use listen::{DataConnection, Event, Incoming, Listener, Loopback, LoopbackPeer, Protection};
+pub use listen::{DataConnection, Event, Incoming, Listener, Loopback, Protection};
 pub(crate) use preflight::ask_all;

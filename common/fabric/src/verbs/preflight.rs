@@ -81,7 +81,7 @@ fn active_mtu(context: NonNull<ffi::ibv_context>, port: u8) -> Option<u32> {
     // SAFETY: the context is open, and the target writable and as long as the library's.
     let asked = unsafe { ffi::___ibv_query_port(context.as_ptr(), port, &raw mut attributes) };
     ibv(asked).ok()?;
-    // IBV_MTU_256 is 1, and each following number stands for twice as much.
+    // IBV_MTU_256 is 1, and each following number means twice as much.
     (1..=5).contains(&attributes.active_mtu).then(|| 128 << attributes.active_mtu)
 }
 

@@ -57,36 +57,47 @@ pub(super) fn request(
     inline_bytes_max: u32,
 ) -> Result<Request, ChainError> {
     let verb = chain[at];
-    let (offset, bytes) = (remote_offset(verb), verb_bytes(verb));
-    check_inside(verb, offset, bytes, remote)?;
     let mut request = Request {
         opcode: ibv_wr_opcode::IBV_WR_RDMA_WRITE,
         flags: 0,
-        remote: remote.base_address + offset,
+        remote: 0,
         compare_add: 0,
         swap: 0,
         address: memory.words.address + (at * size_of::<u64>()) as u64,
-        bytes,
+        bytes: 0,
         lkey: memory.words.lkey,
         word: None,
     };
     let mut local = |range: RegisteredRange| {
         (request.address, request.lkey) = (range.address, range.lkey);
     };
-    match verb {
-        Verb::Read { into, .. } => {
+    let (offset, bytes) = match verb {
+        Verb::Read { remote, into, bytes } => {
             local(memory.buffers[into as usize]);
             request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+            (remote, bytes)
         }
-        Verb::Write { from, .. } => local(memory.buffers[from as usize]),
-        Verb::WriteU32 { value, .. } => request.word = Some(value.into()),
-        Verb::WriteWord { value, .. } => request.word = Some(value),
-        Verb::CompareSwap { expected, desired, .. } => {
+        Verb::Write { remote, from, bytes } => {
+            local(memory.buffers[from as usize]);
+            (remote, bytes)
+        }
+        Verb::WriteU32 { remote, value } => {
+            request.word = Some(value.into());
+            (remote, 4)
+        }
+        Verb::WriteWord { remote, value } => {
+            request.word = Some(value);
+            (remote, 8)
+        }
+        Verb::CompareSwap { remote, expected, desired } => {
             local(memory.found);
             request.opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
             (request.compare_add, request.swap) = (expected, desired);
+            (remote, 8)
         }
-    }
+    };
+    check_inside(verb, offset, bytes, remote)?;
+    (request.remote, request.bytes) = (remote.base_address + offset, bytes);
     if is_write(verb) && bytes <= inline_bytes_max {
         request.flags |= INLINE;
     }
@@ -135,9 +146,9 @@ pub(super) fn is_atomic(verb: Verb) -> bool {
     matches!(verb, Verb::CompareSwap { .. })
 }
 
-/// Whether a verb must not be posted late: all that change the region (invariants I4, I13).
+/// Whether a verb changes the region, and so must not be posted late (invariants I4, I13).
 #[inline]
-pub(super) fn has_deadline(verb: Verb) -> bool {
+pub(super) fn changes_region(verb: Verb) -> bool {
     !matches!(verb, Verb::Read { .. })
 }
 
@@ -152,26 +163,6 @@ pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
     }
 }
 
-#[inline]
-fn remote_offset(verb: Verb) -> u64 {
-    match verb {
-        Verb::Read { remote, .. }
-        | Verb::Write { remote, .. }
-        | Verb::WriteU32 { remote, .. }
-        | Verb::WriteWord { remote, .. }
-        | Verb::CompareSwap { remote, .. } => remote,
-    }
-}
-
-#[inline]
-fn verb_bytes(verb: Verb) -> u32 {
-    match verb {
-        Verb::Read { bytes, .. } | Verb::Write { bytes, .. } => bytes,
-        Verb::WriteU32 { .. } => 4,
-        Verb::WriteWord { .. } | Verb::CompareSwap { .. } => 8,
-    }
-}
-
 /// Checks an access before it is posted, because a device that refuses one breaks the queue pair.
 #[inline]
 fn check_inside(
@@ -180,7 +171,7 @@ fn check_inside(
     bytes: u32,
     region: &RemoteRegion,
 ) -> Result<(), ChainError> {
-    if !region.writable && !matches!(verb, Verb::Read { .. }) {
+    if !region.writable && changes_region(verb) {
         return Err(ChainError::Denied);
     }
     let bytes = u64::from(bytes);
@@ -203,7 +194,7 @@ pub(super) fn classify_failure(
     chain: &[Verb],
     at: usize,
 ) -> ChainError {
-    if chain.iter().all(|verb| matches!(verb, Verb::Read { .. })) {
+    if !chain.iter().any(|verb| changes_region(*verb)) {
         return ChainError::Fenced;
     }
     let refused = matches!(

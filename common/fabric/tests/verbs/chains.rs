@@ -6,13 +6,11 @@ use farside_fabric::rdma::Options;
 use farside_fabric::verbs::{Listener, connect_data};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{PATIENCE, REGION, REGION_BYTES, Server, address, later};
+use crate::harness::{
+    PATIENCE, REGION, REGION_BYTES, Server, address, increment, later, next, read,
+};
 
 const LANE: LaneId = LaneId(0);
-
-fn read(remote: u64, into: Buffer, bytes: u32) -> Verb {
-    Verb::Read { remote, into, bytes }
-}
 
 fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed)).collect()
@@ -34,16 +32,13 @@ fn each_verb_has_its_effect_and_is_counted() {
     assert_eq!(run(&[Verb::WriteU32 { remote: 68, value: 0xabcd }]), Ok(0));
     assert_eq!(region.load(64), Ok(0xabcd_0000_0007));
     assert_eq!(run(&[Verb::WriteWord { remote: 72, value: 99 }]), Ok(0));
-    assert_eq!(run(&[read(64, Buffer::Window, 16)]), Ok(0));
-    let window = fabric.buffer(LANE, Buffer::Window);
-    assert_eq!(window[..16], [0xabcd_0000_0007u64.to_le_bytes(), 99u64.to_le_bytes()].concat());
-    let outside = fabric.run(LANE, REGION, &[read(REGION_BYTES, Buffer::ReadBlock, 8)], deadline);
+    let window = Verb::Read { remote: 64, into: Buffer::Window, bytes: 16 };
+    assert_eq!(run(&[window]), Ok(0));
+    let found = fabric.buffer(LANE, Buffer::Window);
+    assert_eq!(found[..16], [0xabcd_0000_0007u64.to_le_bytes(), 99u64.to_le_bytes()].concat());
+    let outside = fabric.run(LANE, REGION, &[read(REGION_BYTES, 8)], deadline);
     assert!(matches!(outside, Err(ChainError::Outside { .. })));
-    assert_eq!(
-        fabric.run(LANE, REGION, &[read(64, Buffer::Window, 16)], deadline),
-        Ok(0),
-        "still there"
-    );
+    assert_eq!(fabric.run(LANE, REGION, &[window], deadline), Ok(0), "the connection still works");
     let counters = fabric.counters();
     assert_eq!((counters.reads, counters.compare_swaps), (3, 2));
     assert_eq!((counters.writes, counters.round_trips), (2, 7));
@@ -69,8 +64,7 @@ fn blocks_of_every_size_are_written_and_read_inline_or_not() {
         assert!(there == content, "{bytes} bytes");
         // Without `reserve`, because a READ makes its buffer grow.
         let other = LaneId(1);
-        let chain = [read(4096, Buffer::ReadBlock, bytes as u32)];
-        assert_eq!(fabric.run(other, REGION, &chain, deadline), Ok(0));
+        assert_eq!(fabric.run(other, REGION, &[read(4096, bytes as u32)], deadline), Ok(0));
         assert!(fabric.buffer(other, Buffer::ReadBlock)[..bytes] == content, "{bytes} bytes");
     }
 }
@@ -99,8 +93,8 @@ fn chains_execute_in_order() {
         let chain = [
             Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes: 512 },
             Verb::WriteU32 { remote: 4096 + 256, value: round as u32 },
-            Verb::CompareSwap { remote: 4096 + 512, expected: round, desired: round + 1 },
-            read(4096, Buffer::ReadBlock, 520),
+            increment(4096 + 512, round),
+            read(4096, 520),
         ];
         let deadline = later(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));
@@ -119,8 +113,8 @@ fn a_swap_waits_for_a_read_before_it_and_a_write_for_a_swap_before_it() {
     let mut fabric = server.client(1);
     for round in 0u64..300 {
         let chain = [
-            read(8192, Buffer::ReadBlock, 2048),
-            Verb::CompareSwap { remote: 8192 + 1024, expected: round, desired: round + 1 },
+            read(8192, 2048),
+            increment(8192 + 1024, round),
             Verb::WriteWord { remote: 8192 + 1032, value: round },
         ];
         let deadline = later(&fabric);
@@ -150,23 +144,18 @@ fn lanes_share_a_doorbell_and_get_their_own_results() {
                     expected,
                     desired: expected + u64::from(lane),
                 },
-                read(offset, Buffer::ReadBlock, 40),
+                read(offset, 40),
             ];
             fabric.post(id, REGION, &chain, deadline);
         }
         fabric.ring();
-        let mut completed = 0;
-        while completed < LANES {
-            let Some(completion) = fabric.poll() else {
-                fabric.relax();
-                continue;
-            };
+        for _ in 0..LANES {
+            let completion = next(&mut fabric);
             let lane = u64::from(completion.lane.0);
             assert_eq!(completion.result, Ok(lane * round));
             let seen = fabric.buffer(completion.lane, Buffer::ReadBlock);
             assert!(seen[..32].iter().all(|byte| u64::from(*byte) == lane));
             assert_eq!(seen[32..40], (lane * (round + 1)).to_le_bytes());
-            completed += 1;
         }
         let counters = fabric.counters() - before;
         assert_eq!((counters.doorbells, counters.round_trips), (1, u64::from(LANES)));
@@ -177,12 +166,9 @@ fn lanes_share_a_doorbell_and_get_their_own_results() {
 fn late_chains_are_refused_and_reads_have_no_deadline() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
-    let (cas, write) = (
-        Verb::CompareSwap { remote: 64, expected: 0, desired: 1 },
-        Verb::Write { remote: 128, from: Buffer::NewBlock, bytes: 8 },
-    );
+    let write = Verb::Write { remote: 128, from: Buffer::NewBlock, bytes: 8 };
     // A mark, too: its block's memory may have another use by then (invariant I13).
-    for chain in [[cas], [write], [Verb::WriteU32 { remote: 64, value: 3 }]] {
+    for chain in [[increment(64, 0)], [write], [Verb::WriteU32 { remote: 64, value: 3 }]] {
         let now = fabric.now();
         assert_eq!(fabric.run(LANE, REGION, &chain, now - 1), Err(ChainError::Late));
         // Not late yet, but the device might execute it after its deadline.
@@ -190,7 +176,7 @@ fn late_chains_are_refused_and_reads_have_no_deadline() {
         assert_eq!(fabric.run(LANE, REGION, &chain, too_soon), Err(ChainError::Late));
     }
     assert_eq!(server.region.load(64), Ok(0));
-    assert_eq!(fabric.run(LANE, REGION, &[read(0, Buffer::ReadBlock, 8)], 0), Ok(0));
+    assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], 0), Ok(0));
 }
 
 #[test]
@@ -200,16 +186,9 @@ fn a_wait_completes_at_its_time_and_does_not_delay_other_lanes() {
     let until = fabric.now() + 20_000_000;
     fabric.wait(LaneId(1), until);
     let deadline = later(&fabric);
-    fabric.post(LANE, REGION, &[read(0, Buffer::ReadBlock, 8)], deadline);
+    fabric.post(LANE, REGION, &[read(0, 8)], deadline);
     fabric.ring();
-    let mut seen = Vec::new();
-    while seen.len() < 2 {
-        match fabric.poll() {
-            Some(completion) => seen.push(completion.lane),
-            None => fabric.relax(),
-        }
-    }
-    assert_eq!(seen, [LANE, LaneId(1)]);
+    assert_eq!([(); 2].map(|()| next(&mut fabric).lane), [LANE, LaneId(1)]);
     assert!(fabric.now() >= until);
 }
 
@@ -219,11 +198,10 @@ fn swaps_of_the_owner_and_of_a_client_are_atomic_with_each_other() {
     let mut client = server.client(1);
     let mut own = server.writers.loopback(4, &Options::default()).unwrap();
     let deadline = later(&client);
-    let count = |found| [Verb::CompareSwap { remote: 64, expected: found, desired: found + 1 }];
-    for round in 0..200 {
-        let found = 2 * round;
-        assert_eq!(own.fabric.run(LaneId(3), REGION, &count(found), deadline), Ok(found));
-        assert_eq!(client.run(LANE, REGION, &count(found + 1), deadline), Ok(found + 1));
+    for count in (0..400).step_by(2) {
+        let chains = [count, count + 1].map(|count| [increment(64, count)]);
+        assert_eq!(own.fabric.run(LaneId(3), REGION, &chains[0], deadline), Ok(count));
+        assert_eq!(client.run(LANE, REGION, &chains[1], deadline), Ok(count + 1));
     }
     assert_eq!(server.region.load(64), Ok(400));
 }
@@ -245,7 +223,7 @@ fn a_stranger_does_not_get_the_owners_own_connection() {
     std::thread::sleep(Duration::from_millis(500));
     let mut own = server.writers.loopback_over(listener, 1, &options).unwrap();
     let deadline = later(&own.fabric);
-    assert_eq!(own.fabric.run(LANE, REGION, &[read(0, Buffer::ReadBlock, 64)], deadline), Ok(0));
+    assert_eq!(own.fabric.run(LANE, REGION, &[read(0, 64)], deadline), Ok(0));
     drop(own);
     for stranger in strangers {
         assert!(!stranger.join().unwrap(), "a stranger was accepted as the owner");
@@ -269,14 +247,8 @@ fn a_lane_with_a_chain_in_flight_refuses_another() {
         fabric.post(LANE, REGION, &swap(100), deadline);
         assert!(!fabric.reserve(LANE, Buffer::NewBlock, 1 << 20), "the buffer would move");
         fabric.ring();
-        let mut next = || loop {
-            match fabric.poll() {
-                Some(completion) => break completion.result,
-                None => fabric.relax(),
-            }
-        };
-        assert_eq!(next(), Err(ChainError::Busy));
-        assert_eq!(next(), Ok(0));
+        assert_eq!(next(&mut fabric).result, Err(ChainError::Busy));
+        assert_eq!(next(&mut fabric).result, Ok(0));
         assert_eq!(server.region.load(64), Ok(1));
     }
     assert!(fabric.reserve(LANE, Buffer::NewBlock, 1 << 20));

@@ -9,7 +9,7 @@ use farside_fabric::verbs::{Listener, connect_control, connect_data};
 use farside_fabric::{Buffer, ControlChannel, Fabric, LaneId, REQUEST_BYTES_MAX, Verb};
 
 use crate::harness::{
-    CONTROL, READER, REASON, REGION, Server, WRITER, address, fabric_from, later,
+    CONTROL, READER, REASON, REGION, Server, WRITER, address, fabric_from, increment, later, read,
 };
 
 const LANE: LaneId = LaneId(0);
@@ -36,8 +36,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     // A valid request is still served.
     let mut fabric = server.client(1);
     let deadline = later(&fabric);
-    let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 64 };
-    assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Ok(0));
+    assert_eq!(fabric.run(LANE, REGION, &[read(0, 64)], deadline), Ok(0));
 }
 
 #[test]
@@ -63,7 +62,7 @@ fn a_reason_has_a_length_limit_and_a_rejection_without_one_reads_as_no_listener(
                 assert_eq!(reason.iter().filter(|byte| **byte == 7).count(), bytes);
             }
             // Without a reason it looks like Linux's own rejection for a program that has exited.
-            (VerbsError::NobodyListens { .. }, _) => {}
+            (VerbsError::NoListener { .. }, _) => {}
             (other, bytes) => panic!("{bytes}: {other}"),
         }
     }
@@ -75,7 +74,7 @@ fn connecting_to_a_port_without_a_listener_fails_at_once() {
     let dead = SocketAddr::new(address.ip(), 9);
     let started = Instant::now();
     let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
-    assert!(matches!(error, VerbsError::NobodyListens { .. }), "{error}");
+    assert!(matches!(error, VerbsError::NoListener { .. }), "{error}");
     assert!(error.is_passing() && started.elapsed() < Duration::from_secs(2));
     // Addresses that no host has: one in this network, and one that no device has a route to.
     let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };
@@ -96,8 +95,8 @@ fn a_listener_binds_only_a_free_address_of_this_host() {
     let taken = listener.local_address().unwrap();
     assert_eq!(taken.ip(), address.ip());
     assert!(Listener::bind(taken, &Options::default()).is_err());
-    let nobodys = SocketAddr::from(([203, 0, 113, 1], 0));
-    let error = Listener::bind(nobodys, &Options::default()).err().unwrap();
+    let foreign = SocketAddr::from(([203, 0, 113, 1], 0));
+    let error = Listener::bind(foreign, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::NoRoute { .. }), "{error}");
     drop(listener);
     assert!(Listener::bind(taken, &Options::default()).is_ok());
@@ -111,16 +110,15 @@ fn the_device_refuses_a_readers_writes_and_swaps() {
     for forbidden in [
         Verb::WriteWord { remote: 64, value: 6 },
         Verb::Write { remote: 64, from: Buffer::NewBlock, bytes: 4096 },
-        Verb::CompareSwap { remote: 64, expected: 5, desired: 6 },
+        increment(64, 5),
     ] {
         let mut fabric = server.client_of(READER, 1, Options::default());
         let deadline = later(&fabric);
-        let read = Verb::Read { remote: 64, into: Buffer::ReadBlock, bytes: 8 };
-        assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Ok(0));
+        assert_eq!(fabric.run(LANE, REGION, &[read(64, 8)], deadline), Ok(0));
         assert_eq!(fabric.buffer(LANE, Buffer::ReadBlock)[..8], 5u64.to_le_bytes());
         assert!(fabric.run(LANE, REGION, &[forbidden], deadline).is_err());
         assert!(fabric.is_broken(REGION));
-        let after = fabric.run(LANE, REGION, &[read], deadline);
+        let after = fabric.run(LANE, REGION, &[read(64, 8)], deadline);
         assert!(after.is_err(), "a broken queue pair does nothing more");
         assert_eq!(server.region.load(64), Ok(5));
     }
@@ -136,8 +134,7 @@ fn the_device_refuses_the_rkey_of_another_role() {
         server.while_client(|| connect_data(address, READER, 1, &Options::default()).unwrap());
     let mut fabric = link.into_fabric(stolen).unwrap();
     let deadline = later(&fabric);
-    let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 6 };
-    assert!(fabric.run(LANE, REGION, &[swap], deadline).is_err());
+    assert!(fabric.run(LANE, REGION, &[increment(64, 0)], deadline).is_err());
     assert_eq!(server.region.load(64), Ok(0));
 }
 
@@ -153,8 +150,7 @@ fn closed_connections_leave_no_descriptors_open() {
     for round in 0..rounds {
         let mut fabric = server.client(4);
         let deadline = later(&fabric);
-        let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
-        assert_eq!(fabric.run(LANE, REGION, &[count], deadline), Ok(round));
+        assert_eq!(fabric.run(LANE, REGION, &[increment(64, round)], deadline), Ok(round));
         let (mut theirs, ours) = server.control();
         theirs.send(b"hello").unwrap();
         drop(fabric);
@@ -206,19 +202,18 @@ fn a_buffer_that_cannot_grow_fails_only_the_verb_that_needs_it() {
 fn child_whose_buffers_may_not_grow() {
     let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
     println!("connecting as a client");
-    let (address, lane) = (peer.parse().unwrap(), LaneId(0));
-    let mut fabric = fabric_from(address, WRITER, 1, Options::default(), 0);
+    let mut fabric = fabric_from(peer.parse().unwrap(), WRITER, 1, Options::default(), 0);
     let deadline = later(&fabric);
     for bytes in [8, 2 << 20, 8, 4096] {
         let fits = bytes <= 4096;
-        assert_eq!(fabric.reserve(lane, Buffer::NewBlock, bytes as usize), fits, "{bytes}");
-        fabric.buffer_mut(lane, Buffer::NewBlock)[..8].copy_from_slice(b"12345678");
+        assert_eq!(fabric.reserve(LANE, Buffer::NewBlock, bytes as usize), fits, "{bytes}");
+        fabric.buffer_mut(LANE, Buffer::NewBlock)[..8].copy_from_slice(b"12345678");
         let write = Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes };
-        assert_eq!(fabric.run(lane, REGION, &[write], deadline).is_ok(), fits, "{bytes}");
-        let read = Verb::Read { remote: 4096, into: Buffer::ReadBlock, bytes };
-        assert_eq!(fabric.run(lane, REGION, &[read], deadline).is_ok(), fits, "{bytes}");
+        for verb in [write, read(4096, bytes)] {
+            assert_eq!(fabric.run(LANE, REGION, &[verb], deadline).is_ok(), fits, "{bytes}");
+        }
         if fits {
-            assert_eq!(&fabric.buffer(lane, Buffer::ReadBlock)[..8], b"12345678");
+            assert_eq!(&fabric.buffer(LANE, Buffer::ReadBlock)[..8], b"12345678");
         }
     }
 }

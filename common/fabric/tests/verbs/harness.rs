@@ -11,7 +11,7 @@ use farside_fabric::verbs::{
     DataConnection, Event, Incoming, Listener, Protection, VerbsChannel, VerbsFabric,
     connect_control, connect_data,
 };
-use farside_fabric::{Fabric, Nanos, RegionIndex, Role};
+use farside_fabric::{Buffer, Completion, Fabric, Nanos, RegionIndex, Role, Verb};
 
 pub(crate) const REGION_BYTES: u64 = 8 << 20;
 /// The region of a client that has one.
@@ -92,7 +92,7 @@ impl Server {
         match self.listener.next_event().unwrap() {
             Some(Event::Request(incoming)) => self.answer(incoming),
             Some(Event::Established(_)) => {}
-            Some(Event::Disconnected(id) | Event::DeviceRemoved(id)) => self.gone.push(id),
+            Some(Event::Disconnected(id)) => self.gone.push(id),
             None => return false,
         }
         true
@@ -171,6 +171,26 @@ impl Server {
 /// Returns a deadline that no chain of these tests exceeds, however busy the machine is.
 pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
     fabric.now() + fabric.timing(REGION).lateness_max_ns + PATIENCE.as_nanos() as Nanos
+}
+
+/// Waits for the next completion.
+pub(crate) fn next(fabric: &mut impl Fabric) -> Completion {
+    loop {
+        match fabric.poll() {
+            Some(completion) => return completion,
+            None => fabric.relax(),
+        }
+    }
+}
+
+/// A READ of so many bytes into the buffer for blocks.
+pub(crate) fn read(remote: u64, bytes: u32) -> Verb {
+    Verb::Read { remote, into: Buffer::ReadBlock, bytes }
+}
+
+/// A compare-and-swap that adds one to a word.
+pub(crate) fn increment(remote: u64, expected: u64) -> Verb {
+    Verb::CompareSwap { remote, expected, desired: expected + 1 }
 }
 
 /// Connects a fabric whose region seems to start `shift` bytes after its real start.

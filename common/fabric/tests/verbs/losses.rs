@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use farside_fabric::rdma::{Options, ProbeState};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{PATIENCE, REGION, Server, WRITER, fabric_from, later};
+use crate::harness::{PATIENCE, REGION, Server, WRITER, fabric_from, increment, later, next, read};
 
 const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
@@ -21,17 +21,14 @@ fn a_refused_doorbell_breaks_the_connection_and_leaves_room() {
     let deadline = later(&fabric);
     for lane in 0..2 {
         let word = Verb::WriteWord { remote: 64, value: 1 };
-        let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
-        fabric.post(LaneId(lane), REGION, &[word, word, swap], deadline);
+        fabric.post(LaneId(lane), REGION, &[word, word, increment(64, 0)], deadline);
     }
     fabric.ring();
     for _ in 0..2 {
-        let completion = std::iter::repeat_with(|| fabric.poll()).flatten().next().unwrap();
-        assert_eq!(completion.result, Err(ChainError::Unknown));
+        assert_eq!(next(&mut fabric).result, Err(ChainError::Unknown));
     }
     assert!(fabric.is_broken(REGION) && fabric.has_room(REGION, 0));
-    let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 8 };
-    assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Err(ChainError::Fenced));
+    assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], deadline), Err(ChainError::Fenced));
 }
 
 /// Dropping the server's end is the fence: chains in flight fail, and from then on no verb of the
@@ -91,9 +88,8 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
             }
         }
         let deadline = later(&fabric);
-        let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 8 };
         let started = Instant::now();
-        assert_eq!(fabric.run(LANE, REGION, &[read], deadline), Err(ChainError::Fenced));
+        assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], deadline), Err(ChainError::Fenced));
         assert!(started.elapsed() < Duration::from_millis(100), "at once");
     }
 }
@@ -106,8 +102,8 @@ fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
     let word = u64::from(lane) * 8;
     let chain = [
         Verb::Write { remote: 65_536 + word * 512, from: Buffer::NewBlock, bytes: 1024 },
-        Verb::CompareSwap { remote: 4096 + word, expected, desired: expected + 1 },
-        Verb::Read { remote: 65_536 + word * 512, into: Buffer::ReadBlock, bytes: 1024 },
+        increment(4096 + word, expected),
+        read(65_536 + word * 512, 1024),
     ];
     let deadline = later(fabric);
     fabric.post(LaneId(lane), REGION, &chain, deadline);
@@ -122,8 +118,7 @@ fn the_next_chain_of_an_idle_client_that_was_fenced_fails() {
     std::thread::sleep(Duration::from_millis(50));
     let started = Instant::now();
     let deadline = later(&fabric);
-    let swap = Verb::CompareSwap { remote: 64, expected: 0, desired: 1 };
-    let result = fabric.run(LANE, REGION, &[swap], deadline);
+    let result = fabric.run(LANE, REGION, &[increment(64, 0)], deadline);
     assert!(matches!(result, Err(ChainError::Fenced | ChainError::Unknown)), "{result:?}");
     println!("known after {:?}", started.elapsed());
     assert!(started.elapsed() < Duration::from_secs(4));
@@ -204,9 +199,8 @@ fn sleeping_for_completions_loses_no_wakeup() {
     for round in 0..2000u64 {
         let deadline = later(&fabric);
         let started = Instant::now();
-        let count = Verb::CompareSwap { remote: 64, expected: round, desired: round + 1 };
-        let read = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 256 };
-        assert_eq!(fabric.run(LANE, REGION, &[count, read], deadline), Ok(round));
+        let chain = [increment(64, round), read(0, 256)];
+        assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));
         // A lost wakeup would show, because a sleep without one takes 100 ms.
         assert!(started.elapsed() < Duration::from_millis(95), "{:?}", started.elapsed());
     }
@@ -214,9 +208,7 @@ fn sleeping_for_completions_loses_no_wakeup() {
     let processor = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let (before, until) = (processor(), fabric.now() + 400_000_000);
     fabric.wait(LaneId(1), until);
-    while fabric.poll().is_none() {
-        fabric.relax();
-    }
+    next(&mut fabric);
     let after = processor();
     let used = (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1_000_000;
     assert!(used < 100, "{used} ms of processor time for sleeping 400 ms");

@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-use farside_fabric::rdma::{Options, RemoteRegion};
+use farside_fabric::rdma::Options;
 use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, RegionIndex, Verb};
 
-use crate::harness::{PATIENCE, REGION, Server, WRITER, later, remote_of};
+use crate::harness::{PATIENCE, REGION, Server, WRITER, increment, later, read, remote_of};
 
 const LANE: LaneId = LaneId(0);
 
 fn swap(expected: u64) -> [Verb; 1] {
-    [Verb::CompareSwap { remote: 64, expected, desired: expected + 1 }]
+    [increment(64, expected)]
 }
 
 /// Makes the server's region one more of the fabric's.
@@ -20,7 +20,7 @@ fn add(server: &mut Server, fabric: &mut VerbsFabric) -> RegionIndex {
     let address = server.address();
     server.while_client(|| {
         let link = fabric.connect_data(address, WRITER, &Options::default()).unwrap();
-        let remote: RemoteRegion = remote_of(link.reply(), 0);
+        let remote = remote_of(link.reply(), 0);
         fabric.add_region(link, remote).unwrap()
     })
 }
@@ -44,9 +44,8 @@ fn one_future_changes_one_region_and_then_another() {
     let endpoint = Endpoint::new(fabric, 2);
     for round in 0..50 {
         let before = endpoint.fabric().counters();
-        let read = [Verb::Read { remote: 64, into: Buffer::ReadBlock, bytes: 8 }];
         let change = async {
-            endpoint.chain(LANE, region, &read, deadline).await?;
+            endpoint.chain(LANE, region, &[read(64, 8)], deadline).await?;
             assert_eq!(u64::from(endpoint.buffer(LANE, Buffer::ReadBlock)[0]), round);
             let found = endpoint.chain(LANE, REGION, &swap(round), deadline).await?;
             Ok::<_, ChainError>([

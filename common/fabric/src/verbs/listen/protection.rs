@@ -130,8 +130,7 @@ impl Protection {
             let link = connecting.join().map_err(|_| failed())?;
             let connection = accepted?;
             let fabric = link?.into_fabric(self.remote())?;
-            let peer = LoopbackPeer { _connection: connection, _listener: listener };
-            Ok(Loopback { fabric, peer })
+            Ok(Loopback { fabric, peer: (connection, listener) })
         })
     }
 
@@ -171,13 +170,7 @@ pub struct Loopback {
     /// The fabric.
     pub fabric: VerbsFabric,
     /// The accepting end, to be dropped after the fabric.
-    pub peer: LoopbackPeer,
-}
-
-/// The accepting end of a server's connection to its own region.
-pub struct LoopbackPeer {
-    _connection: DataConnection,
-    _listener: Listener,
+    pub peer: (DataConnection, Listener),
 }
 
 /// The server's end of a client's data connection. The server's processor does not take part in the

@@ -53,14 +53,14 @@ fn a_filled_request_has_the_fields_of_its_opcode() {
     let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
     let mut entry = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
     requests(&[CAS])[0].fill(REGION.rkey, &mut work, &mut entry);
-    // SAFETY: the opcode says that it is this one.
+    // SAFETY: this field is valid for the opcode.
     let atomic = unsafe { work.wr.atomic };
     assert_eq!(
         (atomic.remote_addr, atomic.compare_add, atomic.swap, atomic.rkey),
         (0x10_0040, 1, 2, 7)
     );
     requests(&[READ])[0].fill(REGION.rkey, &mut work, &mut entry);
-    // SAFETY: the opcode says that it is this one.
+    // SAFETY: this field is valid for the opcode.
     let rdma = unsafe { work.wr.rdma };
     assert_eq!((rdma.remote_addr, rdma.rkey), (0x10_0000, 7));
     assert_eq!((entry.addr, entry.length, entry.lkey), (0x1000, 256, 3));
