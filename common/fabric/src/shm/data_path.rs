@@ -111,8 +111,8 @@ impl ShmFabric {
 
 /// Executes the chains for one region.
 ///
-/// It has a clock of its own, so that one pointer leads to everything that a chain needs besides
-/// its lane. Clocks of one process differ by microseconds, and [`LATENESS_MAX_NS`] is much longer.
+/// It has a clock of its own, so that a chain needs only pointers to this and to its lane. Clocks
+/// of one process differ by microseconds, and [`LATENESS_MAX_NS`] is much longer.
 struct Executor {
     region: Arc<Region>,
     lease: Option<Lease>,

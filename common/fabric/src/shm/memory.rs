@@ -92,7 +92,7 @@ pub enum MemoryError {
         "{} belongs to another user: chown it, start the server as that user, or name another \
          file", .path.display()
     )]
-    OfAnother { path: PathBuf },
+    OtherOwner { path: PathBuf },
     #[error(
         "{} is empty: a region was there, and its memory is gone; remove the file to start with a \
          new and empty region, or with a snapshot (--restore)", .path.display()

@@ -6,7 +6,7 @@
 //! followed, and opening never waits. An opened file must be a regular file of the server's own
 //! user without another name. The folder is opened once, and names are only looked up in it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ const TRIES_MAX: u32 = 16;
 #[derive(Debug)]
 pub(super) struct FolderEntry {
     folder: OwnedFd,
-    name: OsString,
+    pub(super) name: OsString,
 }
 
 impl FolderEntry {
@@ -46,10 +46,6 @@ impl FolderEntry {
         let mut name = self.name.clone();
         name.push(suffix);
         Ok(Self { folder: self.folder.try_clone()?, name })
-    }
-
-    pub(super) fn name(&self) -> &OsStr {
-        &self.name
     }
 
     /// Whether the entry exists. It may be a link to nothing.

@@ -13,7 +13,7 @@ use crate::ChainError;
 /// A mapped region. Every access is to whole words through [`AtomicU64`], so no access of any
 /// process is a data race. Every access is checked against the region's end.
 pub struct Region {
-    map: Mapping,
+    pub(super) map: Mapping,
     writable: bool,
 }
 
@@ -27,7 +27,7 @@ impl Region {
     /// # Errors
     /// The system's error: `PermissionDenied` for a read-only descriptor.
     pub fn map(file: &File) -> io::Result<Self> {
-        Self::checked(Mapping::new(file, true)?, true)
+        Self::mapped(file, true)
     }
 
     /// Maps the whole file for reading. The memory itself refuses stores.
@@ -35,10 +35,11 @@ impl Region {
     /// # Errors
     /// The system's error.
     pub fn map_read_only(file: &File) -> io::Result<Self> {
-        Self::checked(Mapping::new(file, false)?, false)
+        Self::mapped(file, false)
     }
 
-    fn checked(map: Mapping, writable: bool) -> io::Result<Self> {
+    fn mapped(file: &File, writable: bool) -> io::Result<Self> {
+        let map = Mapping::new(file, writable)?;
         if map.len() < WORD_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the region is empty"));
         }
@@ -52,14 +53,6 @@ impl Region {
     pub(super) fn advise_huge_pages(&self) {
         // Without huge pages the region is only slower.
         let _ = self.map.advise(Advice::HugePage);
-    }
-
-    /// Turns a part of the region, which may be in use, into 2 MiB pages.
-    ///
-    /// # Errors
-    /// The system's error, if not all of the part has 2 MiB pages afterwards.
-    pub(super) fn collapse(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        self.map.collapse(offset, bytes)
     }
 
     /// The length, in bytes.

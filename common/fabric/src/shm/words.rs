@@ -17,33 +17,40 @@ pub(super) trait Word {
     fn fence(order: Ordering);
 }
 
-impl Word for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
+/// Implements [`Word`] for an atomic type and the fence that belongs to it.
+macro_rules! impl_word {
+    ($word:ty, $fence:path) => {
+        impl Word for $word {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                self.load(order)
+            }
 
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
+            #[inline]
+            fn store(&self, value: u64, order: Ordering) {
+                self.store(value, order);
+            }
 
-    #[inline]
-    fn compare_exchange(
-        &self,
-        expected: u64,
-        desired: u64,
-        found: Ordering,
-        lost: Ordering,
-    ) -> Result<u64, u64> {
-        self.compare_exchange(expected, desired, found, lost)
-    }
+            #[inline]
+            fn compare_exchange(
+                &self,
+                expected: u64,
+                desired: u64,
+                found: Ordering,
+                lost: Ordering,
+            ) -> Result<u64, u64> {
+                self.compare_exchange(expected, desired, found, lost)
+            }
 
-    #[inline]
-    fn fence(order: Ordering) {
-        fence(order);
-    }
+            #[inline]
+            fn fence(order: Ordering) {
+                $fence(order);
+            }
+        }
+    };
 }
+
+impl_word!(AtomicU64, fence);
 
 /// READ: in no particular order, but before the next accesses of the session.
 ///
@@ -114,29 +121,7 @@ mod tests {
 
     use super::*;
 
-    impl Word for LoomWord {
-        fn load(&self, order: Ordering) -> u64 {
-            self.load(order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            self.store(value, order);
-        }
-
-        fn compare_exchange(
-            &self,
-            expected: u64,
-            desired: u64,
-            found: Ordering,
-            lost: Ordering,
-        ) -> Result<u64, u64> {
-            self.compare_exchange(expected, desired, found, lost)
-        }
-
-        fn fence(order: Ordering) {
-            loom::sync::atomic::fence(order);
-        }
-    }
+    impl_word!(LoomWord, loom::sync::atomic::fence);
 
     fn words<const N: usize>(values: [u64; N]) -> Arc<[LoomWord; N]> {
         Arc::new(values.map(LoomWord::new))

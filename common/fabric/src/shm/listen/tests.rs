@@ -12,9 +12,20 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn pair() -> (Connection, Connection) {
+/// A path for a socket, and its temporary folder.
+fn new_path() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kv.sock");
+    (folder, path)
+}
+
+/// The kind of error with which a listener at this path fails.
+fn bind_error(path: &Path) -> io::ErrorKind {
+    Listener::bind(path).err().unwrap().kind()
+}
+
+fn pair() -> (Connection, Connection) {
+    let (_folder, path) = new_path();
     let listener = Listener::bind(&path).unwrap();
     let client = Connection::connect(&path, PATIENCE).unwrap();
     (client, listener.accept().unwrap())
@@ -73,8 +84,7 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
 #[test]
 fn descriptors_of_strangers_delay_no_close() {
     for takes_descriptors in [false, true] {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kv.sock");
+        let (_folder, path) = new_path();
         let options = SocketOptions { takes_descriptors, ..Default::default() };
         let listener = Listener::bind_with(&path, &options).unwrap();
         let (ended, has_ended) = std::sync::mpsc::channel();
@@ -105,8 +115,7 @@ fn descriptors_of_strangers_delay_no_close() {
 
 #[test]
 fn a_socket_has_the_requested_permissions() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kv.sock");
+    let (_folder, path) = new_path();
     let group = rustix::process::getgid().as_raw();
     let options = SocketOptions { mode: Some(0o620), group: Some(group), ..Default::default() };
     let listener = Listener::bind_with(&path, &options).unwrap();
@@ -118,28 +127,24 @@ fn a_socket_has_the_requested_permissions() {
 
 #[test]
 fn a_listener_refuses_a_socket_in_use_and_replaces_a_dead_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kv.sock");
+    let (folder, path) = new_path();
     let listener = Listener::bind(&path).unwrap();
-    assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    assert_eq!(bind_error(&path), io::ErrorKind::AddrInUse);
     let Listener { socket, lock, .. } = &listener;
     // The state after a SIGKILL: the path without a listener, and the file without a lock.
     net::shutdown(socket, net::Shutdown::Both).unwrap();
-    let starting = Listener::bind(&path);
-    assert_eq!(starting.err().unwrap().kind(), io::ErrorKind::AddrInUse, "while it is locked");
+    assert_eq!(bind_error(&path), io::ErrorKind::AddrInUse, "while it is locked");
     rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
     assert!(Listener::bind(&path).is_ok());
     std::mem::forget(listener);
     std::fs::write(folder.path().join("file"), "").unwrap();
-    let file = Listener::bind(&folder.path().join("file"));
-    assert_eq!(file.err().unwrap().kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(bind_error(&folder.path().join("file")), io::ErrorKind::AlreadyExists);
     assert!(!folder.path().join("file.lock").exists());
 }
 
 #[test]
 fn connecting_to_a_listener_that_never_accepts_times_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kv.sock");
+    let (_folder, path) = new_path();
     let Listener { socket, lock, .. } = &Listener::bind(&path).unwrap();
     // The backlog has room for one client.
     net::listen(socket, 0).unwrap();
@@ -148,14 +153,13 @@ fn connecting_to_a_listener_that_never_accepts_times_out() {
     assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::WouldBlock);
     // Without the lock the listener looks like another program's.
     rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
-    assert_eq!(Listener::bind(&path).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    assert_eq!(bind_error(&path), io::ErrorKind::AddrInUse);
     drop(waiting);
 }
 
 #[test]
 fn a_listener_removes_its_own_socket_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kv.sock");
+    let (_folder, path) = new_path();
     drop(Listener::bind(&path).unwrap());
     assert!(!path.exists());
     let listener = Listener::bind(&path).unwrap();
@@ -170,8 +174,7 @@ fn a_listener_removes_its_own_socket_only() {
 
 #[test]
 fn of_many_listeners_that_start_at_once_one_binds() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kv.sock");
+    let (_folder, path) = new_path();
     // A dead socket, which each of them tries to replace.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let barrier = std::sync::Barrier::new(8);

@@ -53,7 +53,7 @@ impl RegionFile {
             return Err(MemoryError::NotAFile { path: path_buf() });
         }
         if !is_own(&found) {
-            return Err(MemoryError::OfAnother { path: path_buf() });
+            return Err(MemoryError::OtherOwner { path: path_buf() });
         }
         let locked = entry.open().map_err(opening(path))?;
         // The previous holder of the lock may have removed the file, and a new one has its name.
@@ -83,7 +83,7 @@ impl Unfinished {
     fn make(path: &Path, target: FolderEntry) -> Result<(Self, File), MemoryError> {
         let locked = || MemoryError::Locked { path: path.to_owned() };
         let entry = target.beside(UNFINISHED).map_err(opening(path))?;
-        let name = path.with_file_name(entry.name());
+        let name = path.with_file_name(&entry.name);
         // `is_named` prevents that a drop removes the file of another server.
         let mut made = Self { entry, target, replaced: false, is_named: true };
         // A second time, if the first one found and removed the file of a killed server.
@@ -131,7 +131,7 @@ fn resolve(path: &Path) -> Result<PathBuf, MemoryError> {
             return Ok(path);
         }
         if !is_own(&found) && found.uid() != 0 {
-            return Err(MemoryError::OfAnother { path });
+            return Err(MemoryError::OtherOwner { path });
         }
         let target = fs::read_link(&path).map_err(opening(&path))?;
         path = path.parent().unwrap_or(Path::new("")).join(target);
@@ -146,8 +146,8 @@ fn opening(path: &Path) -> impl Fn(io::Error) -> MemoryError {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 MemoryError::NoFolder { path }
             }
-            io::ErrorKind::PermissionDenied if is_of_another(&path) => {
-                MemoryError::OfAnother { path }
+            io::ErrorKind::PermissionDenied if has_other_owner(&path) => {
+                MemoryError::OtherOwner { path }
             }
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 MemoryError::NotWritable { path }
@@ -160,6 +160,6 @@ fn opening(path: &Path) -> impl Fn(io::Error) -> MemoryError {
     }
 }
 
-fn is_of_another(path: &Path) -> bool {
+fn has_other_owner(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| !is_own(&found))
 }

@@ -115,13 +115,13 @@ impl Collapse {
 
     /// Collapses the next bytes. Returns how many of them have 2 MiB pages now.
     fn collapse(&mut self, bytes: u64) -> u64 {
-        if self.region.collapse(self.next, bytes).is_ok() {
+        if self.region.map.collapse(self.next, bytes).is_ok() {
             return bytes;
         }
         // The kernel reports the failure of one page, and may have stopped at it.
         let mut huge_bytes = 0;
         for page in (self.next..self.next + bytes).step_by(HUGE_PAGE_BYTES as usize) {
-            match self.region.collapse(page, HUGE_PAGE_BYTES) {
+            match self.region.map.collapse(page, HUGE_PAGE_BYTES) {
                 Ok(()) => huge_bytes += HUGE_PAGE_BYTES,
                 Err(error) => self.refusal = Some(error),
             }
@@ -160,7 +160,7 @@ fn fill_part(file: &File, region: &Region, offset: u64, bytes: u64) -> io::Resul
     for page in (offset..offset + bytes).step_by(HUGE_PAGE_BYTES as usize) {
         reserve(file, page..page + SMALL_PAGE_BYTES)?;
     }
-    region.collapse(offset, bytes)
+    region.map.collapse(offset, bytes)
 }
 
 /// The reason why memory of this machine gets no 2 MiB pages without a pool, for people to read.

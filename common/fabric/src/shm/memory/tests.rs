@@ -4,6 +4,18 @@ use super::*;
 
 const BYTES: u64 = 8 << 20;
 
+/// A path for a region file, and its temporary folder.
+fn new_path() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    (folder, path)
+}
+
+/// The error of memory in a file at this path.
+fn file_error(path: &Path, huge_pages: HugePages) -> MemoryError {
+    RegionMemory::file(path, BYTES, huge_pages).err().unwrap()
+}
+
 #[test]
 fn anonymous_memory_is_shared_and_a_reader_cannot_write_it() {
     let memory = RegionMemory::anonymous(BYTES, HugePages::Auto).unwrap();
@@ -41,24 +53,22 @@ fn a_region_that_requires_huge_pages_gets_no_others() {
     let error = RegionMemory::anonymous(1 << 45, HugePages::Require).err().unwrap();
     let line = error.to_string();
     assert!(line.contains("sysctl vm.nr_hugepages=16777216"), "{line}");
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("region");
-    let error = RegionMemory::file(&path, BYTES, HugePages::Require).err().unwrap();
+    let (_folder, path) = new_path();
+    let error = file_error(&path, HugePages::Require);
     assert!(matches!(error, MemoryError::NotHugetlbfs { .. }), "{error}");
     assert!(!path.exists());
 }
 
 #[test]
 fn a_file_is_new_once_and_locked_while_it_is_used() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("region");
+    let (_folder, path) = new_path();
     let mut memory = RegionMemory::file(&path, BYTES, HugePages::Auto).unwrap();
     assert!(memory.is_new && !path.exists(), "it has no name yet");
-    let second = RegionMemory::file(&path, BYTES, HugePages::Auto).err().unwrap();
+    let second = file_error(&path, HugePages::Auto);
     assert!(matches!(second, MemoryError::Locked { .. }), "{second}");
     memory.name_file().unwrap();
     memory.region.store(0, 5).unwrap();
-    let second = RegionMemory::file(&path, BYTES, HugePages::Auto).err().unwrap();
+    let second = file_error(&path, HugePages::Auto);
     assert!(matches!(second, MemoryError::Locked { .. }), "{second}");
     // A client's copy of the descriptor and its mapping outlive the server.
     let with_client = memory.file.try_clone().unwrap();
@@ -99,8 +109,7 @@ fn of_many_servers_that_start_at_once_one_gets_the_new_file() {
 
 #[test]
 fn a_new_file_without_a_name_is_removed_with_its_server() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("region");
+    let (folder, path) = new_path();
     let names = || fs::read_dir(folder.path()).unwrap().count();
     let new = || RegionMemory::file(&path, BYTES, HugePages::Never);
     drop(new().unwrap());
@@ -116,10 +125,9 @@ fn a_new_file_without_a_name_is_removed_with_its_server() {
 
 #[test]
 fn an_empty_file_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("region");
+    let (_folder, path) = new_path();
     fs::write(&path, b"").unwrap();
-    let line = RegionMemory::file(&path, BYTES, HugePages::Never).err().unwrap().to_string();
+    let line = file_error(&path, HugePages::Never).to_string();
     assert!(
         line.contains("/region is empty: a region was there") && line.contains("remove the file")
     );
@@ -130,9 +138,9 @@ fn an_empty_file_is_refused() {
 fn a_path_without_a_folder_and_a_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let absent = folder.path().join("no/region");
-    let error = RegionMemory::file(&absent, BYTES, HugePages::Auto).err().unwrap();
+    let error = file_error(&absent, HugePages::Auto);
     assert!(matches!(error, MemoryError::NoFolder { .. }), "{error}");
-    let error = RegionMemory::file(folder.path(), BYTES, HugePages::Auto).err().unwrap();
+    let error = file_error(folder.path(), HugePages::Auto);
     assert!(matches!(error, MemoryError::NotAFile { .. }), "{error}");
 }
 
