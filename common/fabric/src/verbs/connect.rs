@@ -3,16 +3,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::control_channel::VerbsChannel;
 use super::fabric::VerbsFabric;
 use super::ffi::{self, rdma_cm_event_type as kind, system};
-use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair};
+use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, wait_until_readable};
 use super::identifier::{CmId, Event, EventChannel};
 use super::link::{Connected, DataLink};
 use crate::rdma::{ConnectionId, Options, VerbsError};
@@ -229,15 +226,6 @@ impl CmEventWait {
             }
             _ => VerbsError::NoRoute { address, source },
         }
-    }
-}
-
-/// Sleeps until the descriptor is readable, a signal arrives, or so much time has passed.
-pub(super) fn wait_until_readable(source: &impl AsFd, timeout: Duration) -> io::Result<()> {
-    let timeout = Timespec::try_from(timeout).ok();
-    match poll(&mut [PollFd::new(source, PollFlags::IN)], timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }
 

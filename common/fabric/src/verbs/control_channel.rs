@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 
-use super::connect::wait_until_readable;
 use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_event_type, system};
-use super::handles::{Capacity, ProtectionDomain, QueuePair};
+use super::handles::{Capacity, ProtectionDomain, QueuePair, wait_until_readable};
 use super::identifier::EventChannel;
 use super::memory::Registered;
 use crate::rdma::{ConnectionId, VerbsError};

@@ -9,6 +9,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ffi::{self, cm, constructed, ibv, polled, system};
 use super::identifier::CmId;
@@ -205,6 +208,15 @@ impl Drop for CompletionQueue {
         // SAFETY: queue pairs hold an `Arc` of the queue, so none uses it. `take_wakeups` has
         // acknowledged every event that it got.
         let _ = unsafe { ffi::ibv_destroy_cq(self.raw.as_ptr()) };
+    }
+}
+
+/// Sleeps until the descriptor is readable, a signal arrives, or so much time has passed.
+pub(super) fn wait_until_readable(source: &impl AsFd, timeout: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(timeout).ok();
+    match poll(&mut [PollFd::new(source, PollFlags::IN)], timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
