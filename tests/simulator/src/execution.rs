@@ -1,5 +1,10 @@
 //! One execution of a scenario: the possible next actions, and their effects.
 
+mod losses;
+mod pauses;
+mod start;
+mod verdict;
+
 use std::cell::{RefCell, RefMut};
 use std::hash::Hasher;
 use std::rc::Rc;
@@ -8,54 +13,48 @@ use std::task::{Context, Waker};
 use farside_fabric::{LaneId, Nanos};
 use farside_protocol::split::SplitProgress;
 
-use super::session::TestSession;
-
-use super::fabric::{PAUSE_NS_MAX, SimFabric};
-use super::lane::Phase;
-use super::memory::mix;
-use super::monitor::{Monitor, Violation};
-use super::prepared::Prepared;
-use super::process::{Action, Process, State};
-use super::scenario::Op;
-use super::script::Script;
-use super::server::Chore;
-use super::task::Event;
-use super::trace::Line;
-use super::turns;
-use super::world::World;
+use crate::fabric::{PAUSE_NS_MAX, SimFabric};
+use crate::lane::Phase;
+use crate::memory::mix;
+use crate::monitor::{Monitor, Violation};
+use crate::prepared::Prepared;
+use crate::process::{Action, Process, State};
+use crate::scenario::{Chore, EventCounts};
+use crate::script::{Op, Script};
+use crate::session::TestSession;
+use crate::task::Event;
+use crate::trace::Line;
+use crate::turns;
+use crate::world::World;
 
 /// The state of an execution.
-pub(super) struct Execution<'s> {
-    pub(super) prepared: &'s Prepared<'s>,
-    pub(super) world: Rc<RefCell<World>>,
-    pub(super) sessions: Vec<Rc<TestSession<SimFabric>>>,
-    pub(super) processes: Vec<Process>,
-    pub(super) monitor: Monitor,
+pub(crate) struct Execution<'s> {
+    pub(crate) prepared: &'s Prepared<'s>,
+    pub(crate) world: Rc<RefCell<World>>,
+    pub(crate) sessions: Vec<Rc<TestSession>>,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) monitor: Monitor,
     /// The process that acted last.
-    pub(super) last: Option<usize>,
+    pub(crate) last: Option<usize>,
     /// Only `last` may act, because no other process can notice its present step.
-    pub(super) bound: bool,
-    pub(super) jumps: u32,
-    pub(super) deaths: u32,
-    pub(super) restarts: u32,
-    pub(super) losses: u32,
-    pub(super) renewals: u32,
-    pub(super) pauses: u32,
+    pub(crate) bound: bool,
+    /// The events that have happened.
+    pub(crate) events: EventCounts,
     /// Each client's id on its present connection.
-    pub(super) ids: Vec<u16>,
+    pub(crate) ids: Vec<u16>,
     /// The clients that died or lost their connection, and that the server has not fenced yet.
-    pub(super) lost_clients: Vec<u16>,
+    pub(crate) lost_clients: Vec<u16>,
     /// The number of connections besides each client's first.
-    pub(super) reopened: usize,
+    pub(crate) reopened: usize,
     /// Whether a completion is a step of its own, so that other processes can act before it.
-    pub(super) late_completions: bool,
+    pub(crate) late_completions: bool,
     /// A session with the directory of the start, which reads all keys at the end.
-    pub(super) observer: Option<Rc<TestSession<SimFabric>>>,
+    pub(crate) observer: Option<Rc<TestSession>>,
 }
 
 impl Execution<'_> {
     /// Collects all possible next actions. Those of the process that acted last come first.
-    pub(super) fn actions(&self, actions: &mut Vec<Action>) {
+    pub(crate) fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         if let Some(last) = self.last {
             self.actions_of(last, actions);
@@ -72,22 +71,22 @@ impl Execution<'_> {
             return;
         }
         let scenario = self.prepared.scenario;
-        if self.jumps < scenario.jumps_max {
+        if self.events.jumps < scenario.limits.jumps {
             actions.extend(scenario.jumps.iter().map(|by| Action::Jump(*by)));
         }
-        if self.deaths < scenario.deaths_max {
+        if self.events.deaths < scenario.limits.deaths {
             let alive = |client: &usize| self.is_working(*client);
             actions.extend((0..scenario.clients.len()).filter(alive).map(Action::Die));
         }
         self.losses(actions);
         actions.extend(self.pausable().map(Action::Pause));
         let server = scenario.clients.len();
-        if self.restarts < scenario.restarts_max && self.is_splitting() {
+        if self.events.restarts < scenario.limits.restarts && self.is_splitting() {
             actions.push(Action::Restart(server));
         }
     }
 
-    pub(super) fn is_working(&self, client: usize) -> bool {
+    pub(crate) fn is_working(&self, client: usize) -> bool {
         let mut processes = self.processes.iter();
         processes.any(|process| process.client == client && process.state == State::Working)
     }
@@ -127,14 +126,14 @@ impl Execution<'_> {
     }
 
     /// A hash of the state that a waiting process could see.
-    pub(super) fn moment(&self) -> u64 {
+    pub(crate) fn moment(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
     }
 
     /// Whether the action preempts the process that acted last: that process has a chain in flight,
     /// and another process acts.
-    pub(super) fn preempts(&self, action: Action) -> bool {
+    pub(crate) fn preempts(&self, action: Action) -> bool {
         let actor = match action {
             Action::Begin(process)
             | Action::Access(process, ..)
@@ -159,9 +158,12 @@ impl Execution<'_> {
     }
 
     /// Executes an action.
-    pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
+    pub(crate) fn act(&mut self, action: Action) -> Result<(), Violation> {
         self.take_step(action)?;
-        if self.prepared.raises_counts { turns::check(&self.world.borrow().memory) } else { Ok(()) }
+        if !self.prepared.raises_counts {
+            return Ok(());
+        }
+        turns::check(&self.world.borrow().memory).map_err(Violation::Damaged)
     }
 
     fn take_step(&mut self, action: Action) -> Result<(), Violation> {
@@ -208,7 +210,7 @@ impl Execution<'_> {
                 self.poll_completed(at, self.late_completions)
             }
             Action::Restart(client) => {
-                self.restarts += 1;
+                self.events.restarts += 1;
                 let Some(at) = self.processes.iter().position(|process| process.client == client)
                 else {
                     return Ok(());
@@ -222,7 +224,7 @@ impl Execution<'_> {
                 Ok(())
             }
             Action::Jump(by) => {
-                self.jumps += 1;
+                self.events.jumps += 1;
                 // After a jump any process may act next without a preemption.
                 self.last = None;
                 let mut world = self.world.borrow_mut();
@@ -280,7 +282,7 @@ impl Execution<'_> {
     }
 
     /// Polls a process as long as it has completions that no other process could notice.
-    pub(super) fn poll_completed(
+    pub(crate) fn poll_completed(
         &mut self,
         at: usize,
         late_completions: bool,

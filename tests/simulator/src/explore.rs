@@ -10,13 +10,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-use super::execution::Execution;
-use super::failure::Failure;
-use super::monitor::Violation;
-use super::mutant::Mutant;
-use super::prepared::Prepared;
-use super::process::Action;
-use super::scenario::Scenario;
+use crate::execution::Execution;
+use crate::failure::Failure;
+use crate::monitor::Violation;
+use crate::mutant::Mutant;
+use crate::prepared::Prepared;
+use crate::process::Action;
+use crate::scenario::Scenario;
 
 /// The extent of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,7 +133,8 @@ impl Search<'_> {
     /// Returns the words that became preemptible, if any.
     fn execute(&mut self) -> Result<Option<BTreeSet<usize>>, Violation> {
         self.explored.executions += 1;
-        let mut execution = self.prepared.begin(Some(self.preemptible_words.clone()), false);
+        let mut execution =
+            Execution::begin(&self.prepared, Some(self.preemptible_words.clone()), false);
         let mut preemptions_left = self.bounds.preemptions.unwrap_or(u8::MAX);
         for frame in &self.frames {
             preemptions_left = frame.preemptions_left;

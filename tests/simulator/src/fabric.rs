@@ -9,45 +9,43 @@ use farside_fabric::{
 };
 use zerocopy::IntoBytes;
 
-use super::clock::Clock;
-use super::lane::{Lane, Phase, extent};
-use super::memory::{global, mix};
-use super::mutant::Mutant;
-use super::mutant_fabric::MutantFabric;
-use super::world::World;
+use crate::clock::{Clock, TIMING};
+use crate::lane::{Lane, Phase, extent};
+use crate::memory::{global, mix};
+use crate::mutant::Mutant;
+use crate::mutant_fabric::MutantFabric;
+use crate::world::World;
 
 /// Waits up to this long take no time. So executions that differ only in their waits have equal
 /// states.
-pub(super) const PAUSE_NS_MAX: Nanos = 1_000_000;
+pub(crate) const PAUSE_NS_MAX: Nanos = 1_000_000;
 
 /// One client's connection to the simulated region.
-pub(super) struct SimFabric {
+pub(crate) struct SimFabric {
     world: Rc<RefCell<World>>,
-    timing: Timing,
     /// The process of the first lane. The other lanes' processes have the next numbers.
     process: usize,
-    pub(super) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<Lane>,
     mutant_fabric: Option<Box<MutantFabric>>,
     /// The client's clock.
-    pub(super) clock: Clock,
+    pub(crate) clock: Clock,
     /// The connection is lost. Chains that are posted now are not executed, and the session does
     /// not learn whether older ones were.
-    pub(super) is_lost: bool,
+    pub(crate) is_lost: bool,
     /// Chains execute when they are posted.
-    pub(super) immediate: bool,
+    pub(crate) immediate: bool,
     /// A hash of everything that completed.
-    pub(super) observed: u64,
+    pub(crate) observed: u64,
     /// The lane whose completion `poll` may return.
-    pub(super) turn: LaneId,
+    pub(crate) turn: LaneId,
     /// Another process could notice this step. Unnoticeable writes that follow then belong to the
     /// next step, so that the scheduler can let other processes act before them.
-    pub(super) noticed: bool,
+    pub(crate) noticed: bool,
 }
 
 impl SimFabric {
-    pub(super) fn new(
+    pub(crate) fn new(
         world: Rc<RefCell<World>>,
-        timing: Timing,
         process: usize,
         lanes: u16,
         mutant_fabric: Option<Box<MutantFabric>>,
@@ -58,7 +56,6 @@ impl SimFabric {
         let (is_lost, immediate, observed, turn, noticed) = (false, true, 0, LaneId(0), false);
         Self {
             world,
-            timing,
             process,
             lanes,
             mutant_fabric,
@@ -72,7 +69,7 @@ impl SimFabric {
     }
 
     /// Whether the client follows this mutant. If so, the mutant counts as fired.
-    pub(super) fn has_mutant(&self, mutant: Mutant) -> bool {
+    pub(crate) fn has_mutant(&self, mutant: Mutant) -> bool {
         let has = self.mutant_fabric.as_ref().is_some_and(|fabric| fabric.mutant == mutant);
         if has {
             self.world.borrow_mut().note_fired(mutant);
@@ -80,13 +77,13 @@ impl SimFabric {
         has
     }
 
-    pub(super) fn lane(&self, lane: LaneId) -> &Lane {
+    pub(crate) fn lane(&self, lane: LaneId) -> &Lane {
         &self.lanes[usize::from(lane.0)]
     }
 
     /// Accesses one group of words of the current verb, and then all words up to the next access
     /// that another process could notice.
-    pub(super) fn advance(&mut self, lane: LaneId, unit: usize) {
+    pub(crate) fn advance(&mut self, lane: LaneId, unit: usize) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let words = state.units.swap_remove(unit);
         // The order of the other groups must not depend on which group was first.
@@ -201,7 +198,7 @@ impl SimFabric {
                 && std::mem::take(&mut state.is_queued)
             {
                 // The device retries for L from the time at which the chain leaves the queue.
-                state.deadline = world.now + self.timing.lateness_max_ns;
+                state.deadline = world.now + TIMING.lateness_max_ns;
                 world.note_fired(Mutant::QueueUncounted);
             }
             if world.now > state.deadline {
@@ -253,7 +250,7 @@ impl SimFabric {
         Ok(())
     }
 
-    pub(super) fn complete(&mut self, lane: LaneId, mut result: Result<u64, ChainError>) {
+    pub(crate) fn complete(&mut self, lane: LaneId, mut result: Result<u64, ChainError>) {
         let process = self.process + usize::from(lane.0);
         let state = &mut self.lanes[usize::from(lane.0)];
         if self.is_lost && result.is_ok() {
@@ -292,7 +289,7 @@ impl SimFabric {
     }
 
     /// Ends a lane's wait. A wait longer than `PAUSE_NS_MAX` moves the clock.
-    pub(super) fn wake(&mut self, lane: LaneId) {
+    pub(crate) fn wake(&mut self, lane: LaneId) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let Phase::Waiting(until) = state.phase else { return };
         let world = &mut *self.world.borrow_mut();
@@ -307,7 +304,7 @@ impl SimFabric {
 
 impl Fabric for SimFabric {
     fn timing(&self, _: RegionIndex) -> Timing {
-        self.timing
+        TIMING
     }
 
     fn now(&self) -> Nanos {
@@ -335,7 +332,7 @@ impl Fabric for SimFabric {
             state.posted = world.now;
             // By the world's clock: a mutant may change the client's.
             state.deadline = match self.mutant_fabric.as_ref().map(|fabric| fabric.mutant) {
-                Some(mutant) if mutant.has_false_clock() => world.now + self.timing.lateness_max_ns,
+                Some(mutant) if mutant.has_false_clock() => world.now + TIMING.lateness_max_ns,
                 _ => self.clock.when(deadline),
             };
             (state.is_queued, state.progress) = (true, 0);

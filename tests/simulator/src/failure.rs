@@ -6,11 +6,12 @@ use std::rc::Rc;
 
 use farside_linearizability::Record;
 
-use super::monitor::Violation;
-use super::mutant::Mutant;
-use super::prepared::{Prepared, name};
-use super::process::Action;
-use super::trace::Line;
+use crate::execution::Execution;
+use crate::monitor::Violation;
+use crate::mutant::Mutant;
+use crate::prepared::{Prepared, name};
+use crate::process::Action;
+use crate::trace::Line;
 
 /// An execution that went wrong.
 #[derive(Clone, Debug)]
@@ -32,13 +33,13 @@ pub struct Failure {
 impl Failure {
     /// Repeats an execution to record its trace. Without `preemptible_words`, every word that can
     /// change is preemptible.
-    pub(super) fn new(
+    pub(crate) fn new(
         prepared: &Prepared<'_>,
         preemptible_words: Option<Rc<BTreeSet<usize>>>,
         actions: Vec<Action>,
         violation: Violation,
     ) -> Self {
-        let mut execution = prepared.begin(preemptible_words, true);
+        let mut execution = Execution::begin(prepared, preemptible_words, true);
         let failed = actions.iter().any(|action| execution.act(*action).is_err());
         if !failed {
             // The checks at the end failed, so the trace needs them.

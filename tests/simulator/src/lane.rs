@@ -4,7 +4,7 @@ use farside_fabric::{Buffer, ChainError, Counters, Nanos, RegionIndex, Verb};
 
 /// The state of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     Idle,
     /// A chain is under way.
     Posted,
@@ -15,40 +15,40 @@ pub(super) enum Phase {
 }
 
 /// One lane's chain.
-pub(super) struct Lane {
-    pub(super) phase: Phase,
+pub(crate) struct Lane {
+    pub(crate) phase: Phase,
     /// The region that the chain accesses.
-    pub(super) region: RegionIndex,
+    pub(crate) region: RegionIndex,
     /// The chain that the session posted, and the chain that is executed. Only a mutant makes them
     /// differ.
-    pub(super) asked: Vec<Verb>,
-    pub(super) chain: Vec<Verb>,
+    pub(crate) asked: Vec<Verb>,
+    pub(crate) chain: Vec<Verb>,
     /// The index of the current verb.
-    pub(super) at: usize,
+    pub(crate) at: usize,
     /// The groups of the verb's words that are still to be accessed, each in one step. Bit 0 is
     /// word `skipped`.
-    pub(super) units: Vec<u64>,
+    pub(crate) units: Vec<u64>,
     /// The number of the verb's first words that were accessed before the groups were made.
-    pub(super) skipped: usize,
+    pub(crate) skipped: usize,
     /// The only group in `units` is one that no other process can notice.
-    pub(super) is_unnoticed: bool,
+    pub(crate) is_unnoticed: bool,
     /// The words whose access no other process can notice, and whether these are all words.
-    pub(super) unnoticed: u64,
-    pub(super) all_unnoticed: bool,
-    pub(super) posted: Nanos,
+    pub(crate) unnoticed: u64,
+    pub(crate) all_unnoticed: bool,
+    pub(crate) posted: Nanos,
     /// For `QueueUncounted`: the chain may still be in its queue.
-    pub(super) is_queued: bool,
-    pub(super) deadline: Nanos,
-    pub(super) found: u64,
-    pub(super) result: Result<u64, ChainError>,
+    pub(crate) is_queued: bool,
+    pub(crate) deadline: Nanos,
+    pub(crate) found: u64,
+    pub(crate) result: Result<u64, ChainError>,
     /// A hash of the words that the chain has read so far. It does not depend on the order.
-    pub(super) progress: u64,
-    pub(super) buffers: [Vec<u64>; Buffer::COUNT],
-    pub(super) counters: Counters,
+    pub(crate) progress: u64,
+    pub(crate) buffers: [Vec<u64>; Buffer::COUNT],
+    pub(crate) counters: Counters,
 }
 
 impl Lane {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             phase: Phase::Idle,
             region: RegionIndex::FIRST,
@@ -72,14 +72,14 @@ impl Lane {
     }
 
     /// Whether the lane's chain has a verb that writes.
-    pub(super) fn changes(&self) -> bool {
+    pub(crate) fn changes(&self) -> bool {
         self.chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }))
     }
 
     /// Returns the error of a chain that was cut off, or whose completion was lost. `fenced`: the
     /// server has fenced the client, so that a chain cut before any atomic verb is known to be
     /// refused.
-    pub(super) fn fate(&self, fenced: bool) -> ChainError {
+    pub(crate) fn fate(&self, fenced: bool) -> ChainError {
         let is_atomic = |verb: &Verb| matches!(verb, Verb::CompareSwap { .. });
         let done = self.chain.iter().take(self.at).any(is_atomic);
         if !self.changes() || fenced && !done { ChainError::Fenced } else { ChainError::Unknown }
@@ -87,7 +87,7 @@ impl Lane {
 }
 
 /// Returns the offset that a verb accesses and the number of bytes, in whole words.
-pub(super) fn extent(verb: &Verb) -> (u64, u64) {
+pub(crate) fn extent(verb: &Verb) -> (u64, u64) {
     match *verb {
         Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
             (remote, u64::from(bytes))

@@ -15,20 +15,15 @@
 #![deny(unsafe_code)]
 
 mod clock;
-mod depot;
 mod execution;
 mod explore;
 mod fabric;
 mod failure;
 mod lane;
-mod losses;
 mod memory;
 mod monitor;
 mod mutant;
 mod mutant_fabric;
-mod mutant_inserts;
-mod mutant_splits;
-mod mutant_times;
 mod prepared;
 mod process;
 mod random;
@@ -40,13 +35,12 @@ mod session;
 mod task;
 mod trace;
 mod turns;
-mod verdict;
 mod world;
 
 pub use explore::{Bounds, Explored};
 pub use failure::Failure;
 pub use monitor::Violation;
 pub use mutant::Mutant;
-pub use region::{GRACE_MS, KEYS};
-pub use scenario::{Key, Op, Scenario};
-pub use script::{Script, client};
+pub use region::{GRACE_MS, KEYS, Key};
+pub use scenario::Scenario;
+pub use script::{Op, Script, client};

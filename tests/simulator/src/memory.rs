@@ -9,29 +9,29 @@ const REGION_BITS: u32 = 48;
 
 /// Turns an offset in a region into an offset in the memory of all regions. In the first region
 /// both are equal.
-pub(super) fn global(region: RegionIndex, remote: u64) -> u64 {
+pub(crate) fn global(region: RegionIndex, remote: u64) -> u64 {
     remote | u64::from(region.0) << REGION_BITS
 }
 
 /// A part of a region that exists. An access elsewhere is an error.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     /// The number of its first word of 8 bytes, in the memory of all regions.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// The number of its words.
-    pub(super) words: usize,
+    pub(crate) words: usize,
 }
 
 /// The words that exist. A word's place is its number among them.
 #[derive(Clone)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     extents: Rc<[Extent]>,
     words: Vec<u64>,
     hash: u64,
 }
 
 /// A good hash of two numbers: the finalizer of SplitMix64, twice.
-pub(super) fn mix(left: u64, right: u64) -> u64 {
+pub(crate) fn mix(left: u64, right: u64) -> u64 {
     let finish = |mut mixed: u64| {
         mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -43,13 +43,13 @@ pub(super) fn mix(left: u64, right: u64) -> u64 {
 
 impl Memory {
     /// Zeroed memory.
-    pub(super) fn new(extents: &[Extent]) -> Self {
+    pub(crate) fn new(extents: &[Extent]) -> Self {
         let words = extents.iter().map(|extent| extent.words).sum();
         Self { extents: extents.into(), words: vec![0; words], hash: 0 }
     }
 
     /// Returns the place of the word at this offset, if `bytes` bytes from there exist.
-    pub(super) fn place(&self, remote: u64, bytes: u64) -> Result<usize, ChainError> {
+    pub(crate) fn place(&self, remote: u64, bytes: u64) -> Result<usize, ChainError> {
         let outside = ChainError::Outside { remote, bytes };
         if !remote.is_multiple_of(8) || !bytes.is_multiple_of(8) {
             return Err(outside);
@@ -68,7 +68,7 @@ impl Memory {
     }
 
     /// Returns the offset of the word at this place.
-    pub(super) fn offset(&self, place: usize) -> u64 {
+    pub(crate) fn offset(&self, place: usize) -> u64 {
         let mut start = 0;
         for extent in &*self.extents {
             if place < start + extent.words {
@@ -80,30 +80,30 @@ impl Memory {
     }
 
     /// The number of words.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
 
-    pub(super) fn load(&self, place: usize) -> u64 {
+    pub(crate) fn load(&self, place: usize) -> u64 {
         self.words[place]
     }
 
     /// Returns the word at this offset, or 0 if there is none.
-    pub(super) fn word(&self, remote: u64) -> u64 {
+    pub(crate) fn word(&self, remote: u64) -> u64 {
         self.place(remote, 8).map_or(0, |place| self.words[place])
     }
 
-    pub(super) fn slice(&self, place: usize, words: usize) -> &[u64] {
+    pub(crate) fn slice(&self, place: usize, words: usize) -> &[u64] {
         &self.words[place..place + words]
     }
 
-    pub(super) fn store(&mut self, place: usize, value: u64) {
+    pub(crate) fn store(&mut self, place: usize, value: u64) {
         let old = std::mem::replace(&mut self.words[place], value);
         self.hash ^= mix(place as u64, old) ^ mix(place as u64, value);
     }
 
     /// Stores bytes, in order to make a region.
-    pub(super) fn fill(&mut self, remote: u64, bytes: &[u8]) {
+    pub(crate) fn fill(&mut self, remote: u64, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks();
         assert!(rest.is_empty(), "regions are made of words");
         let place = self.place(remote, bytes.len() as u64).expect("made where memory is");
@@ -113,7 +113,7 @@ impl Memory {
     }
 
     /// A hash of the content. It does not depend on the order of the stores.
-    pub(super) fn hash(&self) -> u64 {
+    pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
 }

@@ -7,10 +7,10 @@ use farside_linearizability::{
 };
 use farside_protocol::OperationError;
 
-use super::memory::mix;
-use super::region::KEYS;
-use super::scenario::{Key, Op};
-use super::session::Reply;
+use crate::memory::mix;
+use crate::region::{KEYS, Key};
+use crate::script::Op;
+use crate::session::Reply;
 
 /// The reason why an execution is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,16 +37,16 @@ pub enum Violation {
 
 /// An operation of a script, with its values.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub(super) op: Op,
+pub(crate) struct Asked {
+    pub(crate) op: Op,
     /// The value to be stored.
-    pub(super) value: String,
+    pub(crate) value: String,
     /// The value that an exchange requires, and the version if it requires one.
-    pub(super) expected: Option<(String, Option<String>)>,
+    pub(crate) expected: Option<(String, Option<String>)>,
 }
 
 impl Asked {
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         match self.op {
             Op::Get(key)
             | Op::Put(key)
@@ -79,12 +79,12 @@ impl Asked {
 }
 
 #[derive(Default)]
-pub(super) struct Monitor {
+pub(crate) struct Monitor {
     registers: Vec<Register>,
     numbers: HashMap<String, Value>,
     versions: HashMap<String, Value>,
     version_of_value: HashMap<Value, String>,
-    pub(super) history: Vec<Record>,
+    pub(crate) history: Vec<Record>,
     /// The index of each operation in the history.
     records: HashMap<u32, usize>,
     time: u64,
@@ -92,7 +92,7 @@ pub(super) struct Monitor {
 
 impl Monitor {
     /// Starts with all keys absent.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let registers = (0..KEYS).map(|_| Register::new(None)).collect();
         Self { registers, ..Self::default() }
     }
@@ -107,16 +107,16 @@ impl Monitor {
     }
 
     /// Returns the id of a process's n-th operation.
-    pub(super) fn id(process: usize, n: u32) -> u32 {
+    pub(crate) fn id(process: usize, n: u32) -> u32 {
         (process as u32) << 16 | n
     }
 
-    pub(super) fn record(&self, id: u32) -> &Record {
+    pub(crate) fn record(&self, id: u32) -> &Record {
         &self.history[self.records[&id]]
     }
 
     /// Begins a process's n-th operation.
-    pub(super) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
+    pub(crate) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
         let value = self.number(&asked.value);
         let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
         let call = HistoryCall { operation: asked.operation(), argument: value, expected };
@@ -141,7 +141,7 @@ impl Monitor {
     }
 
     /// Ends an operation.
-    pub(super) fn respond(
+    pub(crate) fn respond(
         &mut self,
         id: u32,
         key: Key,
@@ -188,12 +188,12 @@ impl Monitor {
     }
 
     /// Ends an operation without an answer. It has taken effect by now, or never will.
-    pub(super) fn give_up(&mut self, id: u32, key: Key) -> Result<(), Violation> {
+    pub(crate) fn give_up(&mut self, id: u32, key: Key) -> Result<(), Violation> {
         self.registers[key].give_up(id).map_err(|_| Violation::TooMany)
     }
 
     /// Ends the operation of a process that died, if it has not ended.
-    pub(super) fn end_unanswered(&mut self, id: u32) -> Result<(), Violation> {
+    pub(crate) fn end_unanswered(&mut self, id: u32) -> Result<(), Violation> {
         let Some(at) = self.records.get(&id) else { return Ok(()) };
         let record = &mut self.history[*at];
         if record.returned.is_some() {
@@ -206,7 +206,7 @@ impl Monitor {
     }
 
     /// A hash of everything on which later verdicts depend.
-    pub(super) fn state(&self) -> u64 {
+    pub(crate) fn state(&self) -> u64 {
         let all = self.registers.iter().map(Register::state);
         all.fold(0, mix)
     }

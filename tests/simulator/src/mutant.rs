@@ -1,6 +1,6 @@
 //! The mutants of the protocol: each breaks one rule.
 
-use super::scenario::Key;
+use crate::region::Key;
 
 /// A protocol with one rule broken. The rule's number in `docs/protocol.md` is in parentheses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Whether the mutant changes the time that the client sees.
-    pub(super) fn has_false_clock(self) -> bool {
+    pub(crate) fn has_false_clock(self) -> bool {
         matches!(self, Self::FastClock | Self::StoppedClock | Self::StoppedClockOnly)
     }
 }

@@ -2,6 +2,10 @@
 //! simulated fabric changes chains and answers, so that one rule is broken. A checker that does not
 //! catch the mutants is worth nothing.
 
+mod inserts;
+mod splits;
+mod times;
+
 use std::cell::Cell;
 use std::collections::HashMap;
 
@@ -12,40 +16,40 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::memory::Memory;
-use super::mutant::Mutant;
-use super::mutant_inserts::{later, with_incarnation};
-use super::mutant_splits::{MutantSplitState, nothing};
-use super::region::{GRACE_MS, hash, keys};
+use crate::memory::Memory;
+use crate::mutant::Mutant;
+use crate::mutant_fabric::inserts::{later, with_incarnation};
+use crate::mutant_fabric::splits::{MutantSplitState, nothing};
+use crate::region::{GRACE_MS, hash, keys};
 
 /// The scratch buffers of a lane.
-pub(super) type Buffers = [Vec<u64>; Buffer::COUNT];
+pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
 
 /// Changes the chains of one session and their answers, as its mutant demands.
-pub(super) struct MutantFabric {
-    pub(super) mutant: Mutant,
+pub(crate) struct MutantFabric {
+    pub(crate) mutant: Mutant,
     /// How far the clock is ahead, or the time at which it stopped.
     clock: Cell<Nanos>,
     /// The first generation seen of each block, by its offset.
     generations: HashMap<u64, u32>,
     /// The word that a slot holds, and the word that the client was shown, by the slot's offset.
-    pub(super) words: HashMap<u64, (u64, u64)>,
+    pub(crate) words: HashMap<u64, (u64, u64)>,
     /// The first window that was READ.
     window: Option<Vec<u64>>,
     /// The first word that a READ of one word brought.
     word: Option<u64>,
     /// The word that the posted compare-and-swap reports instead of the one that it finds.
-    pub(super) reported: Option<u64>,
+    pub(crate) reported: Option<u64>,
     /// The last compare-and-swap failed because it found another LIVE word.
     lost: bool,
-    /// For mutants that skip incarnations: how long the skipped operations would have taken.
-    pub(super) delay: Nanos,
-    pub(super) split: MutantSplitState,
+    /// How long the operations take that the posted chain stands for.
+    pub(crate) delay: Nanos,
+    pub(crate) split: MutantSplitState,
 }
 
 impl MutantFabric {
     /// If the mutant stops the clock, it stops at `now`.
-    pub(super) fn new(mutant: Mutant, now: Nanos) -> Self {
+    pub(crate) fn new(mutant: Mutant, now: Nanos) -> Self {
         let stopped = matches!(mutant, Mutant::StoppedClock | Mutant::StoppedClockOnly);
         Self {
             mutant,
@@ -68,7 +72,7 @@ fn state(bits: u64) -> SlotState {
 
 /// The compare-and-swap of a slot's word: its index in the chain, the slot, the expected and the
 /// desired word.
-pub(super) fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
+pub(crate) fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
     swaps_of(chain).find(|(_, slot, ..)| slot.is_multiple_of(size_of::<Slot>() as u64))
 }
 
@@ -81,27 +85,27 @@ fn swaps_of(chain: &[Verb]) -> impl Iterator<Item = (usize, u64, u64, u64)> {
 }
 
 /// Whether this chain is an INSERT's claim, followed by a READ of the window.
-pub(super) fn is_claim(chain: &[Verb]) -> bool {
+pub(crate) fn is_claim(chain: &[Verb]) -> bool {
     swaps_of(chain).next().is_some() && chain.iter().any(is_window)
 }
 
 /// Whether this compare-and-swap replaces a word in state `from` by one in state `to`.
-pub(super) fn swaps(expected: u64, desired: u64, from: SlotState, to: SlotState) -> bool {
+pub(crate) fn swaps(expected: u64, desired: u64, from: SlotState, to: SlotState) -> bool {
     (state(expected), state(desired)) == (from, to)
 }
 
-pub(super) fn is_window(verb: &Verb) -> bool {
+pub(crate) fn is_window(verb: &Verb) -> bool {
     matches!(*verb, Verb::Read { bytes, .. } if u64::from(bytes) == WINDOW_BYTES)
 }
 
 /// The indices of the slots' words in a window.
-pub(super) fn window_words() -> impl Iterator<Item = usize> {
+pub(crate) fn window_words() -> impl Iterator<Item = usize> {
     (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
 }
 
 impl MutantFabric {
     /// Returns what the client's clock shows. `now` is the right time.
-    pub(super) fn now(&self, now: Nanos) -> Nanos {
+    pub(crate) fn now(&self, now: Nanos) -> Nanos {
         match self.mutant {
             Mutant::FastClock => {
                 let ahead = self.clock.get() + u64::from(GRACE_MS) * 1_000_000;
@@ -114,24 +118,24 @@ impl MutantFabric {
     }
 
     /// Returns a hash of the remembered words that the answers to the client do not show.
-    pub(super) fn state(&self) -> u64 {
+    pub(crate) fn state(&self) -> u64 {
         self.split.state()
     }
 
     /// Returns how long the operations take that the posted chain stands for, before the chain.
-    pub(super) fn delay(&mut self) -> Nanos {
+    pub(crate) fn delay(&mut self) -> Nanos {
         std::mem::take(&mut self.delay)
     }
 
     /// Changes the error of a failed chain.
-    pub(super) fn fail(&self, error: &mut ChainError) {
+    pub(crate) fn fail(&self, error: &mut ChainError) {
         if self.mutant == Mutant::UnknownIsNothing && *error == ChainError::Unknown {
             *error = ChainError::Fenced;
         }
     }
 
     /// Changes a chain as it is posted.
-    pub(super) fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
+    pub(crate) fn post(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
         self.reported = None;
         self.post_marks(chain, memory);
         self.post_split(chain, memory);
@@ -144,7 +148,7 @@ impl MutantFabric {
     }
 
     /// Changes what a chain brought.
-    pub(super) fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64) {
+    pub(crate) fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64) {
         if let Some((_, slot, expected, desired)) = swap_of(asked) {
             if let Some(reported) = self.reported.take() {
                 *found = reported;

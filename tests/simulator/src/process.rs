@@ -6,11 +6,11 @@ use std::task::{Context, Waker};
 
 use farside_fabric::{LaneId, Nanos};
 
-use super::task::Events;
+use crate::task::Events;
 
 /// A possible next step of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Action {
+pub(crate) enum Action {
     /// A process begins its next operation.
     Begin(usize),
     /// A process accesses this group of words.
@@ -38,7 +38,7 @@ pub(super) enum Action {
 
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Between two operations.
     Between,
     Working,
@@ -49,26 +49,26 @@ pub(super) enum State {
     Gone,
 }
 
-pub(super) struct Process {
-    pub(super) client: usize,
+pub(crate) struct Process {
+    pub(crate) client: usize,
     /// The process's first lane, and the number of its lanes.
-    pub(super) lane: LaneId,
-    pub(super) lanes: u16,
-    pub(super) task: Pin<Box<dyn Future<Output = ()>>>,
-    pub(super) events: Events,
-    pub(super) state: State,
-    pub(super) chains: u32,
+    pub(crate) lane: LaneId,
+    pub(crate) lanes: u16,
+    pub(crate) task: Pin<Box<dyn Future<Output = ()>>>,
+    pub(crate) events: Events,
+    pub(crate) state: State,
+    pub(crate) chains: u32,
     /// The number of operations that it has begun.
-    pub(super) began: u32,
+    pub(crate) began: u32,
     /// A hash of the versions that its operations found.
-    pub(super) seen: u64,
-    /// The [moments](super::execution::Execution::moment) at which the operation began its last two
-    /// waits, the earlier one first.
-    pub(super) waits: [Option<u64>; 2],
+    pub(crate) seen: u64,
+    /// What the operation could see when it began its last two waits, as hashes. The earlier one
+    /// comes first.
+    pub(crate) waits: [Option<u64>; 2],
 }
 
 impl Process {
-    pub(super) fn new(
+    pub(crate) fn new(
         client: usize,
         lanes: (LaneId, u16),
         mut task: Pin<Box<dyn Future<Output = ()>>>,
@@ -81,7 +81,7 @@ impl Process {
         Self { client, lane, lanes, task, events, state, chains, began, seen, waits }
     }
 
-    pub(super) fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {
         (self.lane.0..self.lane.0 + self.lanes).map(LaneId)
     }
 }

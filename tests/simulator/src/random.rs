@@ -1,22 +1,23 @@
 //! Random executions of long scenarios. A seed decides about every step, so it repeats an
 //! execution.
 
-use super::failure::Failure;
-use super::memory::mix;
-use super::monitor::Violation;
-use super::prepared::Prepared;
-use super::process::Action;
-use super::scenario::Scenario;
+use crate::execution::Execution;
+use crate::failure::Failure;
+use crate::memory::mix;
+use crate::monitor::Violation;
+use crate::prepared::Prepared;
+use crate::process::Action;
+use crate::scenario::Scenario;
 
 /// Random numbers that depend on the seed only.
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(mix(seed, 0x5eed))
     }
 
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         (mix(self.0, 1) % bound.max(1) as u64) as usize
     }
@@ -70,7 +71,7 @@ fn try_seed(prepared: &Prepared<'_>, seed: u64) -> Result<(), Box<Failure>> {
 /// choice at every word would almost never let one process run far while the others stand still.
 fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(), Violation> {
     let mut dice = Dice::new(seed);
-    let mut execution = prepared.begin(None, false);
+    let mut execution = Execution::begin(prepared, None, false);
     let stretch = [1, 4, 16, 64][dice.below(4)];
     let mut actions = Vec::new();
     for _ in 0..STEPS_MAX {
@@ -115,7 +116,7 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
 /// Repeats these actions, and skips those that are not possible. Returns the actions that were
 /// taken and the violation, if the execution still goes wrong.
 fn repeat(prepared: &Prepared<'_>, wanted: &[Action]) -> Option<(Vec<Action>, Violation)> {
-    let mut execution = prepared.begin(None, false);
+    let mut execution = Execution::begin(prepared, None, false);
     let (mut taken, mut actions) = (Vec::new(), Vec::new());
     for action in wanted {
         execution.actions(&mut actions);

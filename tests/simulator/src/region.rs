@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use farside_fabric::RegionIndex;
 use farside_layout::hash::{KeyHash, KeyHasher, NO_HINT};
 use farside_layout::{
     Block, BlockAddress, BlockRef, DirectoryEntry, Format, FreeBlock, Geometry, HINT_OFFSET,
@@ -15,19 +16,24 @@ use farside_layout::{
 use farside_protocol::split::Split;
 use zerocopy::IntoBytes;
 
-use super::memory::{Extent, Memory, global};
-use super::monitor::Violation;
-use super::turns::{HEAD, TAIL};
+use crate::memory::{Extent, Memory, global};
 
 /// GRACE in simulations, in milliseconds.
 pub const GRACE_MS: u32 = 100;
 /// The number of keys. All have the same fingerprint. The first four share a window; the fifth
 /// one's home row is the next row.
 pub const KEYS: usize = 5;
+/// A key by its number, below [`KEYS`].
+pub type Key = usize;
+/// A region besides the keys', which each change of both regions reaches first. It decides whether
+/// the change happens.
+pub(crate) const HEAD: RegionIndex = RegionIndex(1);
+/// The region that each such change reaches second.
+pub(crate) const TAIL: RegionIndex = RegionIndex(2);
 /// The largest value that fits into a block of 64 bytes with a key and the header.
 const VALUE_BYTES_MAX: usize = 24;
 /// The length of a larger value, whose block has 128 bytes.
-pub(super) const LARGE_BYTES: usize = 72;
+pub(crate) const LARGE_BYTES: usize = 72;
 /// How many bytes of the depot's chunk exist.
 const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
@@ -37,16 +43,16 @@ const HASH_KEY: [u8; 16] = *b"a simulated key.";
 
 /// The layout of a scenario's region.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SimRegion {
-    pub(super) format: Format,
-    pub(super) geometry: Geometry,
-    pub(super) class: SizeClass,
+pub(crate) struct SimRegion {
+    pub(crate) format: Format,
+    pub(crate) geometry: Geometry,
+    pub(crate) class: SizeClass,
     /// The subtable at the start, the two new ones of the first split, and one new one of the
     /// second split. The second split reuses the place of the first subtable.
     subtables: [u64; 4],
     /// The number of splits that the server makes.
     splits: usize,
-    pub(super) blocks: u64,
+    pub(crate) blocks: u64,
     /// The number of blocks, and how many of them each client has at first. The session that stores
     /// the first values has as many.
     blocks_max: u64,
@@ -54,14 +60,14 @@ pub(super) struct SimRegion {
     /// The offset of the depot's first block, if there is a depot.
     depot: Option<u64>,
     /// The home row of the keys.
-    pub(super) row: usize,
+    pub(crate) row: usize,
     /// How many slots, from the start of that row, clients can use. The last `used` of them were
     /// used before.
     slots: usize,
     used: usize,
 }
 
-pub(super) fn keys() -> &'static [Vec<u8>; KEYS] {
+pub(crate) fn keys() -> &'static [Vec<u8>; KEYS] {
     static FOUND: OnceLock<[Vec<u8>; KEYS]> = OnceLock::new();
     FOUND.get_or_init(|| {
         let all = (0u32..).map(|n| format!("key{n:05}").into_bytes());
@@ -81,13 +87,13 @@ pub(super) fn keys() -> &'static [Vec<u8>; KEYS] {
     })
 }
 
-pub(super) fn hash(key: &[u8]) -> KeyHash {
+pub(crate) fn hash(key: &[u8]) -> KeyHash {
     KeyHasher::new(&HASH_KEY).hash(key)
 }
 
 impl SimRegion {
     /// A region for `clients` clients with up to `blocks` blocks each.
-    pub(super) fn new(
+    pub(crate) fn new(
         blocks: u64,
         clients: u64,
         (slots, used): (usize, usize),
@@ -122,7 +128,7 @@ impl SimRegion {
 
     /// Returns the formatted region, with a directory of this depth. Unusable slots hold words of
     /// another fingerprint, so that no client reads their blocks.
-    pub(super) fn memory(&self, depth: u8) -> Memory {
+    pub(crate) fn memory(&self, depth: u8) -> Memory {
         let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
         let directories = directories.map(|offset| offset.expect("there is one that deep"));
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
@@ -175,19 +181,19 @@ impl SimRegion {
     }
 
     /// Whether the server splits a subtable.
-    pub(super) fn splits(&self) -> bool {
+    pub(crate) fn splits(&self) -> bool {
         self.splits > 0
     }
 
     /// Returns the first split of the server.
-    pub(super) fn split(&self) -> Split {
+    pub(crate) fn split(&self) -> Split {
         let [old, one, other, _] = self.subtables;
         Split { prefix: 0, local_depth: 0, old, new: [one, other] }
     }
 
     /// Returns the second split, of the subtable that key 0 is in after the first one. It moves one
     /// half of the keys into the place of the first subtable: key 0's half if `key_0_returns`.
-    pub(super) fn next_split(&self, key_0_returns: bool) -> Split {
+    pub(crate) fn next_split(&self, key_0_returns: bool) -> Split {
         let directory = hash(&keys()[0]).directory();
         let prefix = side_of(directory, 0);
         let [again, .., unused] = self.subtables;
@@ -197,17 +203,17 @@ impl SimRegion {
     }
 
     /// The offsets of the subtables that exist.
-    pub(super) fn places(&self) -> impl Iterator<Item = u64> + use<> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = u64> + use<> {
         self.subtables.into_iter().take([1, 3, 4][self.splits])
     }
 
     /// The rows of the keys' windows. The fifth key's window reaches one row further.
-    pub(super) fn rows(&self) -> Range<usize> {
+    pub(crate) fn rows(&self) -> Range<usize> {
         self.row..self.row + SLOTS.div_ceil(SLOTS_PER_ROW)
     }
 
     /// The numbers of a subtable's usable slots.
-    pub(super) fn usable(&self) -> Range<usize> {
+    pub(crate) fn usable(&self) -> Range<usize> {
         let first = self.row * SLOTS_PER_ROW;
         first..first + self.slots
     }
@@ -217,13 +223,13 @@ impl SimRegion {
     }
 
     /// The offset of a slot of a subtable, counted from the keys' home row.
-    pub(super) fn slot(&self, subtable: usize, at: usize) -> u64 {
+    pub(crate) fn slot(&self, subtable: usize, at: usize) -> u64 {
         let (row, slot) = (self.row + at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
         self.subtables[subtable] + slot_in_subtable(row, slot)
     }
 
     /// Whether the word at this offset can change.
-    pub(super) fn can_change(&self, offset: u64) -> bool {
+    pub(crate) fn can_change(&self, offset: u64) -> bool {
         let leads = self.header_at(offset).is_some()
             || self.directory_at(offset).is_some()
             || offset == STATE_OFFSET;
@@ -234,7 +240,7 @@ impl SimRegion {
 
     /// Returns the subtable, the row and the word of the row's header at this offset. Rows count
     /// from the keys' home row.
-    pub(super) fn header_at(&self, offset: u64) -> Option<(usize, usize, u64)> {
+    pub(crate) fn header_at(&self, offset: u64) -> Option<(usize, usize, u64)> {
         let subtable = self.subtable_at(offset)?;
         let within = offset - self.subtables[subtable];
         let row = (within / ROW_BYTES) as usize;
@@ -248,20 +254,20 @@ impl SimRegion {
     }
 
     /// Returns the number of the directory entry at this offset, counted over the depths 0 to 2.
-    pub(super) fn directory_at(&self, offset: u64) -> Option<u64> {
+    pub(crate) fn directory_at(&self, offset: u64) -> Option<u64> {
         let entry = offset.checked_sub(self.geometry.directory_offset(0)?)? / 8;
         (entry < 7).then_some(entry)
     }
 
     /// Returns a subtable's name in traces. S is the old one; T and U are for keys whose next bit
     /// is 0 and 1; V is unused before the second split.
-    pub(super) fn name_of(&self, offset: u64) -> &'static str {
+    pub(crate) fn name_of(&self, offset: u64) -> &'static str {
         self.subtable_at(offset).map_or("nowhere", |subtable| ["S", "T", "U", "V"][subtable])
     }
 
     /// Returns the subtable and the slot at this offset, and whether it is the slot's hint. Slots
     /// count from the keys' home row.
-    pub(super) fn slot_at(&self, offset: u64) -> Option<(usize, usize, bool)> {
+    pub(crate) fn slot_at(&self, offset: u64) -> Option<(usize, usize, bool)> {
         let subtable = self.subtable_at(offset)?;
         (0..SLOTS).find_map(|at| {
             let slot = self.slot(subtable, at);
@@ -279,12 +285,12 @@ impl SimRegion {
     }
 
     /// The block that holds key 0 at the start.
-    pub(super) fn first_block(&self) -> BlockRef {
+    pub(crate) fn first_block(&self) -> BlockRef {
         BlockRef { address: self.block(0), class: self.class, generation_low: 1 }
     }
 
     /// Returns the block at this offset, and the word in it.
-    pub(super) fn block_at(&self, offset: u64) -> Option<(u64, u64)> {
+    pub(crate) fn block_at(&self, offset: u64) -> Option<(u64, u64)> {
         let bytes = self.class.block_bytes();
         if let Some(within) = self.depot.and_then(|depot| offset.checked_sub(depot))
             && within < DEPOT_BYTES
@@ -296,7 +302,7 @@ impl SimRegion {
     }
 
     /// The blocks that a client has at first. Client 0 is the session that stores the first values.
-    pub(super) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
+    pub(crate) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
         let first = client * self.blocks_each;
         let numbers = first..first + count;
         numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
@@ -317,7 +323,7 @@ impl SimRegion {
     }
 
     /// The slots with an unfinished INSERT: offset, word, and the client that wrote the block.
-    pub(super) fn unfinished<'m>(
+    pub(crate) fn unfinished<'m>(
         &'m self,
         memory: &'m Memory,
     ) -> impl Iterator<Item = (u64, SlotWord, Option<u16>)> + 'm {
@@ -339,7 +345,7 @@ impl SimRegion {
     }
 
     /// The offset of the block that holds a key.
-    pub(super) fn block_of(&self, memory: &Memory, key: usize) -> u64 {
+    pub(crate) fn block_of(&self, memory: &Memory, key: usize) -> u64 {
         let holds = |block: &BlockRef| {
             let bytes = self.bytes(memory, *block);
             Block::decode(&bytes, block.address).is_ok_and(|found| found.key() == keys()[key])
@@ -350,13 +356,13 @@ impl SimRegion {
 
     /// Checks that every linked block is whole, is linked once, is the only one of its key, and is
     /// in a slot with the key's hint.
-    pub(super) fn inspect(&self, memory: &Memory) -> Result<(), Violation> {
+    pub(crate) fn inspect(&self, memory: &Memory) -> Result<(), String> {
         let (mut seen, mut blocks) = (BTreeSet::new(), BTreeSet::new());
         for (word, hint, block) in self.linked(memory) {
             let bytes = self.bytes(memory, block);
             let found = match Block::decode(&bytes, block.address) {
                 Ok(found) => found,
-                Err(error) => return Err(Violation::Damaged(format!("{word:?}: {error}"))),
+                Err(error) => return Err(format!("{word:?}: {error}")),
             };
             let problem = if word.state() != SlotState::Live {
                 "the split has not completed its move"
@@ -371,7 +377,7 @@ impl SimRegion {
             } else {
                 continue;
             };
-            return Err(Violation::Damaged(format!("{word:?}: {problem}")));
+            return Err(format!("{word:?}: {problem}"));
         }
         Ok(())
     }

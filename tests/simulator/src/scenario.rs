@@ -2,111 +2,76 @@
 
 use farside_fabric::Nanos;
 
-use super::mutant::Mutant;
-use super::script::Script;
-use super::server::Chore;
-
-/// The shortest round trip that the fabric promises.
-pub(super) const ROUND_TRIP_MIN_NS: Nanos = 20_000;
-
-/// A key by its number; see [`super::KEYS`].
-pub type Key = usize;
-
-/// One operation of a script. A value is named after its writer: `A1` is the value that client A
-/// stores with its first operation. `i0` is the value of key 0 at the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the operations of `Session`")]
-pub enum Op {
-    Get(Key),
-    Put(Key),
-    Insert(Key),
-    Update(Key),
-    Delete(Key),
-    Exchange(Key, &'static str),
-    /// Exchange by the version that the script's last GET of the key found. Skipped if it found
-    /// none.
-    ExchangeSeen(Key),
-    PutLarge(Key),
-    GiveBack,
-    Sleep(Nanos),
-    /// Changes two other regions, one after the other.
-    RaiseBoth,
-    /// No operation: see [`Script::yields`].
-    Yield,
-}
+use crate::clock::TIMING;
+use crate::mutant::Mutant;
+use crate::region::Key;
+use crate::script::Script;
 
 /// The server's split of the keys' subtable.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Splitting {
+pub(crate) struct Splitting {
     /// The depth of the directory before the split.
-    pub(super) depth: u8,
+    pub(crate) depth: u8,
     /// The number of slots that are moved at a time.
-    pub(super) lanes: u16,
-    pub(super) mutant: Option<Mutant>,
+    pub(crate) lanes: u16,
+    pub(crate) mutant: Option<Mutant>,
+}
+
+/// A task that the server does once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chore {
+    Split,
+    /// Splits the subtable that key 0 is in after the first split. One half goes into the place
+    /// that the first split emptied: key 0's half if `key_0_returns`.
+    Reuse {
+        key_0_returns: bool,
+    },
+    /// Clears the slots of lost clients.
+    Sweep,
+}
+
+/// The number of events of each kind: those of an execution so far, or a scenario's limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EventCounts {
+    pub(crate) jumps: u32,
+    pub(crate) pauses: u32,
+    pub(crate) deaths: u32,
+    pub(crate) losses: u32,
+    /// Restarts of the server that end all connections.
+    pub(crate) renewals: u32,
+    /// Restarts of the server in the middle of a split.
+    pub(crate) restarts: u32,
 }
 
 /// The region at the start, the clients' scripts, and the events that may happen.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Scenario {
-    pub(super) name: String,
-    pub(super) slots: usize,
-    pub(super) used: usize,
-    pub(super) stored: Vec<Key>,
-    pub(super) removed: Vec<Key>,
-    pub(super) marked: Vec<Key>,
-    pub(super) clients: Vec<Script>,
-    /// The shortest round trip that the fabric promises, and the time that chains really take.
-    pub(super) round_trip_min_ns: Nanos,
-    pub(super) round_trip_ns: Nanos,
-    pub(super) lateness_max_ns: Nanos,
-    pub(super) jumps: Vec<Nanos>,
-    pub(super) jumps_max: u32,
-    pub(super) deaths_max: u32,
-    pub(super) losses_max: u32,
-    pub(super) renewals_max: u32,
-    pub(super) sweeps: bool,
-    pub(super) has_depot: bool,
-    pub(super) pauses_max: u32,
-    pub(super) answer_timeout_ns: Option<Nanos>,
+    pub(crate) name: String,
+    pub(crate) slots: usize,
+    pub(crate) used: usize,
+    pub(crate) stored: Vec<Key>,
+    pub(crate) removed: Vec<Key>,
+    pub(crate) marked: Vec<Key>,
+    pub(crate) clients: Vec<Script>,
+    /// The time that chains really take.
+    pub(crate) round_trip_ns: Nanos,
+    pub(crate) limits: EventCounts,
+    pub(crate) jumps: Vec<Nanos>,
+    pub(crate) answer_timeout_ns: Option<Nanos>,
+    pub(crate) sweeps: bool,
+    pub(crate) has_depot: bool,
     /// The mutant that the server follows, except in splits.
-    pub(super) server: Option<Mutant>,
-    pub(super) split: Option<Splitting>,
-    pub(super) reuse: Option<bool>,
-    pub(super) restarts_max: u32,
-    pub(super) chains_max: u32,
-    pub(super) seed: u64,
+    pub(crate) server: Option<Mutant>,
+    pub(crate) split: Option<Splitting>,
+    pub(crate) reuse: Option<bool>,
+    pub(crate) chains_max: u32,
+    pub(crate) seed: u64,
 }
 
 impl Scenario {
     /// A scenario with two free slots and nothing stored.
     pub fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            slots: 2,
-            used: 0,
-            stored: Vec::new(),
-            removed: Vec::new(),
-            marked: Vec::new(),
-            clients: Vec::new(),
-            round_trip_min_ns: ROUND_TRIP_MIN_NS,
-            round_trip_ns: 0,
-            lateness_max_ns: 8_000_000_000,
-            jumps: Vec::new(),
-            jumps_max: 0,
-            deaths_max: 0,
-            losses_max: 0,
-            renewals_max: 0,
-            sweeps: false,
-            has_depot: false,
-            pauses_max: 0,
-            answer_timeout_ns: None,
-            server: None,
-            split: None,
-            reuse: None,
-            restarts_max: 0,
-            chains_max: 16,
-            seed: 0,
-        }
+        Self { name: name.into(), slots: 2, chains_max: 16, ..Self::default() }
     }
 
     /// Its name.
@@ -153,19 +118,19 @@ impl Scenario {
 
     /// The clock jumps up to `max` times, each time by one of these.
     pub fn jumps(mut self, max: u32, by: &[Nanos]) -> Self {
-        (self.jumps_max, self.jumps) = (max, by.to_vec());
+        (self.limits.jumps, self.jumps) = (max, by.to_vec());
         self
     }
 
     /// Up to `max` clients die, each at any moment.
     pub fn deaths(mut self, max: u32) -> Self {
-        self.deaths_max = max;
+        self.limits.deaths = max;
         self
     }
 
     /// Up to `max` connections break, each at any moment. The client then reconnects.
     pub fn losses(mut self, max: u32) -> Self {
-        self.losses_max = max;
+        self.limits.losses = max;
         self
     }
 
@@ -193,13 +158,13 @@ impl Scenario {
     /// clock stands still. The server fences the client if the pause is longer than
     /// `answer_timeout_ns`.
     pub fn pauses(mut self, max: u32, answer_timeout_ns: Nanos) -> Self {
-        (self.pauses_max, self.answer_timeout_ns) = (max, Some(answer_timeout_ns));
+        (self.limits.pauses, self.answer_timeout_ns) = (max, Some(answer_timeout_ns));
         self
     }
 
     /// The server is killed and restarted up to `max` times, and every client reconnects.
     pub fn renewals(mut self, max: u32) -> Self {
-        self.renewals_max = max;
+        self.limits.renewals = max;
         self
     }
 
@@ -210,15 +175,15 @@ impl Scenario {
     }
 
     /// Returns the mutants of the scenario that are not in `fired`.
-    pub(super) fn unfired(&self, fired: &[Mutant]) -> Vec<Mutant> {
+    pub(crate) fn unfired(&self, fired: &[Mutant]) -> Vec<Mutant> {
         let clients = self.clients.iter().filter_map(|client| client.mutant);
         let all = clients.chain(self.server).chain(self.split.and_then(|split| split.mutant));
         all.filter(|mutant| !fired.contains(mutant)).collect()
     }
 
     /// Returns the server's chores in their order.
-    pub(super) fn chores(&self) -> Vec<Chore> {
-        let lost = if self.sweeps { self.deaths_max + self.losses_max } else { 0 };
+    pub(crate) fn chores(&self) -> Vec<Chore> {
+        let lost = if self.sweeps { self.limits.deaths + self.limits.losses } else { 0 };
         let sweeps = (0..lost).map(|_| Chore::Sweep);
         let splits = self.split.iter().map(|_| Chore::Split);
         let reuse = self.reuse.map(|key_0_returns| Chore::Reuse { key_0_returns });
@@ -241,19 +206,13 @@ impl Scenario {
 
     /// The server is killed up to `max` times in the middle of the split, and continues it.
     pub fn restarts(mut self, max: u32) -> Self {
-        self.restarts_max = max;
+        self.limits.restarts = max;
         self
     }
 
     /// Chains take time: as long as the shortest round trip that the fabric promises.
     pub fn round_trips(mut self) -> Self {
-        self.round_trip_ns = self.round_trip_min_ns;
-        self
-    }
-
-    /// How late a chain can take effect (L).
-    pub fn lateness(mut self, lateness_max_ns: Nanos) -> Self {
-        self.lateness_max_ns = lateness_max_ns;
+        self.round_trip_ns = TIMING.round_trip_min_ns;
         self
     }
 

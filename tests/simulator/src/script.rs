@@ -2,41 +2,53 @@
 
 use farside_fabric::Nanos;
 
-use super::clock::PACE;
-use super::mutant::Mutant;
-use super::scenario::{Key, Op};
+use crate::clock::PACE;
+use crate::mutant::Mutant;
+use crate::region::Key;
+
+/// One operation of a script. A value is named after its writer: `A1` is the value that client A
+/// stores with its first operation. `i0` is the value of key 0 at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the operations of `Session`")]
+pub enum Op {
+    Get(Key),
+    Put(Key),
+    Insert(Key),
+    Update(Key),
+    Delete(Key),
+    Exchange(Key, &'static str),
+    /// Exchange by the version that the script's last GET of the key found. Skipped if it found
+    /// none.
+    ExchangeSeen(Key),
+    PutLarge(Key),
+    GiveBack,
+    Sleep(Nanos),
+    /// Changes two other regions, one after the other.
+    RaiseBoth,
+    /// No operation: see [`Script::yields`].
+    Yield,
+}
 
 /// The operations of one client, and the client's properties.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Script {
-    pub(super) known: Vec<Key>,
+    pub(crate) known: Vec<Key>,
     /// The operations of each lane, one after another.
-    pub(super) lanes: Vec<Vec<Op>>,
-    pub(super) blocks: u64,
-    pub(super) in_one_step: bool,
-    pub(super) guess: Option<usize>,
+    pub(crate) lanes: Vec<Vec<Op>>,
+    pub(crate) blocks: u64,
+    pub(crate) in_one_step: bool,
+    pub(crate) guess: Option<usize>,
     /// How many sixteenths of a second its clock counts in a second.
-    pub(super) pace: u8,
-    pub(super) pauses: bool,
-    pub(super) shares: bool,
-    pub(super) takes: bool,
-    pub(super) mutant: Option<Mutant>,
+    pub(crate) pace: u8,
+    pub(crate) pauses: bool,
+    pub(crate) shares: bool,
+    pub(crate) takes: bool,
+    pub(crate) mutant: Option<Mutant>,
 }
 
 /// Returns a client without operations.
 pub fn client() -> Script {
-    Script {
-        known: Vec::new(),
-        lanes: vec![Vec::new()],
-        blocks: 4,
-        in_one_step: false,
-        guess: None,
-        pace: PACE,
-        pauses: false,
-        shares: false,
-        takes: false,
-        mutant: None,
-    }
+    Script { lanes: vec![Vec::new()], blocks: 4, pace: PACE, ..Script::default() }
 }
 
 impl Script {
@@ -48,11 +60,11 @@ impl Script {
     }
 
     /// Whether an operation of the client can learn something that its own chains did not bring.
-    pub(super) fn is_entangled(&self) -> bool {
+    pub(crate) fn is_entangled(&self) -> bool {
         self.lanes.len() > 1 || self.shares || self.takes
     }
 
-    pub(super) fn operations(&self) -> usize {
+    pub(crate) fn operations(&self) -> usize {
         self.lanes.iter().map(Vec::len).sum()
     }
 
@@ -94,7 +106,7 @@ impl Script {
         self
     }
 
-    /// The client may be paused, with its clock: see [`super::Scenario::pauses`].
+    /// The client may be paused, with its clock: see [`crate::Scenario::pauses`].
     pub fn pauses(mut self) -> Self {
         self.pauses = true;
         self

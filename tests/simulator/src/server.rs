@@ -1,38 +1,114 @@
-//! The server's chores beside clients that operate. They are production code over an endpoint of
-//! the server.
+//! The server: its answers to the requests of sessions, and its chores beside clients that operate.
+//! The chores are production code over an endpoint of the server.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
-use farside_layout::{BlockRef, ROW_BYTES, Row, STATE_OFFSET, SlotWord, slot_in_subtable};
+use farside_layout::{
+    BlockRef, FreeBlock, ROW_BYTES, Row, STATE_OFFSET, SizeClass, SlotWord, SplitOutcome,
+    slot_in_subtable,
+};
+use farside_protocol::Prefix;
+use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::split::{SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::clear_left_by;
+use send_wrapper::SendWrapper;
 use zerocopy::FromBytes;
 
-use super::session::TestSession;
+use crate::fabric::PAUSE_NS_MAX;
+use crate::mutant::Mutant;
+use crate::scenario::Chore;
+use crate::session::TestSession;
+use crate::task::{Event, Events, begin};
+use crate::world::World;
+use crate::world::depot::SimDepot;
 
-use super::fabric::{PAUSE_NS_MAX, SimFabric};
-use super::mutant::Mutant;
-use super::task::{Event, Events, begin};
-use super::world::World;
+/// The server's answers to the requests of one session. It answers at once.
+pub(crate) struct ServerAnswers {
+    /// The blocks that the session gets at first.
+    free_blocks: Vec<FreeBlock>,
+    /// The simulator has one thread.
+    world: SendWrapper<Weak<RefCell<World>>>,
+    /// Whether the session also uses the depot, once the scenario has begun.
+    uses_depot: bool,
+    answers: Vec<Delivery>,
+    /// The requested splits that await their outcome.
+    splits: Vec<Prefix>,
+}
 
-/// A task that the server does once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chore {
-    Split,
-    /// Splits the subtable that key 0 is in after the first split. One half goes into the place
-    /// that the first split emptied: key 0's half if `key_0_returns`.
-    Reuse {
-        key_0_returns: bool,
-    },
-    /// Clears the slots of lost clients.
-    Sweep,
+impl ServerAnswers {
+    pub(crate) fn new(
+        free_blocks: Vec<FreeBlock>,
+        world: &Rc<RefCell<World>>,
+        uses_depot: bool,
+    ) -> Self {
+        let world = SendWrapper::new(Rc::downgrade(world));
+        Self { free_blocks, world, uses_depot, answers: Vec::new(), splits: Vec::new() }
+    }
+
+    fn depot(&self) -> Option<(Rc<RefCell<World>>, Rc<RefCell<SimDepot>>)> {
+        let world = self.world.upgrade().filter(|world| self.uses_depot && world.borrow().began)?;
+        let depot = world.borrow().depot.clone()?;
+        Some((world, depot))
+    }
+
+    /// Returns the outcome of a requested split of a subtable with this depth, once it is known.
+    fn split_outcome(&self, local_depth: u8) -> Option<SplitOutcome> {
+        let world = self.world.upgrade()?;
+        let world = world.borrow();
+        match world.split {
+            // The subtable is split only once.
+            _ if !world.region.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
+            Some(SplitProgress::Done) => Some(SplitOutcome::Done),
+            Some(SplitProgress::Busy) => Some(SplitOutcome::Later),
+            Some(SplitProgress::Stuck { .. }) => Some(SplitOutcome::Impossible),
+            None => None,
+        }
+    }
+}
+
+impl BlockSource for ServerAnswers {
+    fn request(&mut self, class: SizeClass, count: u32) {
+        let blocks = match self.depot().filter(|_| self.free_blocks.is_empty()) {
+            Some((world, depot)) => depot.borrow_mut().take(class, &world),
+            None => {
+                let rest = self.free_blocks.len().saturating_sub(count as usize);
+                self.free_blocks.split_off(rest)
+            }
+        };
+        let delivered = BlockDelivery { class, rested: true, soon: false, blocks };
+        self.answers.push(Delivery::Blocks(delivered));
+    }
+
+    fn request_split(&mut self, prefix: Prefix) {
+        self.splits.push(prefix);
+    }
+
+    fn receive(&mut self) -> Option<Delivery> {
+        for prefix in std::mem::take(&mut self.splits) {
+            match self.split_outcome(prefix.local_depth) {
+                Some(outcome) => self.answers.push(Delivery::Split(prefix, outcome)),
+                None => self.splits.push(prefix),
+            }
+        }
+        self.answers.pop()
+    }
+
+    fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>) {
+        if let Some((world, depot)) = self.depot() {
+            depot.borrow_mut().give((class, rested), blocks, &world);
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Does the server's chores one after another. Before each one it waits to be polled.
-pub(super) async fn run_chores(
-    session: Rc<TestSession<SimFabric>>,
+pub(crate) async fn run_chores(
+    session: Rc<TestSession>,
     world: Rc<RefCell<World>>,
     (chores, lanes): (Vec<Chore>, u16),
     events: Events,
@@ -55,7 +131,7 @@ pub(super) async fn run_chores(
 /// split, and makes the next one, into the emptied place. `reuse` says whether key 0 returns to
 /// that place.
 async fn split(
-    session: &TestSession<SimFabric>,
+    session: &TestSession,
     world: &RefCell<World>,
     lanes: u16,
     reuse: Option<bool>,
@@ -73,7 +149,7 @@ async fn split(
     if let Some(key_0_returns) = reuse {
         splitter.disown(&split).await.expect(reach);
         if rests {
-            endpoint.sleep_until(lane, endpoint.now() + session.constants()[0]).await;
+            endpoint.sleep_until(lane, endpoint.now() + session.region.constants.grace_ns).await;
         } else {
             world.borrow_mut().note_fired(Mutant::ReusedAtOnce);
         }
@@ -90,7 +166,7 @@ async fn split(
 }
 
 /// Clears the slots that fenced clients left unfinished in the rows of the keys' windows.
-async fn sweep(session: &TestSession<SimFabric>, world: &RefCell<World>) -> Event {
+async fn sweep(session: &TestSession, world: &RefCell<World>) -> Event {
     let (region, clients) = {
         let mut world = world.borrow_mut();
         (world.region.clone(), std::mem::take(&mut world.fenced))

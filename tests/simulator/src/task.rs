@@ -7,17 +7,16 @@ use std::task::Poll;
 
 use farside_fabric::LaneId;
 use farside_protocol::split::SplitProgress;
-use farside_protocol::{OperationError, Version};
+use farside_protocol::{Action, Expected, Lifetime, OperationError, Version};
 
-use super::fabric::SimFabric;
-use super::monitor::Asked;
-use super::region::{LARGE_BYTES, keys};
-use super::scenario::Op;
-use super::session::{Call, Reply, TestSession};
-use super::turns::raise;
+use crate::monitor::Asked;
+use crate::region::{KEYS, LARGE_BYTES, keys};
+use crate::script::Op;
+use crate::session::{Reply, TestSession};
+use crate::turns::raise;
 
 /// A message of a process to the execution that polls it.
-pub(super) enum Event {
+pub(crate) enum Event {
     Invoke(Asked),
     Respond(usize, Result<Reply, Option<OperationError>>),
     /// The present operation or chore ends without an answer.
@@ -37,12 +36,12 @@ pub(super) enum Event {
 }
 
 /// The value and version that a script's last GET of each key found.
-pub(super) type Seen = Vec<Option<(String, Version)>>;
+pub(crate) type Seen = Vec<Option<(String, Version)>>;
 
-pub(super) type Events = Rc<RefCell<VecDeque<Event>>>;
+pub(crate) type Events = Rc<RefCell<VecDeque<Event>>>;
 
 /// Waits until the scheduler polls the process again.
-pub(super) async fn begin() {
+pub(crate) async fn begin() {
     let mut began = false;
     std::future::poll_fn(|_| match std::mem::replace(&mut began, true) {
         true => Poll::Ready(()),
@@ -52,24 +51,24 @@ pub(super) async fn begin() {
 }
 
 /// A script and the progress of a process in it.
-pub(super) struct Reading {
-    pub(super) script: Vec<Op>,
-    pub(super) name: String,
+pub(crate) struct Reading {
+    pub(crate) script: Vec<Op>,
+    pub(crate) name: String,
     /// The operation to begin with, and whether it was invoked before.
-    pub(super) next: usize,
-    pub(super) again: bool,
-    pub(super) seen: Seen,
+    pub(crate) next: usize,
+    pub(crate) again: bool,
+    pub(crate) seen: Seen,
 }
 
 impl Reading {
-    pub(super) fn new(script: Vec<Op>, name: String) -> Self {
-        Self { script, name, next: 0, again: false, seen: vec![None; super::KEYS] }
+    pub(crate) fn new(script: Vec<Op>, name: String) -> Self {
+        Self { script, name, next: 0, again: false, seen: vec![None; KEYS] }
     }
 }
 
 /// Runs a script. Between operations it waits to be polled.
-pub(super) async fn run_script(
-    session: Rc<TestSession<SimFabric>>,
+pub(crate) async fn run_script(
+    session: Rc<TestSession>,
     lane: LaneId,
     reading: Reading,
     events: Events,
@@ -109,20 +108,21 @@ pub(super) async fn run_script(
         if !std::mem::take(&mut again) {
             events.borrow_mut().push_back(Event::Invoke(asked));
         }
-        let value = value.as_bytes();
-        let call = match (&op, &expected) {
-            (Op::Get(_), _) => Call::Get,
-            (Op::Put(_) | Op::PutLarge(_), _) => Call::Put(value),
-            (Op::Insert(_), _) => Call::Insert(value),
-            (Op::Update(_), _) => Call::Update(value),
-            (Op::ExchangeSeen(_), _) => match seen[key] {
-                Some((_, expected)) => Call::ExchangeVersion { expected, value },
-                None => continue,
-            },
-            (_, Some((expected, _))) => Call::Exchange { expected: expected.as_bytes(), value },
-            (_, None) => Call::Delete,
+        let required = match (op, &seen[key]) {
+            (Op::Exchange(_, expected), _) => Some(Expected::Value(expected.as_bytes())),
+            (Op::ExchangeSeen(_), Some((_, version))) => Some(Expected::Version(*version)),
+            _ => None,
         };
-        let reply = session.run(lane, call, &keys()[key]).await;
+        let forever = Lifetime::Forever;
+        let (action, value) = match (op, required) {
+            (Op::Get(_), _) => (Action::Get, ""),
+            (Op::Put(_) | Op::PutLarge(_), _) => (Action::Put(forever), &*value),
+            (Op::Insert(_), _) => (Action::Insert(forever), &*value),
+            (Op::Update(_), _) => (Action::Update(forever), &*value),
+            (_, Some(required)) => (Action::Exchange(required, forever), &*value),
+            (_, None) => (Action::Delete, ""),
+        };
+        let reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
         if let (Op::Get(_), Ok(Reply { found: Some((value, version)), .. })) = (op, &reply) {
             seen[key] = Some((String::from_utf8_lossy(value).into_owned(), *version));
         }

@@ -3,26 +3,23 @@
 use farside_fabric::Nanos;
 use farside_layout::{DirectoryEntry, HeaderWord, RowHeader, SlotWord};
 
-use super::region::keys;
-use super::world::World;
+use crate::region::{SimRegion, hash, keys};
 
 /// One event of an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) now: Nanos,
+pub(crate) struct Line {
+    pub(crate) now: Nanos,
     /// The process that caused it; `None` if the clock jumped.
-    pub(super) process: Option<usize>,
-    pub(super) text: String,
+    pub(crate) process: Option<usize>,
+    pub(crate) text: String,
 }
 
-/// Describes a word of the region and its value.
-pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
-    let offset = world.memory.offset(place);
-    let region = &world.region;
+/// Describes the word at this offset of the region, with this value.
+pub(crate) fn describe(region: &SimRegion, offset: u64, value: u64) -> String {
     let subtable = if region.splits() { region.name_of(offset) } else { "" };
     if let Some((_, slot, is_hint)) = region.slot_at(offset) {
         return match is_hint {
-            false => format!("slot {subtable}{slot} = {}", word(world, value)),
+            false => format!("slot {subtable}{slot} = {}", word(region, value)),
             true => format!("hint {subtable}{slot} = {}", hint(value)),
         };
     }
@@ -49,7 +46,7 @@ pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
         let (to, bits) = (region.name_of(leads.offset()), leads.local_depth());
         return format!("directory {entry} = {to}, {bits} bits");
     }
-    match world.region.block_at(offset) {
+    match region.block_at(offset) {
         Some((block, 0)) => {
             let header = HeaderWord::from_bits(value);
             let mark = if header.mark.is_set() { ", superseded" } else { "" };
@@ -68,13 +65,13 @@ pub(super) fn describe(world: &World, place: usize, value: u64) -> String {
     }
 }
 
-fn word(world: &World, bits: u64) -> String {
+fn word(region: &SimRegion, bits: u64) -> String {
     let word = SlotWord::from_bits(bits);
     let incarnation = word.incarnation();
     let conditional = if word.is_conditional() { " cond" } else { "" };
     let block = word.block().ok();
     let block = block.and_then(|block| {
-        let (number, _) = world.region.block_at(block.address.offset())?;
+        let (number, _) = region.block_at(block.address.offset())?;
         Some(format!(" block {number}.{}", block.generation_low))
     });
     let state = format!("{:?}", word.state()).to_uppercase();
@@ -86,7 +83,7 @@ fn word(world: &World, bits: u64) -> String {
 
 fn hint(value: u64) -> String {
     let found = keys().iter().enumerate().find_map(|(at, key)| {
-        let hash = super::region::hash(key);
+        let hash = hash(key);
         (0..64).find(|incarnation| hash.hint(*incarnation) == value).map(|inc| (at, inc))
     });
     match found {

@@ -4,23 +4,17 @@
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_protocol::change_in_turn;
 
-use super::fabric::SimFabric;
-use super::memory::{Memory, global};
-use super::monitor::Violation;
-use super::mutant::Mutant;
-use super::session::TestSession;
-
-/// The region that each change reaches first. It decides whether the change happens.
-pub(super) const HEAD: RegionIndex = RegionIndex(1);
-/// The region that each change reaches second.
-pub(super) const TAIL: RegionIndex = RegionIndex(2);
+use crate::memory::{Memory, global};
+use crate::mutant::Mutant;
+use crate::region::{HEAD, TAIL};
+use crate::session::TestSession;
 
 fn count(memory: &Memory, region: RegionIndex) -> u64 {
     memory.word(global(region, 0))
 }
 
 /// Raises both counts by one, from the tail's count. Changes nothing if the head is one step ahead.
-pub(super) async fn raise(session: &TestSession<SimFabric>, lane: LaneId) {
+pub(crate) async fn raise(session: &TestSession, lane: LaneId) {
     let endpoint = session.endpoint();
     let believes_head = endpoint.fabric().has_mutant(Mutant::HeadBelieved);
     let from = if believes_head { HEAD } else { TAIL };
@@ -39,10 +33,10 @@ pub(super) async fn raise(session: &TestSession<SimFabric>, lane: LaneId) {
 }
 
 /// Checks that the head's count is equal to the tail's, or one higher.
-pub(super) fn check(memory: &Memory) -> Result<(), Violation> {
+pub(crate) fn check(memory: &Memory) -> Result<(), String> {
     let (head, tail) = (count(memory, HEAD), count(memory, TAIL));
     match head.checked_sub(tail) {
         Some(0 | 1) => Ok(()),
-        _ => Err(Violation::Damaged(format!("the head counts {head}, the tail {tail}"))),
+        _ => Err(format!("the head counts {head}, the tail {tail}")),
     }
 }

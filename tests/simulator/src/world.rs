@@ -1,54 +1,55 @@
 //! The state that all clients of a simulation share: the memory, the clock, and which process
 //! accessed which word.
 
+pub(crate) mod depot;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use farside_fabric::Nanos;
+use farside_protocol::ConnectionCache;
 use farside_protocol::split::SplitProgress;
 
-use super::session::Locations;
+use crate::memory::Memory;
+use crate::mutant::Mutant;
+use crate::region::SimRegion;
+use crate::trace::{Line, describe};
+use crate::world::depot::SimDepot;
 
-use super::depot::SimDepot;
-use super::memory::Memory;
-use super::mutant::Mutant;
-use super::region::SimRegion;
-use super::trace::{Line, describe};
-
-pub(super) struct World {
-    pub(super) region: Rc<SimRegion>,
-    pub(super) memory: Memory,
-    pub(super) now: Nanos,
+pub(crate) struct World {
+    pub(crate) region: Rc<SimRegion>,
+    pub(crate) memory: Memory,
+    pub(crate) now: Nanos,
     /// The shortest time that a chain takes.
-    pub(super) round_trip_ns: Nanos,
+    pub(crate) round_trip_ns: Nanos,
     /// Words at whose accesses the scheduler can switch processes. A word becomes one when a
     /// process writes it after another process accessed it.
     is_preemptible: Vec<bool>,
     /// The processes that accessed each word so far, one bit for each process.
     accessed_by: Vec<u16>,
     /// Words that became preemptible in this execution. The search has to start over with them.
-    pub(super) newly_preemptible: Vec<usize>,
+    pub(crate) newly_preemptible: Vec<usize>,
     /// Every word is accessed in a step of its own, and states are not compared.
-    pub(super) word_by_word: bool,
+    pub(crate) word_by_word: bool,
     /// Whether the scenario has begun. Accesses before do not count.
-    pub(super) began: bool,
-    pub(super) trace: Option<Vec<Line>>,
+    pub(crate) began: bool,
+    pub(crate) trace: Option<Vec<Line>>,
     /// The result of the split once it has ended.
-    pub(super) split: Option<SplitProgress>,
+    pub(crate) split: Option<SplitProgress>,
     /// Clients that the server has fenced, and whose slots it has not cleared yet.
-    pub(super) fenced: Vec<u16>,
+    pub(crate) fenced: Vec<u16>,
     /// Whether the place of a subtable rests for GRACE before its reuse.
-    pub(super) places_rest: bool,
+    pub(crate) places_rest: bool,
     /// The server's depot, if there is one.
-    pub(super) depot: Option<Rc<RefCell<SimDepot>>>,
+    pub(crate) depot: Option<Rc<RefCell<SimDepot>>>,
     /// Mutants that broke their rule in this execution.
-    pub(super) fired: Vec<Mutant>,
+    pub(crate) fired: Vec<Mutant>,
     /// The location cache of the clients that share one.
-    pub(super) locations: Rc<Locations>,
+    pub(crate) locations: Rc<ConnectionCache>,
 }
 
 impl World {
-    pub(super) fn new(
+    pub(crate) fn new(
         region: Rc<SimRegion>,
         memory: Memory,
         is_preemptible: Vec<bool>,
@@ -77,7 +78,7 @@ impl World {
     }
 
     /// Returns the range of these words that covers all preemptible ones: its start and length.
-    pub(super) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
+    pub(crate) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
         let is_preemptible = &self.is_preemptible[place..place + words];
         let first =
             is_preemptible.iter().position(|preemptible_words| *preemptible_words).unwrap_or(0);
@@ -91,7 +92,7 @@ impl World {
     /// Divides words into groups that are accessed in one step, each a mask from `place` on.
     /// Returns the mask of the words that are not preemptible. A block has three groups: the
     /// header's first word, the rest of the header with the key, and the value.
-    pub(super) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
+    pub(crate) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
         let mut unnoticed = 0;
         let (mut rest, mut value) = (0, 0);
         for word in 0..words {
@@ -124,32 +125,36 @@ impl World {
         self.accessed_by[place] |= own;
     }
 
-    pub(super) fn note_read(&mut self, process: usize, place: usize) {
+    fn describe(&self, place: usize, value: u64) -> String {
+        describe(&self.region, self.memory.offset(place), value)
+    }
+
+    pub(crate) fn note_read(&mut self, process: usize, place: usize) {
         self.record_access(process, place, false);
         if self.trace.is_some() && self.is_preemptible[place] {
-            let what = describe(self, place, self.memory.load(place));
+            let what = self.describe(place, self.memory.load(place));
             self.note(process, || format!("READ  {what}"));
         }
     }
 
-    pub(super) fn write(&mut self, process: usize, place: usize, value: u64) {
+    pub(crate) fn write(&mut self, process: usize, place: usize, value: u64) {
         self.record_access(process, place, value != self.memory.load(place));
         if self.trace.is_some() && (self.is_preemptible[place] || value != self.memory.load(place))
         {
-            let old = describe(self, place, self.memory.load(place));
-            let new = describe(self, place, value);
+            let old = self.describe(place, self.memory.load(place));
+            let new = self.describe(place, value);
             let new = new.split_once(" = ").map_or("", |(_, new)| new);
             self.note(process, || format!("WRITE {old} := {new}"));
         }
         self.memory.store(place, value);
     }
 
-    pub(super) fn swap(&mut self, process: usize, place: usize, (expected, desired): (u64, u64)) {
+    pub(crate) fn swap(&mut self, process: usize, place: usize, (expected, desired): (u64, u64)) {
         let found = self.memory.load(place);
         self.record_access(process, place, found == expected);
         if self.trace.is_some() {
-            let old = describe(self, place, found);
-            let new = describe(self, place, desired);
+            let old = self.describe(place, found);
+            let new = self.describe(place, desired);
             let new = new.split_once(" = ").map_or("", |(_, new)| new);
             self.note(process, || match found == expected {
                 true => format!("CAS   {old} := {new}"),
@@ -162,14 +167,14 @@ impl World {
     }
 
     /// Records that a mutant broke its rule.
-    pub(super) fn note_fired(&mut self, mutant: Mutant) {
+    pub(crate) fn note_fired(&mut self, mutant: Mutant) {
         if !self.fired.contains(&mutant) {
             self.fired.push(mutant);
         }
     }
 
     /// Adds a line to the trace, if there is one.
-    pub(super) fn note(&mut self, process: usize, text: impl FnOnce() -> String) {
+    pub(crate) fn note(&mut self, process: usize, text: impl FnOnce() -> String) {
         let now = self.now;
         if let Some(trace) = &mut self.trace
             && self.began

@@ -1,32 +1,34 @@
 //! Mutants that rely on words that they have not READ, or on constants without a margin.
 
-use farside_fabric::Nanos;
 use farside_layout::{SlotState, SlotWord, WORD_GENERATIONS};
+use farside_protocol::OpenRegion;
 
-use super::mutant::Mutant;
-use super::mutant_fabric::{MutantFabric, swaps, window_words};
-use super::mutant_inserts::with_incarnation;
-use super::region::{hash, keys};
+use crate::clock::TIMING;
+use crate::mutant::Mutant;
+use crate::mutant_fabric::inserts::with_incarnation;
+use crate::mutant_fabric::{MutantFabric, swaps, window_words};
+use crate::region::{hash, keys};
 
 impl Mutant {
-    /// Returns the mutant's constants (GRACE, patience, T_hint, T_word). `right` are the
-    /// protocol's.
-    pub(super) fn constants(self, right: [Nanos; 4], lateness_ns: Nanos) -> [Nanos; 4] {
-        let [grace, patience, hint, word] = right;
-        match self {
-            Self::PatienceWithoutMargin => [grace, grace, hint, word],
+    /// Changes the constants of a session. Returns whether they differ now.
+    pub(crate) fn change_constants(self, region: &mut OpenRegion) -> bool {
+        let constants = &mut region.constants;
+        let grace = constants.grace_ns;
+        let (constant, value) = match self {
+            Self::PatienceWithoutMargin => (&mut constants.patience_ns, grace),
             Self::ProofWithoutMargin => {
-                [grace, patience, hint, WORD_GENERATIONS * grace - lateness_ns]
+                (&mut constants.proof_age_ns_max, WORD_GENERATIONS * grace - TIMING.lateness_max_ns)
             }
-            _ => right,
-        }
+            _ => return false,
+        };
+        std::mem::replace(constant, value) != value
     }
 }
 
 impl MutantFabric {
     /// If the slot no longer holds the cached word, shows the found word as EMPTY, so that the
     /// operation READs the window.
-    pub(super) fn lose_cached(
+    pub(crate) fn lose_cached(
         &mut self,
         (slot, expected, desired): (u64, u64, u64),
         found: &mut u64,
@@ -40,7 +42,7 @@ impl MutantFabric {
 
     /// Shows the word in this window with another incarnation number. A word of the same
     /// incarnation would count as a later value anyway.
-    pub(super) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
+    pub(crate) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
         let Mutant::AbsorbedUnread(key) = self.mutant else { return };
         for at in window_words() {
             let word = SlotWord::from_bits(window[at]);

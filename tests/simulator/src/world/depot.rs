@@ -11,16 +11,16 @@ use farside_layout::{
 };
 use farside_server::depot::{Depot, DepotOptions, RegionAccess};
 
-use super::memory::mix;
-use super::mutant::Mutant;
-use super::region::{GRACE_MS, SimRegion};
-use super::world::World;
+use crate::memory::mix;
+use crate::mutant::Mutant;
+use crate::region::{GRACE_MS, SimRegion};
+use crate::world::World;
 
 /// The process number of the server's processor.
 const SERVER: usize = 15;
 const GRACE_NS: Nanos = GRACE_MS as Nanos * 1_000_000;
 
-pub(super) struct SimDepot {
+pub(crate) struct SimDepot {
     depot: Depot,
     /// The chunk table, which no client reads.
     entries: RefCell<HashMap<u32, ChunkEntry>>,
@@ -28,7 +28,7 @@ pub(super) struct SimDepot {
     /// The offsets of the depot's chunk.
     chunk: Range<u64>,
     /// A hash of all requests, answers and returned blocks.
-    pub(super) state: u64,
+    pub(crate) state: u64,
 }
 
 /// The server's access to the chunk table and to block headers.
@@ -76,7 +76,7 @@ impl RegionAccess for WorldMemory<'_> {
 
 impl SimDepot {
     /// A depot with all blocks of the last chunk except key 0's.
-    pub(super) fn new(region: &SimRegion, mutant: Option<Mutant>, now: Nanos) -> Self {
+    pub(crate) fn new(region: &SimRegion, mutant: Option<Mutant>, now: Nanos) -> Self {
         let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(region.class)];
         let mut options = DepotOptions::new(GRACE_NS, 0);
         if mutant == Some(Mutant::ChunkRestsForGrace) {
@@ -90,7 +90,7 @@ impl SimDepot {
         Self { depot, entries, mutant, chunk: start..start + CHUNK_BYTES, state: 0 }
     }
 
-    pub(super) fn take(&mut self, class: SizeClass, world: &RefCell<World>) -> Vec<FreeBlock> {
+    pub(crate) fn take(&mut self, class: SizeClass, world: &RefCell<World>) -> Vec<FreeBlock> {
         let now = world.borrow().now;
         let memory = WorldMemory { entries: &self.entries, world, mutant: self.mutant };
         let blocks = self.depot.take(class, 1, now, &memory).expect("memory does not fail");
@@ -104,7 +104,7 @@ impl SimDepot {
         blocks
     }
 
-    pub(super) fn give(
+    pub(crate) fn give(
         &mut self,
         (class, rested): (SizeClass, bool),
         mut blocks: Vec<FreeBlock>,

@@ -6,27 +6,27 @@ use farside_layout::{
     FIRST_INCARNATION, HINT_OFFSET, INCARNATION_MAX, INCARNATIONS, SlotState, SlotWord,
 };
 
-use super::mutant::Mutant;
-use super::mutant_fabric::{MutantFabric, swaps};
-use super::mutant_splits::nothing;
-use super::region::{hash, keys};
-use super::scenario::ROUND_TRIP_MIN_NS;
+use crate::clock::TIMING;
+use crate::mutant::Mutant;
+use crate::mutant_fabric::splits::nothing;
+use crate::mutant_fabric::{MutantFabric, swaps};
+use crate::region::{hash, keys};
 
 /// Returns an EMPTY word as it is after so many more incarnations.
-pub(super) fn later(word: u64, incarnations: u64) -> u64 {
+pub(crate) fn later(word: u64, incarnations: u64) -> u64 {
     let block = SlotWord::default().block().expect("there is a class 0");
     let next = |word: SlotWord, _| word.pending(0, block).emptied();
     (0..incarnations).fold(SlotWord::from_bits(word), next).bits()
 }
 
 /// Returns the word with another incarnation number.
-pub(super) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
+pub(crate) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
     word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
 }
 
 impl MutantFabric {
     /// Changes a chain that claims this slot by its hint.
-    pub(super) fn post_hint(
+    pub(crate) fn post_hint(
         &mut self,
         chain: &mut Vec<Verb>,
         (at, slot, expected): (usize, u64, u64),
@@ -43,7 +43,7 @@ impl MutantFabric {
     }
 
     /// Changes a chain with an INSERT's compare-and-swap of a word.
-    pub(super) fn post_insert(
+    pub(crate) fn post_insert(
         &mut self,
         chain: &mut Vec<Verb>,
         (at, slot, expected, desired): (usize, u64, u64, u64),
@@ -83,7 +83,7 @@ impl MutantFabric {
             }
             Mutant::WithdrawKeepsHint | Mutant::WithdrawOften if is(Pending, Empty) => {
                 chain[at] = swap(expected, later(desired, INCARNATIONS - 2));
-                self.delay = (INCARNATIONS - 2) * ROUND_TRIP_MIN_NS;
+                self.delay = (INCARNATIONS - 2) * TIMING.round_trip_min_ns;
                 if self.mutant == Mutant::WithdrawKeepsHint {
                     chain.remove(at - 1);
                 }

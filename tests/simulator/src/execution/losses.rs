@@ -7,25 +7,25 @@ use std::rc::Rc;
 use farside_fabric::{LaneId, RegionIndex};
 use farside_protocol::sweep::clear;
 
-use super::execution::Execution;
-use super::lane::Phase;
-use super::monitor::{Monitor, Violation};
-use super::mutant::Mutant;
-use super::prepared::{client_id, name};
-use super::process::{Action, Process, State};
-use super::server::Chore;
-use super::task::{Events, Reading, Seen, run_script};
+use crate::execution::Execution;
+use crate::lane::Phase;
+use crate::monitor::{Monitor, Violation};
+use crate::mutant::Mutant;
+use crate::prepared::{client_id, name};
+use crate::process::{Action, Process, State};
+use crate::scenario::Chore;
+use crate::task::{Events, Reading, Seen, run_script};
 
 impl Execution<'_> {
     /// Adds the connections that can break now, and the restart of the server. A connection without
     /// a chain in flight is left out: no process could tell its break from a later one.
-    pub(super) fn losses(&self, actions: &mut Vec<Action>) {
+    pub(crate) fn losses(&self, actions: &mut Vec<Action>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
             let fabric = self.sessions[client].endpoint().fabric();
             let busy = |lane: &Phase| matches!(lane, Phase::Posted | Phase::Complete);
             let mut lanes = fabric.lanes.iter().filter(|lane| busy(&lane.phase));
-            if self.losses < scenario.losses_max
+            if self.events.losses < scenario.limits.losses
                 && !fabric.is_lost
                 && self.is_working(client)
                 && let Some(lane) = lanes.next()
@@ -37,14 +37,15 @@ impl Execution<'_> {
             }
         }
         let is_open = |client: &usize| self.is_working(*client);
-        if self.renewals < scenario.renewals_max && (0..scenario.clients.len()).any(|c| is_open(&c))
+        if self.events.renewals < scenario.limits.renewals
+            && (0..scenario.clients.len()).any(|c| is_open(&c))
         {
             actions.push(Action::Renew);
         }
     }
 
     /// Returns the server's present chore, or its next one between chores. `None` for a client.
-    pub(super) fn chore(&self, at: usize) -> Option<Chore> {
+    pub(crate) fn chore(&self, at: usize) -> Option<Chore> {
         let process = &self.processes[at];
         let scenario = self.prepared.scenario;
         let next = match process.state {
@@ -55,20 +56,20 @@ impl Execution<'_> {
         is_server.then(|| scenario.chores().get(next).copied()).flatten()
     }
 
-    pub(super) fn is_splitting(&self) -> bool {
+    pub(crate) fn is_splitting(&self) -> bool {
         let last = self.processes.len() - 1;
         let chore = self.chore(last);
         self.processes[last].state == State::Working && chore == Some(Chore::Split)
     }
 
     /// Whether this process is the server, about to sweep, and no client is lost.
-    pub(super) fn has_nothing_to_do(&self, at: usize) -> bool {
+    pub(crate) fn has_nothing_to_do(&self, at: usize) -> bool {
         self.lost_clients.is_empty() && self.chore(at) == Some(Chore::Sweep)
     }
 
     /// Lets a client die. With `sweeps`, its chains in flight may be executed until it is fenced.
-    pub(super) fn die(&mut self, client: usize) {
-        self.deaths += 1;
+    pub(crate) fn die(&mut self, client: usize) {
+        self.events.deaths += 1;
         let swept = self.prepared.scenario.sweeps;
         if swept {
             self.lost_clients.push(self.ids[client]);
@@ -82,8 +83,8 @@ impl Execution<'_> {
     }
 
     /// Breaks a client's connection. `whole`: the chains in flight may still be executed.
-    pub(super) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
-        self.losses += 1;
+    pub(crate) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
+        self.events.losses += 1;
         self.lost_clients.push(self.ids[client]);
         let at = self.processes.iter().position(|process| process.client == client);
         let at = at.expect("a client has a process");
@@ -110,7 +111,7 @@ impl Execution<'_> {
     }
 
     /// Lets the server fence the lost clients, which cuts off their chains in flight.
-    pub(super) fn fence(&mut self) -> Result<(), Violation> {
+    pub(crate) fn fence(&mut self) -> Result<(), Violation> {
         let mutant = self.prepared.scenario.server;
         let mut lost = std::mem::take(&mut self.lost_clients);
         let mut world = self.world.borrow_mut();
@@ -146,8 +147,8 @@ impl Execution<'_> {
 
     /// Kills and restarts the server. It fences all clients from before, and clears every
     /// unfinished INSERT before it accepts a client.
-    pub(super) fn renew(&mut self) -> Result<(), Violation> {
-        self.renewals += 1;
+    pub(crate) fn renew(&mut self) -> Result<(), Violation> {
+        self.events.renewals += 1;
         self.last = None;
         self.lost_clients.clear();
         self.world.borrow_mut().fenced.clear();
@@ -194,7 +195,7 @@ impl Execution<'_> {
 
     /// Continues a process's script on a new connection with an empty location cache. `again`: its
     /// operation `next` was invoked before.
-    pub(super) fn reopen(&mut self, at: usize, next: usize, again: bool, seen: Seen) {
+    pub(crate) fn reopen(&mut self, at: usize, next: usize, again: bool, seen: Seen) {
         let client = self.processes[at].client;
         let [script] = &self.prepared.scenario.clients[client].lanes[..] else {
             panic!("a client whose connection breaks has one lane");
@@ -223,7 +224,7 @@ impl Execution<'_> {
     }
 
     /// Checks that swept clients left no unfinished INSERT.
-    pub(super) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
+    pub(crate) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
         let mut world = self.world.borrow_mut();
         world.note(at, || format!("has cleared the slots of {clients:?}"));
         let is_left = |writer: Option<u16>| writer.is_some_and(|writer| clients.contains(&writer));

@@ -4,20 +4,19 @@ use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
 use farside_fabric::LaneId;
+use farside_protocol::Action;
 
-use super::session::Call;
-
-use super::clock::Clock;
-use super::execution::Execution;
-use super::memory::mix;
-use super::monitor::{Asked, Violation};
-use super::process::{Process, State};
-use super::region::keys;
-use super::scenario::Op;
+use crate::clock::Clock;
+use crate::execution::Execution;
+use crate::memory::mix;
+use crate::monitor::{Asked, Violation};
+use crate::process::{Process, State};
+use crate::region::{KEYS, keys};
+use crate::script::Op;
 
 impl Execution<'_> {
     /// A hash of all state on which the rest of the execution depends.
-    pub(super) fn state(&self, bounded: bool) -> u64 {
+    pub(crate) fn state(&self, bounded: bool) -> u64 {
         let moment = self.moment();
         let world = self.world.borrow();
         let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
@@ -39,19 +38,21 @@ impl Execution<'_> {
             hash = mix(hash, waits[0] << 1 | waits[1]);
         }
         let last = if bounded || self.bound { self.last.map_or(0, |last| last + 1) } else { 0 };
+        let counts = u64::from(self.events.restarts) << 16
+            | u64::from(self.events.jumps) << 8
+            | u64::from(self.events.deaths);
         let counts =
-            u64::from(self.restarts) << 16 | u64::from(self.jumps) << 8 | u64::from(self.deaths);
-        let counts = counts << 16 | u64::from(self.losses) << 8 | u64::from(self.renewals);
+            counts << 16 | u64::from(self.events.losses) << 8 | u64::from(self.events.renewals);
         let names = self.ids.iter().chain([&0]).chain(&self.lost_clients);
         hash = names.fold(mix(hash, counts), |hash, id| mix(hash, (*id).into()));
-        hash = mix(mix(hash, mix(self.locations(), self.depot())), self.pauses.into());
+        hash = mix(mix(hash, mix(self.locations(), self.depot())), self.events.pauses.into());
         mix(hash, (last as u64) << 1 | u64::from(self.bound))
     }
 
     /// Mixes what a process can learn without a chain into its client's observations. With several
     /// lanes, that is the order in which they are polled; with a shared cache or a depot, its
     /// content.
-    pub(super) fn note_shared(&self, at: usize) {
+    pub(crate) fn note_shared(&self, at: usize) {
         let process = &self.processes[at];
         let script = self.prepared.scenario.clients.get(process.client);
         let Some(script) = script.filter(|script| script.is_entangled()) else { return };
@@ -76,14 +77,14 @@ impl Execution<'_> {
         let sharing = scripts.zip(&self.sessions).find(|(script, _)| script.shares);
         sharing.map_or(0, |(_, session)| {
             let mut hasher = DefaultHasher::new();
-            session.hash_locations(&mut hasher);
+            session.region.cache.hash_state(&mut hasher);
             hasher.finish()
         })
     }
 
     /// Checks the end of an execution. Every process must have ended. A new client reads every key,
     /// and the region must be consistent.
-    pub(super) fn finish(&mut self) -> Result<(), Violation> {
+    pub(crate) fn finish(&mut self) -> Result<(), Violation> {
         // The server may have chores left, such as a sweep for a client that never died.
         let open = |process: &Process| match process.state {
             State::Between => process.client < self.prepared.scenario.clients.len(),
@@ -100,11 +101,14 @@ impl Execution<'_> {
         let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
         for (session, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
             self.world.borrow_mut().note(observer, || "reads all keys".to_owned());
-            for key in 0..super::KEYS {
+            for key in 0..KEYS {
                 let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
                 let id = self.monitor.invoke(observer, key as u32, &asked);
-                let reply =
-                    session.endpoint().drive(session.run(LaneId(0), Call::Get, &keys()[key]));
+                let reply = session.endpoint().drive(session.run(
+                    LaneId(0),
+                    Action::Get,
+                    (&keys()[key], b""),
+                ));
                 if let Err(Some(error)) = &reply {
                     return Err(Violation::Failed(error.to_string()));
                 }
@@ -112,6 +116,6 @@ impl Execution<'_> {
             }
         }
         let world = self.world.borrow();
-        world.region.inspect(&world.memory)
+        world.region.inspect(&world.memory).map_err(Violation::Damaged)
     }
 }

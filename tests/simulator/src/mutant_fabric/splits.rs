@@ -8,13 +8,13 @@ use farside_layout::{
     WINDOW_BYTES,
 };
 
-use super::memory::{Memory, mix};
-use super::mutant::Mutant;
-use super::mutant_fabric::{MutantFabric, is_claim, is_window, swap_of, swaps, window_words};
+use crate::memory::{Memory, mix};
+use crate::mutant::Mutant;
+use crate::mutant_fabric::{MutantFabric, is_claim, is_window, swap_of, swaps, window_words};
 
 /// The memory of a mutant of a split.
 #[derive(Default)]
-pub(super) struct MutantSplitState {
+pub(crate) struct MutantSplitState {
     /// The entry that is being moved: its slot in the old subtable, its LIVE and its FROZEN word.
     entry: Option<(u64, SlotWord, SlotWord)>,
     /// The WRITE of the hint that `HintAfterLive` held back.
@@ -24,7 +24,7 @@ pub(super) struct MutantSplitState {
 }
 
 impl MutantSplitState {
-    pub(super) fn state(&self) -> u64 {
+    pub(crate) fn state(&self) -> u64 {
         let hash = |words: &Vec<u64>| words.iter().fold(0, |hash, word| mix(hash, *word));
         self.windows.iter().fold(0, |all, (at, words)| all ^ mix(*at, hash(words)))
     }
@@ -37,12 +37,12 @@ fn is_released(header: u64) -> bool {
 }
 
 /// A verb that does nothing.
-pub(super) fn nothing(remote: u64) -> Verb {
+pub(crate) fn nothing(remote: u64) -> Verb {
     Verb::Read { remote, into: Buffer::NewBlock, bytes: 0 }
 }
 
 impl MutantFabric {
-    pub(super) fn post_split(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
+    pub(crate) fn post_split(&mut self, chain: &mut Vec<Verb>, memory: &Memory) {
         match self.mutant {
             Mutant::NeverFilling => {
                 for verb in chain {
@@ -140,7 +140,7 @@ impl MutantFabric {
         }
     }
 
-    pub(super) fn complete_split(&mut self, asked: &[Verb], window: &mut [u64]) {
+    pub(crate) fn complete_split(&mut self, asked: &[Verb], window: &mut [u64]) {
         match (self.mutant, asked) {
             (Mutant::NotFrozen, [Verb::CompareSwap { .. }, Verb::Read { .. }, _]) => {
                 if let Some((_, live, frozen)) = self.split.entry

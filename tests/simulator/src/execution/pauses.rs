@@ -1,0 +1,73 @@
+//! Pauses of clients. A paused client's clock stands still, while its device continues.
+
+use farside_fabric::Nanos;
+
+use crate::execution::Execution;
+use crate::monitor::Violation;
+use crate::mutant::Mutant;
+use crate::process::State;
+
+impl Execution<'_> {
+    pub(crate) fn is_paused(&self, client: usize) -> bool {
+        self.sessions[client].endpoint().fabric().clock.stopped_at.is_some()
+    }
+
+    /// The clients that can be paused now.
+    pub(crate) fn pausable(&self) -> impl Iterator<Item = usize> {
+        let scenario = self.prepared.scenario;
+        let left = self.events.pauses < scenario.limits.pauses;
+        let clients = 0..if left { scenario.clients.len() } else { 0 };
+        clients.filter(|client| {
+            let acts = |state| matches!(state, State::Between | State::Working);
+            let mut processes = self.processes.iter().filter(|process| process.client == *client);
+            scenario.clients[*client].pauses
+                && !self.is_paused(*client)
+                && processes.any(|process| acts(process.state))
+        })
+    }
+
+    /// Pauses a client. Its device continues.
+    pub(crate) fn pause(&mut self, client: usize) {
+        self.events.pauses += 1;
+        self.last = None;
+        let mut world = self.world.borrow_mut();
+        self.sessions[client].endpoint().fabric_mut().clock.stopped_at = Some(world.now);
+        world.note(client, || "is paused, with its clock".to_owned());
+    }
+
+    /// Ends a client's pause. If the pause was too long, the server fences the client now. No
+    /// process can tell this from an earlier fence: during the pause only posted chains were
+    /// executed.
+    pub(crate) fn resume(&mut self, client: usize) -> Result<(), Violation> {
+        self.last = None;
+        let paused_for = {
+            let mut world = self.world.borrow_mut();
+            let clock = &mut self.sessions[client].endpoint().fabric_mut().clock;
+            let paused_for = clock.stopped_at.take().map_or(0, |at| world.now - at);
+            clock.stood_still += paused_for;
+            world.note(client, || format!("continues after {paused_for} ns"));
+            paused_for
+        };
+        let scenario = self.prepared.scenario;
+        let within = scenario.answer_timeout_ns;
+        let allowed = match scenario.server {
+            Some(Mutant::NeverFenced) => None,
+            Some(Mutant::FencedLate) => within.map(|within| 4 * within),
+            _ => within,
+        };
+        let is_late = |within: Option<Nanos>| within.is_some_and(|within| paused_for > within);
+        let is_lost = self.sessions[client].endpoint().fabric().is_lost;
+        if is_late(allowed) && !is_lost {
+            return self.lose(client, false);
+        }
+        if let Some(mutant) = scenario.server.filter(|_| is_late(within)) {
+            self.world.borrow_mut().note_fired(mutant);
+        }
+        for at in 0..self.processes.len() {
+            if self.processes[at].client == client {
+                self.poll_completed(at, self.late_completions)?;
+            }
+        }
+        Ok(())
+    }
+}
