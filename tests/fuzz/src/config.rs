@@ -3,42 +3,34 @@
 use std::path::Path;
 
 use farside_config::size::ByteSize;
-use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH, ServerConfig};
+use farside_config::{ClientConfig, PIPELINE_DEPTH, ServerConfig};
 use farside_control::address::Address;
 use farside_layout::CHUNK_BYTES;
 
-use crate::check_error_line;
+use crate::decoded;
 
 const SERVER_FILE: &str = include_str!("../../../config/server.toml");
 const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
 const RDMA: &str = "[rdma]\nretry_count = 3\nack_timeout = 14\nspin_us = 50\n";
 
-/// Returns the file unchanged, and the file with its commented-out keys as real ones.
-fn with_and_without_comments(file: &str) -> [Vec<u8>; 2] {
+/// Returns the file unchanged, the file with its commented-out keys as real ones, and a file with
+/// `rest` and the keys of RDMA.
+fn files(file: &str, rest: &str) -> Vec<Vec<u8>> {
     let is_key = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase() || c == '[');
     let uncommented = file.lines().map(|line| line.trim_start_matches('#'));
     let keys: Vec<_> = uncommented.filter(|line| is_key(line)).collect();
-    [file.into(), keys.join("\n").into_bytes()]
+    vec![file.into(), keys.join("\n").into_bytes(), format!("{rest}{RDMA}").into_bytes()]
 }
 
 pub(crate) fn servers() -> Vec<Vec<u8>> {
-    let mut all: Vec<_> = with_and_without_comments(SERVER_FILE).into();
     let rest = "listen = 'rdma://[fe80::1]:7400'\nmemory = '64MiB'\nsecret = 'a'\n\
         reader_secret = 'b'\nhuge_pages = 'never'\nlog = 'json'\ngrace_ms = 10000\nevict = true\n";
-    all.push(format!("{rest}{RDMA}").into_bytes());
-    all
+    files(SERVER_FILE, rest)
 }
 
 pub(crate) fn clients() -> Vec<Vec<u8>> {
-    let mut all: Vec<_> = with_and_without_comments(CLIENT_FILE).into();
     let rest = "server = 'rdma://kv-1.rack:7400'\nrole = 'reader'\nsecret = 'a'\n";
-    all.push(format!("{rest}{RDMA}").into_bytes());
-    all
-}
-
-fn refused(error: &ConfigError) -> bool {
-    check_error_line(error);
-    false
+    files(CLIENT_FILE, rest)
 }
 
 fn check_address_round_trips(address: &Address) {
@@ -52,13 +44,9 @@ fn check_size_round_trips(size: ByteSize) {
 /// A server's config file.
 pub(crate) fn server(bytes: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(bytes) else { return false };
-    let config = match ServerConfig::parse(text, Path::new("server.toml")) {
-        Ok(config) => config,
-        Err(error) => return refused(&error),
-    };
-    if let Err(error) = config.validate() {
-        return refused(&error);
-    }
+    let config = ServerConfig::parse(text, Path::new("server.toml"));
+    let config = config.and_then(|config| config.validate().map(|()| config));
+    let Some(config) = decoded(config) else { return false };
     check_address_round_trips(config.address().unwrap());
     [config.memory, config.index].into_iter().flatten().for_each(check_size_round_trips);
     let region_bytes = config.region_bytes();
@@ -71,13 +59,9 @@ pub(crate) fn server(bytes: &[u8]) -> bool {
 /// A client's config file.
 pub(crate) fn client(bytes: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(bytes) else { return false };
-    let config = match ClientConfig::parse(text, Path::new("client.toml")) {
-        Ok(config) => config,
-        Err(error) => return refused(&error),
-    };
-    if let Err(error) = config.validate() {
-        return refused(&error);
-    }
+    let config = ClientConfig::parse(text, Path::new("client.toml"));
+    let config = config.and_then(|config| config.validate().map(|()| config));
+    let Some(config) = decoded(config) else { return false };
     if let Some(server) = &config.server {
         check_address_round_trips(&server.parse().unwrap());
     }

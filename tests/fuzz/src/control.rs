@@ -1,14 +1,13 @@
 //! Targets: the messages between client and server.
 
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, ControlError, FreeBlock,
-    HELD_PER_MESSAGE_MAX, MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Reply, Request,
-    Role, ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply,
-    encode_reply,
+    BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, FreeBlock, HELD_PER_MESSAGE_MAX,
+    MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Reply, Request, Role, ServerRequest,
+    ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
 };
 use farside_layout::{BlockAddress, SizeClass};
 
-use crate::check_error_line;
+use crate::{check_error_line, decoded};
 
 fn class() -> SizeClass {
     SizeClass::from_index(7).unwrap()
@@ -18,9 +17,14 @@ fn some_blocks() -> Vec<FreeBlock> {
     (1..4).map(|n| FreeBlock { address: BlockAddress(n), generation: n * 3 }).collect()
 }
 
-fn refused(error: &ControlError) -> bool {
-    check_error_line(error);
-    false
+/// Returns the bytes of each message.
+fn encoded<M>(messages: &[M], encode: impl Fn(&M, &mut Vec<u8>)) -> Vec<Vec<u8>> {
+    let encoded = |message| {
+        let mut bytes = Vec::new();
+        encode(message, &mut bytes);
+        bytes
+    };
+    messages.iter().map(encoded).collect()
 }
 
 pub(crate) fn requests() -> Vec<Vec<u8>> {
@@ -38,20 +42,12 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
         Request::Alive { clock_ns: 1 << 40 },
         Request::Goodbye,
     ];
-    let mut bytes = Vec::new();
-    let encoded = |request: Request| {
-        request.encode(&mut bytes);
-        bytes.clone()
-    };
-    all.into_iter().map(encoded).collect()
+    encoded(&all, Request::encode)
 }
 
 /// A request of a client.
 pub(crate) fn request(bytes: &[u8]) -> bool {
-    let request = match Request::decode(bytes) {
-        Ok(request) => request,
-        Err(error) => return refused(&error),
-    };
+    let Some(request) = decoded(Request::decode(bytes)) else { return false };
     match &request {
         Request::GiveBlocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
         Request::Held { blocks, .. } => assert!(blocks.len() <= HELD_PER_MESSAGE_MAX),
@@ -59,9 +55,7 @@ pub(crate) fn request(bytes: &[u8]) -> bool {
         Request::Snapshot { permille } => assert!(*permille <= 1000),
         _ => {}
     }
-    let mut again = Vec::new();
-    request.encode(&mut again);
-    assert_eq!(again, bytes);
+    assert_eq!(encoded(&[request], Request::encode), [bytes]);
     assert!(bytes.len() <= MESSAGE_BYTES_MAX);
     true
 }
@@ -78,28 +72,18 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         Reply::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
         Reply::Statistics(ServerStatistics::default()),
     ];
-    let mut bytes = Vec::new();
-    let encoded = |reply: Reply| {
-        reply.encode(&mut bytes);
-        bytes.clone()
-    };
-    all.into_iter().map(encoded).collect()
+    encoded(&all, Reply::encode)
 }
 
 /// A message of the server.
 pub(crate) fn reply(bytes: &[u8]) -> bool {
-    let reply = match Reply::decode(bytes) {
-        Ok(reply) => reply,
-        Err(error) => return refused(&error),
-    };
+    let Some(reply) = decoded(Reply::decode(bytes)) else { return false };
     match &reply {
         Reply::Blocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
         Reply::Split { local_depth, .. } => assert!(*local_depth <= 32),
         _ => {}
     }
-    let mut again = Vec::new();
-    reply.encode(&mut again);
-    assert_eq!(again, bytes);
+    assert_eq!(encoded(&[reply], Reply::encode), [bytes]);
     assert!(bytes.len() <= MESSAGE_BYTES_MAX);
     true
 }
@@ -171,6 +155,9 @@ pub(crate) fn welcome(bytes: &[u8]) -> bool {
             assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
             true
         }
-        Err(error) => refused(&error),
+        Err(error) => {
+            check_error_line(&error);
+            false
+        }
     }
 }

@@ -9,7 +9,7 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::check_error_line;
+use crate::decoded;
 
 /// Offsets according to `docs/memory-layout.md`, in bytes.
 const SUPERBLOCK_CRC32: usize = 12;
@@ -57,13 +57,8 @@ pub(crate) fn superblock(bytes: &[u8]) -> bool {
         constant[SUPERBLOCK_CRC32..SUPERBLOCK_CRC32 + 4].copy_from_slice(&crc32.to_le_bytes());
     }
     let region_bytes = integer::<8>(bytes, SUPERBLOCK_REGION_BYTES);
-    let (superblock, format) = match Superblock::decode(&sealed, region_bytes) {
-        Ok(decoded) => decoded,
-        Err(error) => {
-            check_error_line(&error);
-            return false;
-        }
-    };
+    let superblock = decoded(Superblock::decode(&sealed, region_bytes));
+    let Some((superblock, format)) = superblock else { return false };
     assert!(Superblock::decode(&sealed, region_bytes ^ CHUNK_BYTES).is_err());
     assert!(sealed.starts_with(superblock.as_bytes()));
     format.check().unwrap();

@@ -77,6 +77,11 @@ pub fn run(bytes: &[u8]) {
     (CHOSEN.accepts)(bytes);
 }
 
+/// Returns what was decoded. Checks the error of a refused input.
+fn decoded<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Option<T> {
+    result.inspect_err(|error| check_error_line(error)).ok()
+}
+
 /// Checks that the message of an error is one line without control characters, which could change
 /// the reader's terminal.
 fn check_error_line(error: &(dyn std::error::Error + 'static)) {

@@ -5,6 +5,7 @@ use std::cell::OnceCell;
 use farside_layout::{BLOCK_HEADER_BYTES, STATE_OFFSET, SUBTABLE_BYTES};
 use farside_tools::check::PROBLEMS_KEPT_MAX;
 
+use crate::decoded;
 use crate::sample::{DEPTH, KEYS, Sample};
 
 /// Limit on the words that one input changes.
@@ -66,15 +67,12 @@ pub(crate) fn damaged(bytes: &[u8]) -> bool {
             sample.region.store(offset, word ^ xor).unwrap();
             before.push((offset, word));
         }
-        match sample.check() {
-            Ok(report) => {
-                assert!(report.problems.len() <= PROBLEMS_KEPT_MAX);
-                assert!(report.problem_count >= report.problems.len() as u64);
-                report.problems.iter().for_each(|problem| {
-                    assert!(!problem.to_string().contains(char::is_control), "{problem}");
-                });
+        if let Some(report) = decoded(sample.check()) {
+            assert!(report.problems.len() <= PROBLEMS_KEPT_MAX);
+            assert!(report.problem_count >= report.problems.len() as u64);
+            for problem in &report.problems {
+                assert!(!problem.to_string().contains(char::is_control), "{problem}");
             }
-            Err(error) => crate::check_error_line(&error),
         }
         for (offset, word) in before.into_iter().rev() {
             sample.region.store(offset, word).unwrap();

@@ -2,7 +2,7 @@
 
 use farside_snapshot::{Reader, Record, SnapshotError, Writer};
 
-use crate::check_error_line;
+use crate::decoded;
 
 /// The file's header: magic and version.
 const HEADER_BYTES: usize = 12;
@@ -38,13 +38,7 @@ fn read(bytes: &[u8]) -> Result<Vec<OwnedRecord>, SnapshotError> {
 
 /// Whether this is a snapshot. If so, checks that its records round-trip through another file.
 fn is_snapshot(bytes: &[u8]) -> bool {
-    let records = match read(bytes) {
-        Ok(records) => records,
-        Err(error) => {
-            check_error_line(&error);
-            return false;
-        }
-    };
+    let Some(records) = decoded(read(bytes)) else { return false };
     for (key, value, _) in &records {
         assert!((1..=65_535).contains(&key.len()) && key.len() + value.len() < RECORD_BYTES_MAX);
     }

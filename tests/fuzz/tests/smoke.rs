@@ -1,6 +1,6 @@
 //! Proves that no target of `make fuzz` fails on its seeds, on the inputs in `tests/fuzz/kept`, or
-//! on thousands of mutations of both, the same ones in every run. Guards against outdated targets
-//! and seeds, and against decoders that panic.
+//! on thousands of mutations of both. Every run has the same mutations. Guards against outdated
+//! targets and seeds, and against decoders that panic.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

@@ -20,10 +20,19 @@ fn record(process: u64, operation: HistoryOperation, argument: Option<u32>) -> R
     }
 }
 
+fn ended(done: bool) -> Ended {
+    if done { Ended::Done } else { Ended::Refused }
+}
+
 fn get(process: u64, found: Option<u32>) -> Record {
-    let result = if found.is_some() { Ended::Done } else { Ended::Refused };
+    let result = ended(found.is_some());
     let found = found.map(|value| value.to_string());
     Record { result, found, ..record(process, HistoryOperation::Get, None) }
+}
+
+/// A GET of a value with this version.
+fn read_version(from: u64, value: u32, version: &str) -> Record {
+    at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
 }
 
 fn put(process: u64, value: u32) -> Record {
@@ -76,25 +85,23 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> b
 /// An operation with a random answer of a valid form, at a random time.
 fn any_record() -> impl Strategy<Value = Record> {
     let value = 0..3u32;
+    let conditional = |operation| {
+        (0..3u32, any::<bool>()).prop_map(move |(value, done)| Record {
+            result: ended(done),
+            ..record(0, operation, Some(value))
+        })
+    };
     let operations = prop_oneof![
         prop::option::of(0..3u32).prop_map(|found| get(0, found)),
         value.clone().prop_map(|value| put(0, value)),
-        (value.clone(), any::<bool>()).prop_map(|(value, done)| {
-            let result = if done { Ended::Done } else { Ended::Refused };
-            Record { result, ..record(0, HistoryOperation::Insert, Some(value)) }
-        }),
-        (value.clone(), any::<bool>()).prop_map(|(value, done)| {
-            let result = if done { Ended::Done } else { Ended::Refused };
-            Record { result, ..record(0, HistoryOperation::Update, Some(value)) }
-        }),
+        conditional(HistoryOperation::Insert),
+        conditional(HistoryOperation::Update),
         any::<bool>().prop_map(|done| {
-            let result = if done { Ended::Done } else { Ended::Refused };
-            Record { result, ..record(0, HistoryOperation::Delete, None) }
+            Record { result: ended(done), ..record(0, HistoryOperation::Delete, None) }
         }),
         (value.clone(), value, prop::option::of(0..3u32), any::<bool>()).prop_map(
             |(expected, value, found, done)| {
-                let result = if done { Ended::Done } else { Ended::Refused };
-                let expected = Some(expected.to_string());
+                let (result, expected) = (ended(done), Some(expected.to_string()));
                 let found = found.filter(|_| !done).map(|value| value.to_string());
                 let exchange = record(0, HistoryOperation::Exchange, Some(value));
                 Record { expected, result, found, ..exchange }
@@ -210,19 +217,22 @@ fn a_failed_operation_had_no_effect() {
 
 #[test]
 fn a_version_belongs_to_one_write() {
-    let read = |from, value, version: &str| {
-        at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
-    };
     let puts = [at(0, 1, put(1, 1)), at(4, 5, put(1, 2))];
     let with = |reads: [Record; 2]| check(&[&puts[..], &reads].concat());
-    assert_eq!(with([read(2, 1, "a"), read(6, 2, "b")]), Ok(()));
-    assert!(matches!(with([read(2, 1, "a"), read(6, 2, "a")]), Err(Violation::Version { .. })));
-    assert!(matches!(with([read(2, 1, "a"), read(3, 1, "b")]), Err(Violation::Version { .. })));
+    assert_eq!(with([read_version(2, 1, "a"), read_version(6, 2, "b")]), Ok(()));
+    assert!(matches!(
+        with([read_version(2, 1, "a"), read_version(6, 2, "a")]),
+        Err(Violation::Version { .. })
+    ));
+    assert!(matches!(
+        with([read_version(2, 1, "a"), read_version(3, 1, "b")]),
+        Err(Violation::Version { .. })
+    ));
 }
 
 #[test]
 fn an_exchange_by_version_is_an_exchange_of_the_versions_value() {
-    let read = at(2, 3, Record { version: Some("a".to_owned()), ..get(1, Some(1)) });
+    let read = read_version(2, 1, "a");
     let exchange = |version: &str, value| Record {
         expected: Some(version.to_owned()),
         ..record(1, HistoryOperation::ExchangeVersion, Some(value))
@@ -235,19 +245,16 @@ fn an_exchange_by_version_is_an_exchange_of_the_versions_value() {
 
 #[test]
 fn compactions_change_versions_and_nothing_else() {
-    let read = |from, value, version: &str| {
-        at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
-    };
     let refused = |expected: &str, found, version: &str| Record {
         operation: HistoryOperation::ExchangeVersion,
         argument: Some("2".to_owned()),
         expected: Some(expected.to_owned()),
         result: Ended::Refused,
-        ..read(6, found, version)
+        ..read_version(6, found, version)
     };
-    let first = [at(0, 1, put(1, 1)), read(2, 1, "a")];
+    let first = [at(0, 1, put(1, 1)), read_version(2, 1, "a")];
     let with = |more: Record| [&first[..], &[more]].concat();
-    for moved in [with(read(4, 1, "b")), with(refused("a", 1, "b"))] {
+    for moved in [with(read_version(4, 1, "b")), with(refused("a", 1, "b"))] {
         assert_eq!(check_compacted(&moved), Ok(()));
         assert!(check(&moved).is_err());
     }
@@ -255,7 +262,7 @@ fn compactions_change_versions_and_nothing_else() {
     // stored; one version of two values.
     assert!(check_compacted(&with(refused("a", 1, "a"))).is_err());
     assert!(check_compacted(&with(refused("a", 3, "b"))).is_err());
-    let two = [with(at(3, 4, put(1, 3))), vec![read(6, 3, "a")]].concat();
+    let two = [with(at(3, 4, put(1, 3))), vec![read_version(6, 3, "a")]].concat();
     assert!(matches!(check_compacted(&two), Err(Violation::Version { .. })));
 }
 

@@ -29,27 +29,27 @@ use crate::world::World;
 
 /// The state of an execution.
 pub(crate) struct Execution<'s> {
-    pub(crate) prepared: &'s Prepared<'s>,
+    prepared: &'s Prepared<'s>,
     pub(crate) world: Rc<RefCell<World>>,
-    pub(crate) sessions: Vec<Rc<TestSession>>,
-    pub(crate) processes: Vec<Process>,
+    sessions: Vec<Rc<TestSession>>,
+    processes: Vec<Process>,
     pub(crate) monitor: Monitor,
     /// The process that acted last.
-    pub(crate) last: Option<usize>,
+    last: Option<usize>,
     /// Only `last` may act, because no other process can notice its present step.
-    pub(crate) bound: bool,
+    bound: bool,
     /// The events that have happened.
-    pub(crate) events: EventCounts,
+    events: EventCounts,
     /// Each client's id on its present connection.
-    pub(crate) ids: Vec<u16>,
+    ids: Vec<u16>,
     /// The clients that died or lost their connection, and that the server has not fenced yet.
-    pub(crate) lost_clients: Vec<u16>,
+    lost_clients: Vec<u16>,
     /// The number of connections besides each client's first.
-    pub(crate) reopened: usize,
+    reopened: usize,
     /// Whether a completion is a step of its own, so that other processes can act before it.
-    pub(crate) late_completions: bool,
+    late_completions: bool,
     /// A session with the directory of the start, which reads all keys at the end.
-    pub(crate) observer: Option<Rc<TestSession>>,
+    observer: Option<Rc<TestSession>>,
 }
 
 impl Execution<'_> {
@@ -80,13 +80,12 @@ impl Execution<'_> {
         }
         self.losses(actions);
         actions.extend(self.pausable().map(Action::Pause));
-        let server = scenario.clients.len();
         if self.events.restarts < scenario.limits.restarts && self.is_splitting() {
-            actions.push(Action::Restart(server));
+            actions.push(Action::Restart);
         }
     }
 
-    pub(crate) fn is_working(&self, client: usize) -> bool {
+    fn is_working(&self, client: usize) -> bool {
         let mut processes = self.processes.iter();
         processes.any(|process| process.client == client && process.state == State::Working)
     }
@@ -126,7 +125,7 @@ impl Execution<'_> {
     }
 
     /// A hash of the state that a waiting process could see.
-    pub(crate) fn moment(&self) -> u64 {
+    fn moment(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
     }
@@ -134,21 +133,9 @@ impl Execution<'_> {
     /// Whether the action preempts the process that acted last: that process has a chain in flight,
     /// and another process acts.
     pub(crate) fn preempts(&self, action: Action) -> bool {
-        let actor = match action {
-            Action::Begin(process)
-            | Action::Access(process, ..)
-            | Action::Wake(process, _)
-            | Action::Complete(process, _) => Some(process),
-            // These actions have bounds of their own.
-            Action::Jump(_)
-            | Action::Pause(_)
-            | Action::Resume(_)
-            | Action::Die(_)
-            | Action::Lose(..)
-            | Action::Restart(_)
-            | Action::Renew => return false,
-        };
-        let Some(last) = self.last.filter(|last| Some(*last) != actor) else { return false };
+        // Events have bounds of their own.
+        let Some(actor) = action.process() else { return false };
+        let Some(last) = self.last.filter(|last| *last != actor) else { return false };
         let process = &self.processes[last];
         process.state == State::Working && {
             let fabric = self.sessions[process.client].endpoint().fabric();
@@ -159,70 +146,28 @@ impl Execution<'_> {
 
     /// Executes an action.
     pub(crate) fn act(&mut self, action: Action) -> Result<(), Violation> {
-        self.take_step(action)?;
-        if !self.prepared.raises_counts {
-            return Ok(());
-        }
-        turns::check(&self.world.borrow().memory).map_err(Violation::Damaged)
-    }
-
-    fn take_step(&mut self, action: Action) -> Result<(), Violation> {
         self.bound = false;
         match action {
-            Action::Begin(at) => {
-                self.last = Some(at);
-                self.fabric_mut(at).noticed = self.is_entangled(at);
-                if self.chore(at) == Some(Chore::Sweep) {
-                    self.fence()?;
-                }
-                self.poll(at)?;
-                if self.acts_in_one_step(at) {
-                    self.poll_completed(at, false)?;
-                    while self.processes[at].state == State::Between && !self.is_yielding(at) {
-                        self.poll(at)?;
-                        self.poll_completed(at, false)?;
-                    }
-                }
-                if self.prepared.scenario.clients.len() == self.processes[at].client {
-                    // No client notices most of the splitter's steps.
-                    self.poll_completed(at, self.late_completions)?;
-                }
-                self.bind(at);
-                Ok(())
-            }
+            Action::Begin(at) => self.start_operation(at)?,
             Action::Access(at, lane, unit) => {
                 self.last = Some(at);
                 self.fabric_mut(at).advance(lane, unit);
                 self.poll_completed(at, self.late_completions)?;
                 self.bind(at);
-                Ok(())
             }
             Action::Wake(at, lane) => {
                 self.last = Some(at);
                 self.fabric_mut(at).noticed = true;
                 self.fabric_mut(at).wake(lane);
                 self.poll_lane(at, lane)?;
-                self.poll_completed(at, self.late_completions)
+                self.poll_completed(at, self.late_completions)?;
             }
             Action::Complete(at, lane) => {
                 self.last = Some(at);
                 self.poll_lane(at, lane)?;
-                self.poll_completed(at, self.late_completions)
+                self.poll_completed(at, self.late_completions)?;
             }
-            Action::Restart(client) => {
-                self.events.restarts += 1;
-                let Some(at) = self.processes.iter().position(|process| process.client == client)
-                else {
-                    return Ok(());
-                };
-                self.world.borrow_mut().note(at, || "is killed and restarted".to_owned());
-                let chore = self.processes[at].began - 1;
-                let (session, process) = self.prepared.server(&self.world, (client, at), chore);
-                self.sessions[client] = session;
-                self.processes[at] = process;
-                self.last = None;
-                Ok(())
-            }
+            Action::Restart => self.restart_split(),
             Action::Jump(by) => {
                 self.events.jumps += 1;
                 // After a jump any process may act next without a preemption.
@@ -233,20 +178,40 @@ impl Execution<'_> {
                 if let Some(trace) = &mut world.trace {
                     trace.push(Line { now, process: None, text: format!("{by} ns pass") });
                 }
-                Ok(())
             }
-            Action::Pause(client) => {
-                self.pause(client);
-                Ok(())
-            }
-            Action::Resume(client) => self.resume(client),
-            Action::Die(client) => {
-                self.die(client);
-                Ok(())
-            }
-            Action::Lose(client, whole) => self.lose(client, whole),
-            Action::Renew => self.renew(),
+            Action::Pause(client) => self.pause(client),
+            Action::Resume(client) => self.resume(client)?,
+            Action::Die(client) => self.die(client),
+            Action::Lose(client, whole) => self.lose(client, whole)?,
+            Action::Renew => self.renew()?,
         }
+        if self.prepared.raises_counts {
+            turns::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a process begin its next operation or chore.
+    fn start_operation(&mut self, at: usize) -> Result<(), Violation> {
+        self.last = Some(at);
+        self.fabric_mut(at).noticed = self.is_entangled(at);
+        if self.chore(at) == Some(Chore::Sweep) {
+            self.fence()?;
+        }
+        self.poll(at)?;
+        if self.acts_in_one_step(at) {
+            self.poll_completed(at, false)?;
+            while self.processes[at].state == State::Between && !self.is_yielding(at) {
+                self.poll(at)?;
+                self.poll_completed(at, false)?;
+            }
+        }
+        if self.prepared.scenario.clients.len() == self.processes[at].client {
+            // No client notices most of the splitter's steps.
+            self.poll_completed(at, self.late_completions)?;
+        }
+        self.bind(at);
+        Ok(())
     }
 
     fn fabric_mut(&self, at: usize) -> RefMut<'_, SimFabric> {
@@ -282,11 +247,7 @@ impl Execution<'_> {
     }
 
     /// Polls a process as long as it has completions that no other process could notice.
-    pub(crate) fn poll_completed(
-        &mut self,
-        at: usize,
-        late_completions: bool,
-    ) -> Result<(), Violation> {
+    fn poll_completed(&mut self, at: usize, late_completions: bool) -> Result<(), Violation> {
         if self.is_paused(self.processes[at].client) {
             return Ok(());
         }

@@ -25,8 +25,6 @@ pub struct Explored {
     pub states: usize,
     /// Executions, most of them short.
     pub executions: u64,
-    /// Steps that were not repetitions.
-    pub transitions: u64,
     /// Executions that reached the end.
     pub complete: u64,
     /// Every execution within the bound on preemptions was explored.
@@ -142,7 +140,6 @@ impl Search<'_> {
             preemptions_left -= self.cost(&execution, action);
             execution.act(action)?;
         }
-        self.explored.transitions += 1;
         let mut actions = Vec::new();
         loop {
             let preemptible_words =
@@ -161,23 +158,15 @@ impl Search<'_> {
             }
             if actions.len() > 1 {
                 let bounded = self.bounds.preemptions.is_some();
-                let known = self.visited.entry(execution.state(bounded));
-                match known {
-                    std::collections::hash_map::Entry::Occupied(mut before) => {
-                        if *before.get() >= preemptions_left {
-                            return Ok(None);
-                        }
-                        before.insert(preemptions_left);
-                    }
-                    std::collections::hash_map::Entry::Vacant(place) => {
-                        place.insert(preemptions_left);
-                    }
+                let state = execution.state(bounded);
+                if self.visited.get(&state).is_some_and(|before| *before >= preemptions_left) {
+                    return Ok(None);
                 }
+                self.visited.insert(state, preemptions_left);
             }
             let action = actions[0];
             self.frames.push(Frame { actions: actions.clone(), chosen: 0, preemptions_left });
             preemptions_left -= self.cost(&execution, action);
-            self.explored.transitions += 1;
             execution.act(action)?;
         }
     }

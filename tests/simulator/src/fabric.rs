@@ -53,18 +53,17 @@ impl SimFabric {
     ) -> Self {
         let clock = Clock::new(pace, world.borrow().now);
         let lanes = (0..lanes).map(|_| Lane::new()).collect();
-        let (is_lost, immediate, observed, turn, noticed) = (false, true, 0, LaneId(0), false);
         Self {
             world,
             process,
             lanes,
             mutant_fabric,
             clock,
-            is_lost,
-            immediate,
-            observed,
-            turn,
-            noticed,
+            is_lost: false,
+            immediate: true,
+            observed: 0,
+            turn: LaneId(0),
+            noticed: false,
         }
     }
 
@@ -123,45 +122,45 @@ impl SimFabric {
     fn start_verb(&mut self, lane: LaneId) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let (remote, bytes) = extent(&state.chain[state.at]);
-        let place = self.world.borrow().memory.place(global(state.region, remote & !7), bytes);
-        let place = match place {
-            Ok(place) => place,
+        state.skipped = 0;
+        let index = self.world.borrow().memory.index(global(state.region, remote & !7), bytes);
+        let index = match index {
+            Ok(index) => index,
             Err(error) => return self.complete(lane, Err(error)),
         };
         let words = (bytes / 8) as usize;
-        self.lanes[usize::from(lane.0)].skipped = 0;
         if self.immediate {
-            return self.copy_all(lane, place, 0..words);
+            return self.copy_all(lane, index, 0..words);
         }
         let mut part = 0..words;
         if words > 64 {
-            let (skipped, few) = self.world.borrow().noticeable(place, words);
+            let (skipped, few) = self.world.borrow().noticeable(index, words);
             assert!(few <= 64, "the words of a long READ that change are close to each other");
             part = skipped..skipped + few;
-            self.copy_all(lane, place, 0..skipped);
-            self.copy_all(lane, place, part.end..words);
+            self.copy_all(lane, index, 0..skipped);
+            self.copy_all(lane, index, part.end..words);
         }
         let world = self.world.borrow();
         let state = &mut self.lanes[usize::from(lane.0)];
         state.skipped = part.start;
-        state.unnoticed = world.units(place + part.start, part.len(), &mut state.units);
+        state.unnoticed = world.units(index + part.start, part.len(), &mut state.units);
         state.all_unnoticed = state.units.is_empty();
     }
 
-    fn copy_all(&mut self, lane: LaneId, place: usize, words: Range<usize>) {
+    fn copy_all(&mut self, lane: LaneId, index: usize, words: Range<usize>) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let verb = state.chain[state.at];
         if let Verb::Read { into, .. } = verb {
             let world = &mut *self.world.borrow_mut();
             let buffer = &mut state.buffers[into as usize];
             buffer.resize(buffer.len().max(words.end), 0);
-            let found = world.memory.slice(place + words.start, words.len());
+            let found = world.memory.slice(index + words.start, words.len());
             buffer[words.clone()].copy_from_slice(found);
             if world.began {
                 let hash = found.iter().fold(words.start as u64, |hash, word| mix(hash, *word));
                 state.progress ^= mix(state.at as u64, hash);
                 let process = self.process + usize::from(lane.0);
-                words.for_each(|word| world.note_read(process, place + word));
+                words.for_each(|word| world.note_read(process, index + word));
             }
         } else {
             for word in words {
@@ -188,7 +187,7 @@ impl SimFabric {
         let state = &mut self.lanes[usize::from(lane.0)];
         let verb = state.chain[state.at];
         let (remote, bytes) = extent(&verb);
-        let place = world.memory.place(global(state.region, remote & !7), bytes)? + word;
+        let index = world.memory.index(global(state.region, remote & !7), bytes)? + word;
         let tag = (state.at as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let mutant = self.mutant_fabric.as_ref().map(|fabric| fabric.mutant);
@@ -215,36 +214,29 @@ impl SimFabric {
                 world.region.block_at(written).is_none() && world.region.slot_at(written).is_some();
             assert!(self.mutant_fabric.is_some() || !is_slot, "a WRITE of a slot");
         }
-        let before = world.memory.load(place);
+        let before = world.memory.load(index);
+        let brings = matches!(verb, Verb::Read { .. } | Verb::CompareSwap { .. });
+        state.progress ^= mix(tag, if brings { before } else { 1 });
         match verb {
             Verb::Read { into, .. } => {
                 let buffer = &mut state.buffers[into as usize];
-                if buffer.len() <= word {
-                    buffer.resize(word + 1, 0);
-                }
+                buffer.resize(buffer.len().max(word + 1), 0);
                 buffer[word] = before;
-                state.progress ^= mix(tag, before);
-                world.note_read(process, place);
+                world.note_read(process, index);
             }
             Verb::Write { from, .. } => {
                 let value = state.buffers[from as usize].get(word).copied().unwrap_or(0);
-                state.progress ^= mix(tag, 1);
-                world.write(process, place, value);
+                world.write(process, index, value);
             }
             Verb::WriteU32 { remote, value } => {
-                state.progress ^= mix(tag, 1);
                 let shift = (remote & 4) * 8;
-                let kept = before & !(0xffff_ffff << shift);
-                world.write(process, place, kept | u64::from(value) << shift);
+                let others = before & !(0xffff_ffff << shift);
+                world.write(process, index, others | u64::from(value) << shift);
             }
-            Verb::WriteWord { value, .. } => {
-                state.progress ^= mix(tag, 1);
-                world.write(process, place, value);
-            }
+            Verb::WriteWord { value, .. } => world.write(process, index, value),
             Verb::CompareSwap { expected, desired, .. } => {
                 state.found = before;
-                state.progress ^= mix(tag, before);
-                world.swap(process, place, (expected, desired));
+                world.swap(process, index, (expected, desired));
             }
         }
         Ok(())

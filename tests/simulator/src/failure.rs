@@ -20,7 +20,7 @@ pub struct Failure {
     /// What went wrong.
     pub violation: Violation,
     /// The operations and their answers.
-    pub history: Vec<Record>,
+    history: Vec<Record>,
     trace: Vec<Line>,
     /// Mutants of the scenario that broke no rule in this execution.
     pub unfired: Vec<Mutant>,
@@ -48,11 +48,11 @@ impl Failure {
         let trace = execution.world.borrow_mut().trace.take().unwrap_or_default();
         let history = std::mem::take(&mut execution.monitor.history);
         let unfired = prepared.scenario.unfired(&execution.world.borrow().fired);
-        let scenario = prepared.scenario.name.clone();
+        let scenario = prepared.scenario.to_string();
         Self { scenario, violation, history, trace, unfired, executions: 0, seed: None }
     }
 
-    /// The name of the scenario.
+    /// The scenario in one line.
     pub fn scenario(&self) -> &str {
         &self.scenario
     }

@@ -22,7 +22,7 @@ pub(crate) struct Extent {
     pub(crate) words: usize,
 }
 
-/// The words that exist. A word's place is its number among them.
+/// The words that exist. A word's index is its number among them.
 #[derive(Clone)]
 pub(crate) struct Memory {
     extents: Rc<[Extent]>,
@@ -48,8 +48,8 @@ impl Memory {
         Self { extents: extents.into(), words: vec![0; words], hash: 0 }
     }
 
-    /// Returns the place of the word at this offset, if `bytes` bytes from there exist.
-    pub(crate) fn place(&self, remote: u64, bytes: u64) -> Result<usize, ChainError> {
+    /// Returns the index of the word at this offset, if `bytes` bytes from there exist.
+    pub(crate) fn index(&self, remote: u64, bytes: u64) -> Result<usize, ChainError> {
         let outside = ChainError::Outside { remote, bytes };
         if !remote.is_multiple_of(8) || !bytes.is_multiple_of(8) {
             return Err(outside);
@@ -67,12 +67,12 @@ impl Memory {
         Err(outside)
     }
 
-    /// Returns the offset of the word at this place.
-    pub(crate) fn offset(&self, place: usize) -> u64 {
+    /// Returns the offset of the word with this index.
+    pub(crate) fn offset(&self, index: usize) -> u64 {
         let mut start = 0;
         for extent in &*self.extents {
-            if place < start + extent.words {
-                return (extent.first + (place - start) as u64) * 8;
+            if index < start + extent.words {
+                return (extent.first + (index - start) as u64) * 8;
             }
             start += extent.words;
         }
@@ -84,31 +84,31 @@ impl Memory {
         self.words.len()
     }
 
-    pub(crate) fn load(&self, place: usize) -> u64 {
-        self.words[place]
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        self.words[index]
     }
 
     /// Returns the word at this offset, or 0 if there is none.
     pub(crate) fn word(&self, remote: u64) -> u64 {
-        self.place(remote, 8).map_or(0, |place| self.words[place])
+        self.index(remote, 8).map_or(0, |index| self.words[index])
     }
 
-    pub(crate) fn slice(&self, place: usize, words: usize) -> &[u64] {
-        &self.words[place..place + words]
+    pub(crate) fn slice(&self, index: usize, words: usize) -> &[u64] {
+        &self.words[index..index + words]
     }
 
-    pub(crate) fn store(&mut self, place: usize, value: u64) {
-        let old = std::mem::replace(&mut self.words[place], value);
-        self.hash ^= mix(place as u64, old) ^ mix(place as u64, value);
+    pub(crate) fn store(&mut self, index: usize, value: u64) {
+        let old = std::mem::replace(&mut self.words[index], value);
+        self.hash ^= mix(index as u64, old) ^ mix(index as u64, value);
     }
 
     /// Stores bytes, in order to make a region.
     pub(crate) fn fill(&mut self, remote: u64, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks();
         assert!(rest.is_empty(), "regions are made of words");
-        let place = self.place(remote, bytes.len() as u64).expect("made where memory is");
+        let index = self.index(remote, bytes.len() as u64).expect("made where memory is");
         for (at, word) in words.iter().enumerate() {
-            self.store(place + at, u64::from_le_bytes(*word));
+            self.store(index + at, u64::from_le_bytes(*word));
         }
     }
 

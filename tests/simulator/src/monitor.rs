@@ -47,30 +47,18 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) fn key(&self) -> Key {
-        match self.op {
-            Op::Get(key)
-            | Op::Put(key)
-            | Op::PutLarge(key)
-            | Op::Insert(key)
-            | Op::Update(key)
-            | Op::Delete(key)
-            | Op::Exchange(key, _)
-            | Op::ExchangeSeen(key) => key,
-            Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
-                unreachable!("nothing is asked")
-            }
-        }
+        self.operation().1
     }
 
-    fn operation(&self) -> HistoryOperation {
+    fn operation(&self) -> (HistoryOperation, Key) {
         match self.op {
-            Op::Get(_) => HistoryOperation::Get,
-            Op::Put(_) | Op::PutLarge(_) => HistoryOperation::Put,
-            Op::Insert(_) => HistoryOperation::Insert,
-            Op::Update(_) => HistoryOperation::Update,
-            Op::Delete(_) => HistoryOperation::Delete,
-            Op::Exchange(..) => HistoryOperation::Exchange,
-            Op::ExchangeSeen(_) => HistoryOperation::ExchangeVersion,
+            Op::Get(key) => (HistoryOperation::Get, key),
+            Op::Put(key) | Op::PutLarge(key) => (HistoryOperation::Put, key),
+            Op::Insert(key) => (HistoryOperation::Insert, key),
+            Op::Update(key) => (HistoryOperation::Update, key),
+            Op::Delete(key) => (HistoryOperation::Delete, key),
+            Op::Exchange(key, _) => (HistoryOperation::Exchange, key),
+            Op::ExchangeSeen(key) => (HistoryOperation::ExchangeVersion, key),
             Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
                 unreachable!("nothing is asked")
             }
@@ -117,18 +105,19 @@ impl Monitor {
 
     /// Begins a process's n-th operation.
     pub(crate) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
+        let (operation, key) = asked.operation();
         let value = self.number(&asked.value);
         let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
-        let call = HistoryCall { operation: asked.operation(), argument: value, expected };
+        let call = HistoryCall { operation, argument: value, expected };
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
-        self.registers[asked.key()].invoke(id, call, None);
-        let stores = !matches!(asked.op, Op::Get(_) | Op::Delete(_));
+        self.registers[key].invoke(id, call, None);
+        let stores = !matches!(operation, HistoryOperation::Get | HistoryOperation::Delete);
         self.time += 1;
         self.history.push(Record {
             process: process as u64,
-            operation: asked.operation(),
-            key: format!("k{}", asked.key()),
+            operation,
+            key: format!("k{key}"),
             argument: stores.then(|| asked.value.clone()),
             expected: asked.expected.clone().map(|(value, version)| version.unwrap_or(value)),
             result: Ended::Unknown,
@@ -155,13 +144,11 @@ impl Monitor {
             Err(Some(OperationError::Indeterminate)) => return self.give_up(id, key),
             // A failed operation has changed nothing.
             Err(error) => {
+                use OperationError::{Contended, OutOfSpace};
                 self.history[at].result = Ended::Failed;
                 self.registers[key].cancel(id);
                 return match error {
-                    None => Ok(()),
-                    Some(OperationError::Contended { .. } | OperationError::OutOfSpace { .. }) => {
-                        Ok(())
-                    }
+                    None | Some(Contended { .. } | OutOfSpace { .. }) => Ok(()),
                     Some(error) => Err(Violation::Failed(error.to_string())),
                 };
             }

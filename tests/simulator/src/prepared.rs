@@ -68,7 +68,7 @@ impl<'s> Prepared<'s> {
             SimRegion::new(blocks_max, clients + reopened, slots, splits, scenario.has_depot);
         let region = Rc::new(region);
         let memory = region.memory(scenario.split.map_or(0, |split| split.depth));
-        let can_change = |place| region.can_change(memory.offset(place));
+        let can_change = |index| region.can_change(memory.offset(index));
         let can_change: Vec<bool> = (0..memory.len()).map(can_change).collect();
         let unnoticed = vec![false; memory.len()];
         let world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
@@ -86,9 +86,9 @@ impl<'s> Prepared<'s> {
         prepared.memory = world.borrow().memory.clone();
         for key in &scenario.marked {
             let block = prepared.region.block_of(&prepared.memory, *key);
-            let place = prepared.memory.place(block, 8).expect("its block exists");
-            let header = prepared.memory.load(place);
-            prepared.memory.store(place, header | 1);
+            let index = prepared.memory.index(block, 8).expect("its block exists");
+            let header = prepared.memory.load(index);
+            prepared.memory.store(index, header | 1);
         }
         prepared
     }
@@ -98,8 +98,8 @@ impl<'s> Prepared<'s> {
     pub(crate) fn first_preemptible_words(&self) -> BTreeSet<usize> {
         let EventCounts { losses, pauses, renewals, .. } = self.scenario.limits;
         let breaks = losses + pauses + renewals > 0;
-        let is_slot = |place: &usize| {
-            let offset = self.memory.offset(*place);
+        let is_slot = |index: &usize| {
+            let offset = self.memory.offset(*index);
             self.region.slot_at(offset).is_some() && self.region.can_change(offset)
         };
         (0..self.memory.len()).filter(|_| breaks).filter(is_slot).collect()

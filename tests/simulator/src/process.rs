@@ -9,7 +9,7 @@ use farside_fabric::{LaneId, Nanos};
 use crate::task::Events;
 
 /// A possible next step of an execution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// A process begins its next operation.
     Begin(usize),
@@ -33,11 +33,24 @@ pub(crate) enum Action {
     /// The server is killed and restarted. It fences all clients from before.
     Renew,
     /// The server is killed in a split, and restarted. It continues the split.
-    Restart(usize),
+    Restart,
+}
+
+impl Action {
+    /// Returns the process that acts; `None` for events.
+    pub(crate) fn process(self) -> Option<usize> {
+        match self {
+            Self::Begin(process)
+            | Self::Access(process, ..)
+            | Self::Wake(process, _)
+            | Self::Complete(process, _) => Some(process),
+            _ => None,
+        }
+    }
 }
 
 /// The state of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum State {
     /// Between two operations.
     Between,
@@ -70,15 +83,25 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn new(
         client: usize,
-        lanes: (LaneId, u16),
+        (lane, lanes): (LaneId, u16),
         mut task: Pin<Box<dyn Future<Output = ()>>>,
         events: Events,
     ) -> Self {
         // Runs the task up to its first operation.
         let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        let (state, (lane, lanes)) = (State::Between, lanes);
-        let (chains, began, seen, waits) = (0, 0, 0, [None; 2]);
-        Self { client, lane, lanes, task, events, state, chains, began, seen, waits }
+        let state = State::Between;
+        Self {
+            client,
+            lane,
+            lanes,
+            task,
+            events,
+            state,
+            chains: 0,
+            began: 0,
+            seen: 0,
+            waits: [None; 2],
+        }
     }
 
     pub(crate) fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {

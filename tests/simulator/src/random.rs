@@ -56,15 +56,12 @@ impl Scenario {
 
 fn try_seed(prepared: &Prepared<'_>, seed: u64) -> Result<(), Box<Failure>> {
     let mut taken = Vec::new();
-    match roll(prepared, seed, &mut taken) {
-        Ok(()) => Ok(()),
-        Err(violation) => {
-            let (actions, violation) = shorten(prepared, taken, violation);
-            let mut failure = Failure::new(prepared, None, actions, violation);
-            failure.seed = Some(seed);
-            Err(Box::new(failure))
-        }
-    }
+    roll(prepared, seed, &mut taken).map_err(|violation| {
+        let (actions, violation) = shorten(prepared, taken, violation);
+        let mut failure = Failure::new(prepared, None, actions, violation);
+        failure.seed = Some(seed);
+        Box::new(failure)
+    })
 }
 
 /// Runs one execution. It stays with a process for a random number of steps, because a uniform
@@ -80,27 +77,14 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
             return execution.finish();
         }
         let stay = dice.below(stretch) != 0;
-        let without_preemption =
-            actions.iter().filter(|action| !execution.preempts(**action)).count();
-        let is_rare = |action: &Action| {
-            matches!(
-                action,
-                Action::Jump(_)
-                    | Action::Pause(_)
-                    | Action::Resume(_)
-                    | Action::Die(_)
-                    | Action::Lose(..)
-                    | Action::Restart(_)
-                    | Action::Renew
-                    | Action::Wake(..)
-            )
-        };
         let mut action = actions[dice.below(actions.len())];
-        if stay && without_preemption > 0 {
+        if stay && actions.iter().any(|action| !execution.preempts(*action)) {
             actions.retain(|action| !execution.preempts(*action));
             action = actions[dice.below(actions.len())];
         }
-        // Jumps, deaths and the like are rare.
+        // Events and the ends of waits are rare.
+        let is_rare =
+            |action: &Action| action.process().is_none() || matches!(action, Action::Wake(..));
         if is_rare(&action) && dice.below(8) != 0 {
             actions.retain(|action| !is_rare(action));
             if !actions.is_empty() {

@@ -1,11 +1,16 @@
 //! A scenario: the region at the start, the clients' scripts, and the events that may happen.
 
+use std::fmt;
+
 use farside_fabric::Nanos;
 
 use crate::clock::TIMING;
 use crate::mutant::Mutant;
 use crate::region::Key;
 use crate::script::Script;
+
+/// How many slots clients can use by default.
+const SLOTS: usize = 2;
 
 /// The server's split of the keys' subtable.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +36,7 @@ pub(crate) enum Chore {
 }
 
 /// The number of events of each kind: those of an execution so far, or a scenario's limits.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Hash)]
 pub(crate) struct EventCounts {
     pub(crate) jumps: u32,
     pub(crate) pauses: u32,
@@ -44,9 +49,8 @@ pub(crate) struct EventCounts {
 }
 
 /// The region at the start, the clients' scripts, and the events that may happen.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Scenario {
-    pub(crate) name: String,
     pub(crate) slots: usize,
     pub(crate) used: usize,
     pub(crate) stored: Vec<Key>,
@@ -70,13 +74,8 @@ pub struct Scenario {
 
 impl Scenario {
     /// A scenario with two free slots and nothing stored.
-    pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), slots: 2, chains_max: 16, ..Self::default() }
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn new() -> Self {
+        Self { slots: SLOTS, chains_max: 16, ..Self::default() }
     }
 
     /// The key is stored at the start.
@@ -143,7 +142,6 @@ impl Scenario {
 
     /// All clients share a location cache, as sessions of one client do.
     pub fn shares_locations(mut self) -> Self {
-        self.name += ", shared locations";
         self.clients.iter_mut().for_each(|client| client.shares = true);
         self
     }
@@ -176,9 +174,12 @@ impl Scenario {
 
     /// Returns the mutants of the scenario that are not in `fired`.
     pub(crate) fn unfired(&self, fired: &[Mutant]) -> Vec<Mutant> {
+        self.mutants().filter(|mutant| !fired.contains(mutant)).collect()
+    }
+
+    fn mutants(&self) -> impl Iterator<Item = Mutant> {
         let clients = self.clients.iter().filter_map(|client| client.mutant);
-        let all = clients.chain(self.server).chain(self.split.and_then(|split| split.mutant));
-        all.filter(|mutant| !fired.contains(mutant)).collect()
+        clients.chain(self.server).chain(self.split.and_then(|split| split.mutant))
     }
 
     /// Returns the server's chores in their order.
@@ -235,5 +236,46 @@ impl Scenario {
     pub fn chains(mut self, max: u32) -> Self {
         self.chains_max = max;
         self
+    }
+}
+
+/// One line: the mutants, the clients, and the options without a default value.
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut mutants: Vec<_> = self.mutants().map(|mutant| format!("{mutant:?}: ")).collect();
+        mutants.dedup();
+        let clients: Vec<_> = self.clients.iter().map(Script::to_string).collect();
+        write!(f, "{}{}", mutants.concat(), clients.join(" beside "))?;
+        let EventCounts { jumps, pauses, deaths, losses, renewals, restarts } = self.limits;
+        let numbers = [
+            ("slots", self.slots as u64, SLOTS as u64),
+            ("used", self.used as u64, 0),
+            ("seed", self.seed, 0),
+            ("jumps", jumps.into(), 0),
+            ("pauses", pauses.into(), 0),
+            ("deaths", deaths.into(), 0),
+            ("losses", losses.into(), 0),
+            ("renewals", renewals.into(), 0),
+            ("restarts", restarts.into(), 0),
+        ];
+        for (name, number, default) in numbers {
+            if number != default {
+                write!(f, ", {name}={number}")?;
+            }
+        }
+        for (name, keys) in
+            [("stored", &self.stored), ("removed", &self.removed), ("marked", &self.marked)]
+        {
+            if !keys.is_empty() {
+                write!(f, ", {name}={keys:?}")?;
+            }
+        }
+        if let Some(Splitting { depth, lanes, .. }) = self.split {
+            write!(f, ", split from depth {depth} in {lanes} lanes")?;
+        }
+        let reuse = self.reuse.map(|returns| format!("key_0_returns={returns}"));
+        let flags = [(self.sweeps, "sweeps"), (self.has_depot, "depot")];
+        let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, name)| (*name).to_owned());
+        flags.chain(reuse).try_for_each(|option| write!(f, ", {option}"))
     }
 }

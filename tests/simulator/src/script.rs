@@ -1,10 +1,15 @@
 //! The script of a scenario's client.
 
+use std::fmt;
+
 use farside_fabric::Nanos;
 
 use crate::clock::PACE;
 use crate::mutant::Mutant;
 use crate::region::Key;
+
+/// How many operations of a lane are shown.
+const OPS_SHOWN_MAX: usize = 8;
 
 /// One operation of a script. A value is named after its writer: `A1` is the value that client A
 /// stores with its first operation. `i0` is the value of key 0 at the start.
@@ -30,7 +35,7 @@ pub enum Op {
 }
 
 /// The operations of one client, and the client's properties.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Script {
     pub(crate) known: Vec<Key>,
     /// The operations of each lane, one after another.
@@ -118,9 +123,9 @@ impl Script {
         self
     }
 
-    /// The client follows this mutant of the protocol.
-    pub fn mutant(mut self, mutant: Mutant) -> Self {
-        self.mutant = Some(mutant);
+    /// The client follows this mutant of the protocol, if any.
+    pub fn mutant(mut self, mutant: impl Into<Option<Mutant>>) -> Self {
+        self.mutant = mutant.into();
         self
     }
 
@@ -194,5 +199,20 @@ impl Script {
     /// Any operation.
     pub fn op(self, op: Op) -> Self {
         self.then(op)
+    }
+}
+
+/// One line: the operations of each lane, of long scripts the first ones, and what the client knows.
+impl fmt::Display for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lane = |ops: &Vec<Op>| {
+            let more = if ops.len() > OPS_SHOWN_MAX { ", ..." } else { "" };
+            let ops = ops.iter().take(OPS_SHOWN_MAX).map(|op| format!("{op:?}"));
+            ops.collect::<Vec<_>>().join(", ") + more
+        };
+        write!(f, "{}", self.lanes.iter().map(lane).collect::<Vec<_>>().join(" & "))?;
+        self.known.iter().try_for_each(|key| write!(f, " knows {key}"))?;
+        self.guess.iter().try_for_each(|slot| write!(f, " guesses {slot}"))?;
+        if self.shares { write!(f, " shares") } else { Ok(()) }
     }
 }

@@ -78,25 +78,21 @@ impl World {
     }
 
     /// Returns the range of these words that covers all preemptible ones: its start and length.
-    pub(crate) fn noticeable(&self, place: usize, words: usize) -> (usize, usize) {
-        let is_preemptible = &self.is_preemptible[place..place + words];
-        let first =
-            is_preemptible.iter().position(|preemptible_words| *preemptible_words).unwrap_or(0);
-        let end = is_preemptible
-            .iter()
-            .rposition(|preemptible_words| *preemptible_words)
-            .map_or(0, |last| last + 1);
+    pub(crate) fn noticeable(&self, index: usize, words: usize) -> (usize, usize) {
+        let is_preemptible = &self.is_preemptible[index..index + words];
+        let first = is_preemptible.iter().position(|is| *is).unwrap_or(0);
+        let end = is_preemptible.iter().rposition(|is| *is).map_or(0, |last| last + 1);
         (first, end.saturating_sub(first))
     }
 
-    /// Divides words into groups that are accessed in one step, each a mask from `place` on.
+    /// Divides words into groups that are accessed in one step, each a mask from `index` on.
     /// Returns the mask of the words that are not preemptible. A block has three groups: the
     /// header's first word, the rest of the header with the key, and the value.
-    pub(crate) fn units(&self, place: usize, words: usize, units: &mut Vec<u64>) -> u64 {
+    pub(crate) fn units(&self, index: usize, words: usize, units: &mut Vec<u64>) -> u64 {
         let mut unnoticed = 0;
         let (mut rest, mut value) = (0, 0);
         for word in 0..words {
-            let at = place + word;
+            let at = index + word;
             if !self.is_preemptible[at] {
                 unnoticed |= 1 << word;
                 continue;
@@ -114,56 +110,56 @@ impl World {
     }
 
     /// Records an access. `changes`: a write of another value than the present one.
-    fn record_access(&mut self, process: usize, place: usize, changes: bool) {
+    fn record_access(&mut self, process: usize, index: usize, changes: bool) {
         if !self.began {
             return;
         }
         let own = 1 << process;
-        if changes && self.accessed_by[place] & !own != 0 && !self.is_preemptible[place] {
-            self.newly_preemptible.push(place);
+        if changes && self.accessed_by[index] & !own != 0 && !self.is_preemptible[index] {
+            self.newly_preemptible.push(index);
         }
-        self.accessed_by[place] |= own;
+        self.accessed_by[index] |= own;
     }
 
-    fn describe(&self, place: usize, value: u64) -> String {
-        describe(&self.region, self.memory.offset(place), value)
-    }
-
-    pub(crate) fn note_read(&mut self, process: usize, place: usize) {
-        self.record_access(process, place, false);
-        if self.trace.is_some() && self.is_preemptible[place] {
-            let what = self.describe(place, self.memory.load(place));
-            self.note(process, || format!("READ  {what}"));
+    pub(crate) fn note_read(&mut self, process: usize, index: usize) {
+        self.record_access(process, index, false);
+        if self.trace.is_some() && self.is_preemptible[index] {
+            let [name, value] = self.describe(index, self.memory.load(index));
+            self.note(process, || format!("READ  {name} = {value}"));
         }
     }
 
-    pub(crate) fn write(&mut self, process: usize, place: usize, value: u64) {
-        self.record_access(process, place, value != self.memory.load(place));
-        if self.trace.is_some() && (self.is_preemptible[place] || value != self.memory.load(place))
-        {
-            let old = self.describe(place, self.memory.load(place));
-            let new = self.describe(place, value);
-            let new = new.split_once(" = ").map_or("", |(_, new)| new);
-            self.note(process, || format!("WRITE {old} := {new}"));
+    pub(crate) fn write(&mut self, process: usize, index: usize, value: u64) {
+        let old = self.memory.load(index);
+        self.record_access(process, index, value != old);
+        if self.trace.is_some() && (self.is_preemptible[index] || value != old) {
+            let change = self.describe_change(index, (old, value));
+            self.note(process, || format!("WRITE {change}"));
         }
-        self.memory.store(place, value);
+        self.memory.store(index, value);
     }
 
-    pub(crate) fn swap(&mut self, process: usize, place: usize, (expected, desired): (u64, u64)) {
-        let found = self.memory.load(place);
-        self.record_access(process, place, found == expected);
+    pub(crate) fn swap(&mut self, process: usize, index: usize, (expected, desired): (u64, u64)) {
+        let found = self.memory.load(index);
+        self.record_access(process, index, found == expected);
         if self.trace.is_some() {
-            let old = self.describe(place, found);
-            let new = self.describe(place, desired);
-            let new = new.split_once(" = ").map_or("", |(_, new)| new);
-            self.note(process, || match found == expected {
-                true => format!("CAS   {old} := {new}"),
-                false => format!("CAS   {old}, failed; desired {new}"),
-            });
+            let change = self.describe_change(index, (found, desired));
+            let failed = if found == expected { "" } else { ", failed" };
+            self.note(process, || format!("CAS   {change}{failed}"));
         }
         if found == expected {
-            self.memory.store(place, desired);
+            self.memory.store(index, desired);
         }
+    }
+
+    /// Returns the name of a word, and what this value of it means.
+    fn describe(&self, index: usize, value: u64) -> [String; 2] {
+        describe(&self.region, self.memory.offset(index), value)
+    }
+
+    fn describe_change(&self, index: usize, (old, new): (u64, u64)) -> String {
+        let ([name, old], [_, new]) = (self.describe(index, old), self.describe(index, new));
+        format!("{name} = {old} := {new}")
     }
 
     /// Records that a mutant broke its rule.

@@ -19,7 +19,7 @@ use crate::task::{Events, Reading, Seen, run_script};
 impl Execution<'_> {
     /// Adds the connections that can break now, and the restart of the server. A connection without
     /// a chain in flight is left out: no process could tell its break from a later one.
-    pub(crate) fn losses(&self, actions: &mut Vec<Action>) {
+    pub(super) fn losses(&self, actions: &mut Vec<Action>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
             let fabric = self.sessions[client].endpoint().fabric();
@@ -36,16 +36,16 @@ impl Execution<'_> {
                 }
             }
         }
-        let is_open = |client: &usize| self.is_working(*client);
+        let mut clients = 0..scenario.clients.len();
         if self.events.renewals < scenario.limits.renewals
-            && (0..scenario.clients.len()).any(|c| is_open(&c))
+            && clients.any(|client| self.is_working(client))
         {
             actions.push(Action::Renew);
         }
     }
 
     /// Returns the server's present chore, or its next one between chores. `None` for a client.
-    pub(crate) fn chore(&self, at: usize) -> Option<Chore> {
+    pub(super) fn chore(&self, at: usize) -> Option<Chore> {
         let process = &self.processes[at];
         let scenario = self.prepared.scenario;
         let next = match process.state {
@@ -56,19 +56,36 @@ impl Execution<'_> {
         is_server.then(|| scenario.chores().get(next).copied()).flatten()
     }
 
-    pub(crate) fn is_splitting(&self) -> bool {
+    pub(super) fn is_splitting(&self) -> bool {
         let last = self.processes.len() - 1;
         let chore = self.chore(last);
         self.processes[last].state == State::Working && chore == Some(Chore::Split)
     }
 
     /// Whether this process is the server, about to sweep, and no client is lost.
-    pub(crate) fn has_nothing_to_do(&self, at: usize) -> bool {
+    pub(super) fn has_nothing_to_do(&self, at: usize) -> bool {
         self.lost_clients.is_empty() && self.chore(at) == Some(Chore::Sweep)
     }
 
+    /// Kills the server in the middle of a split, and restarts it. It continues the split.
+    pub(super) fn restart_split(&mut self) {
+        self.events.restarts += 1;
+        self.last = None;
+        let at = self.processes.len() - 1;
+        self.world.borrow_mut().note(at, || "is killed and restarted".to_owned());
+        self.restart_server(self.processes[at].began - 1);
+    }
+
+    /// Starts the server anew, at this chore.
+    fn restart_server(&mut self, chore: u32) {
+        let (client, at) = (self.prepared.scenario.clients.len(), self.processes.len() - 1);
+        let (session, process) = self.prepared.server(&self.world, (client, at), chore);
+        self.sessions[client] = session;
+        self.processes[at] = process;
+    }
+
     /// Lets a client die. With `sweeps`, its chains in flight may be executed until it is fenced.
-    pub(crate) fn die(&mut self, client: usize) {
+    pub(super) fn die(&mut self, client: usize) {
         self.events.deaths += 1;
         let swept = self.prepared.scenario.sweeps;
         if swept {
@@ -83,7 +100,7 @@ impl Execution<'_> {
     }
 
     /// Breaks a client's connection. `whole`: the chains in flight may still be executed.
-    pub(crate) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
+    pub(super) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
         self.events.losses += 1;
         self.lost_clients.push(self.ids[client]);
         let at = self.processes.iter().position(|process| process.client == client);
@@ -111,7 +128,7 @@ impl Execution<'_> {
     }
 
     /// Lets the server fence the lost clients, which cuts off their chains in flight.
-    pub(crate) fn fence(&mut self) -> Result<(), Violation> {
+    pub(super) fn fence(&mut self) -> Result<(), Violation> {
         let mutant = self.prepared.scenario.server;
         let mut lost = std::mem::take(&mut self.lost_clients);
         let mut world = self.world.borrow_mut();
@@ -147,7 +164,7 @@ impl Execution<'_> {
 
     /// Kills and restarts the server. It fences all clients from before, and clears every
     /// unfinished INSERT before it accepts a client.
-    pub(crate) fn renew(&mut self) -> Result<(), Violation> {
+    pub(super) fn renew(&mut self) -> Result<(), Violation> {
         self.events.renewals += 1;
         self.last = None;
         self.lost_clients.clear();
@@ -176,11 +193,7 @@ impl Execution<'_> {
         }
         let last = self.processes.len() - 1;
         if self.chore(last) == Some(Chore::Sweep) && self.processes[last].state == State::Working {
-            let server = (clients, last);
-            let next = self.processes[last].began;
-            let (session, process) = self.prepared.server(&self.world, server, next);
-            self.sessions[clients] = session;
-            self.processes[last] = process;
+            self.restart_server(self.processes[last].began);
         }
         for at in 0..self.processes.len() {
             self.poll_completed(at, self.late_completions)?;
@@ -195,7 +208,7 @@ impl Execution<'_> {
 
     /// Continues a process's script on a new connection with an empty location cache. `again`: its
     /// operation `next` was invoked before.
-    pub(crate) fn reopen(&mut self, at: usize, next: usize, again: bool, seen: Seen) {
+    pub(super) fn reopen(&mut self, at: usize, next: usize, again: bool, seen: Seen) {
         let client = self.processes[at].client;
         let [script] = &self.prepared.scenario.clients[client].lanes[..] else {
             panic!("a client whose connection breaks has one lane");
@@ -224,7 +237,7 @@ impl Execution<'_> {
     }
 
     /// Checks that swept clients left no unfinished INSERT.
-    pub(crate) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
+    pub(super) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
         let mut world = self.world.borrow_mut();
         world.note(at, || format!("has cleared the slots of {clients:?}"));
         let is_left = |writer: Option<u16>| writer.is_some_and(|writer| clients.contains(&writer));

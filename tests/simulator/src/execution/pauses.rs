@@ -8,12 +8,12 @@ use crate::mutant::Mutant;
 use crate::process::State;
 
 impl Execution<'_> {
-    pub(crate) fn is_paused(&self, client: usize) -> bool {
+    pub(super) fn is_paused(&self, client: usize) -> bool {
         self.sessions[client].endpoint().fabric().clock.stopped_at.is_some()
     }
 
     /// The clients that can be paused now.
-    pub(crate) fn pausable(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn pausable(&self) -> impl Iterator<Item = usize> {
         let scenario = self.prepared.scenario;
         let left = self.events.pauses < scenario.limits.pauses;
         let clients = 0..if left { scenario.clients.len() } else { 0 };
@@ -27,7 +27,7 @@ impl Execution<'_> {
     }
 
     /// Pauses a client. Its device continues.
-    pub(crate) fn pause(&mut self, client: usize) {
+    pub(super) fn pause(&mut self, client: usize) {
         self.events.pauses += 1;
         self.last = None;
         let mut world = self.world.borrow_mut();
@@ -38,7 +38,7 @@ impl Execution<'_> {
     /// Ends a client's pause. If the pause was too long, the server fences the client now. No
     /// process can tell this from an earlier fence: during the pause only posted chains were
     /// executed.
-    pub(crate) fn resume(&mut self, client: usize) -> Result<(), Violation> {
+    pub(super) fn resume(&mut self, client: usize) -> Result<(), Violation> {
         self.last = None;
         let paused_for = {
             let mut world = self.world.borrow_mut();

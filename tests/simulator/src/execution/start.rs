@@ -34,7 +34,11 @@ impl<'s> Execution<'s> {
         let late_completions = preemptible_words.is_none();
         let is_preemptible = match preemptible_words {
             None => prepared.can_change.clone(),
-            Some(words) => (0..prepared.memory.len()).map(|place| words.contains(&place)).collect(),
+            Some(words) => {
+                let mut is_preemptible = vec![false; prepared.memory.len()];
+                words.iter().for_each(|word| is_preemptible[*word] = true);
+                is_preemptible
+            }
         };
         let (region, memory) = (prepared.region.clone(), prepared.memory.clone());
         let world =

@@ -1,12 +1,11 @@
 //! The state of an execution, by which the search recognizes equal ones, and the checks at its end.
 
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 use farside_fabric::LaneId;
 use farside_protocol::Action;
 
-use crate::clock::Clock;
 use crate::execution::Execution;
 use crate::memory::mix;
 use crate::monitor::{Asked, Violation};
@@ -19,40 +18,29 @@ impl Execution<'_> {
     pub(crate) fn state(&self, bounded: bool) -> u64 {
         let moment = self.moment();
         let world = self.world.borrow();
-        let mut hash = mix(world.memory.hash(), mix(world.now, self.monitor.state()));
+        let mut hasher = DefaultHasher::new();
+        (world.memory.hash(), world.now, self.monitor.state()).hash(&mut hasher);
         for session in &self.sessions {
             let fabric = session.endpoint().fabric();
-            hash = mix(hash, fabric.observed);
-            let Clock { stood_still, stopped_at, .. } = fabric.clock;
-            hash = mix(hash, mix(stood_still, stopped_at.unwrap_or_default()));
+            (fabric.observed, fabric.clock.stood_still, fabric.clock.stopped_at).hash(&mut hasher);
         }
         for process in &self.processes {
             let fabric = self.sessions[process.client].endpoint().fabric();
-            let progress =
-                process.lanes().fold(0, |all, lane| mix(all, fabric.lane(lane).progress));
-            let state = process.state as u64 | u64::from(process.chains) << 8;
-            let script = mix(process.seen, u64::from(process.began));
-            hash = mix(hash, mix(progress, mix(state, script)));
+            process.lanes().for_each(|lane| fabric.lane(lane).progress.hash(&mut hasher));
             // A past moment matters only if it is equal to the present one.
-            let waits = process.waits.map(|wait| u64::from(wait == Some(moment)));
-            hash = mix(hash, waits[0] << 1 | waits[1]);
+            let waits = process.waits.map(|wait| wait == Some(moment));
+            (process.state, process.chains, process.began, process.seen, waits).hash(&mut hasher);
         }
-        let last = if bounded || self.bound { self.last.map_or(0, |last| last + 1) } else { 0 };
-        let counts = u64::from(self.events.restarts) << 16
-            | u64::from(self.events.jumps) << 8
-            | u64::from(self.events.deaths);
-        let counts =
-            counts << 16 | u64::from(self.events.losses) << 8 | u64::from(self.events.renewals);
-        let names = self.ids.iter().chain([&0]).chain(&self.lost_clients);
-        hash = names.fold(mix(hash, counts), |hash, id| mix(hash, (*id).into()));
-        hash = mix(mix(hash, mix(self.locations(), self.depot())), self.events.pauses.into());
-        mix(hash, (last as u64) << 1 | u64::from(self.bound))
+        let last = self.last.filter(|_| bounded || self.bound);
+        (last, self.bound, self.events, &self.ids, &self.lost_clients).hash(&mut hasher);
+        (self.locations(), self.depot()).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Mixes what a process can learn without a chain into its client's observations. With several
     /// lanes, that is the order in which they are polled; with a shared cache or a depot, its
     /// content.
-    pub(crate) fn note_shared(&self, at: usize) {
+    pub(super) fn note_shared(&self, at: usize) {
         let process = &self.processes[at];
         let script = self.prepared.scenario.clients.get(process.client);
         let Some(script) = script.filter(|script| script.is_entangled()) else { return };
@@ -104,11 +92,8 @@ impl Execution<'_> {
             for key in 0..KEYS {
                 let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
                 let id = self.monitor.invoke(observer, key as u32, &asked);
-                let reply = session.endpoint().drive(session.run(
-                    LaneId(0),
-                    Action::Get,
-                    (&keys()[key], b""),
-                ));
+                let read = session.run(LaneId(0), Action::Get, (&keys()[key], b""));
+                let reply = session.endpoint().drive(read);
                 if let Err(Some(error)) = &reply {
                     return Err(Violation::Failed(error.to_string()));
                 }

@@ -126,8 +126,8 @@ impl MutantFabric {
     /// Saves the windows of the new subtables, which follow the old one, when the old one is READ.
     fn save_new_windows(&mut self, chain: &[Verb], memory: &Memory) {
         let window = |remote| {
-            let place = memory.place(remote, WINDOW_BYTES).ok()?;
-            Some((remote, memory.slice(place, WINDOW_BYTES as usize / 8).to_vec()))
+            let index = memory.index(remote, WINDOW_BYTES).ok()?;
+            Some((remote, memory.slice(index, WINDOW_BYTES as usize / 8).to_vec()))
         };
         match *chain {
             [Verb::Read { remote, .. }] if is_window(&chain[0]) => {

@@ -51,20 +51,20 @@ impl RegionAccess for WorldMemory<'_> {
 
     fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
         let world = &mut *self.world.borrow_mut();
-        let Ok(place) = world.memory.place(address.offset(), 8) else {
+        let Ok(index) = world.memory.index(address.offset(), 8) else {
             return Ok(HeaderWord::from_bits(0));
         };
-        world.note_read(SERVER, place);
-        Ok(HeaderWord::from_bits(world.memory.load(place)))
+        world.note_read(SERVER, index);
+        Ok(HeaderWord::from_bits(world.memory.load(index)))
     }
 
     fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
         let world = &mut *self.world.borrow_mut();
-        let Ok(place) = world.memory.place(address.offset(), 8) else { return Ok(()) };
+        let Ok(index) = world.memory.index(address.offset(), 8) else { return Ok(()) };
         if self.mutant == Some(Mutant::HeadersNotWritten) {
             world.note_fired(Mutant::HeadersNotWritten);
         } else {
-            world.write(SERVER, place, header.bits());
+            world.write(SERVER, index, header.bits());
         }
         Ok(())
     }

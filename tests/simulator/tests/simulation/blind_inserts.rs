@@ -8,25 +8,20 @@ fn inserter(guess: usize) -> Script {
     client().guesses(guess).insert(0)
 }
 
-fn blind(name: impl Into<String>) -> Scenario {
-    Scenario::new(format!("blind INSERT | {}", name.into()))
-}
-
 /// Beside each operation on the same key. The key is absent, and both choose the same slot or
 /// different ones, used before or not; or the key is stored.
 #[test]
 fn a_blind_insert_beside_every_operation() {
     for op in OPS {
+        let other = || client().op(op).get(0);
         for seed in [1, 2] {
             for (guess, used) in [(0, 0), (0, 1), (1, 1)] {
-                let name = format!("{op:?}, GET, seed {seed}, guess {guess}, used={used}");
-                let scenario = blind(name).seed(seed).used(used).client(inserter(guess));
-                passes(scenario.client(client().op(op).get(0)), 2);
+                let scenario = Scenario::new().seed(seed).used(used).client(inserter(guess));
+                passes(scenario.client(other()), 2);
             }
         }
         for guess in [0, 1] {
-            let scenario = blind(format!("{op:?}, GET, stored, guess {guess}")).stored(0);
-            passes(scenario.client(inserter(guess)).client(client().op(op).get(0)), 1);
+            passes(Scenario::new().stored(0).client(inserter(guess)).client(other()), 1);
         }
     }
 }
@@ -34,8 +29,7 @@ fn a_blind_insert_beside_every_operation() {
 #[test]
 fn two_and_three_blind_inserts() {
     for guess in [0, 1] {
-        let scenario = blind(format!("blind INSERT of slot {guess}, GET"));
-        let scenario = scenario.client(inserter(0)).client(inserter(guess).get(0));
+        let scenario = Scenario::new().client(inserter(0)).client(inserter(guess).get(0));
         passes(scenario.clone(), 2);
         for used in 0..=1 {
             let scenario = scenario.clone().slots(3).used(used);
@@ -48,9 +42,8 @@ fn two_and_three_blind_inserts() {
 #[test]
 fn a_blind_insert_beside_a_key_with_the_same_fingerprint() {
     for op in [Op::Put(1), Op::Delete(1), Op::Insert(1), Op::Insert(0)] {
-        let scenario = blind(format!("{op:?}, k1 there")).stored(1);
         for (guess, used) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
-            let scenario = scenario.clone().used(used).client(inserter(guess).get(0));
+            let scenario = Scenario::new().stored(1).used(used).client(inserter(guess).get(0));
             passes(scenario.client(client().op(op).get(1)), 1);
         }
     }
@@ -61,9 +54,8 @@ fn a_blind_insert_beside_a_key_with_the_same_fingerprint() {
 fn a_blind_inserter_dies_and_is_swept() {
     for op in [Op::Put(0), Op::Insert(0), Op::Delete(0)] {
         for used in 0..=1 {
-            let scenario = blind(format!("dies | {op:?}, GET | sweep, used={used}"));
-            let scenario = scenario.deaths(1).sweeps().slots(1).used(used).client(inserter(0));
-            passes(scenario.client(client().op(op).get(0)), 0);
+            let scenario = Scenario::new().deaths(1).sweeps().slots(1).used(used);
+            passes(scenario.client(inserter(0)).client(client().op(op).get(0)), 0);
         }
     }
 }
@@ -71,13 +63,13 @@ fn a_blind_inserter_dies_and_is_swept() {
 /// The subtable is split meanwhile, and its place reused.
 #[test]
 fn a_blind_insert_beside_a_split() {
-    let split = |name: &str| blind(format!("{name} | split")).splits(0, 1).slots(1);
-    passes(split("GET").client(inserter(0).get(0)), 1);
-    passes(split("asleep").client(inserter(0).get(0)).jumps(1, &[GRACE_NS]), 0);
-    passes(split("killed").client(inserter(0).get(0)).restarts(1), 0);
-    passes(split("INSERT").client(inserter(0)).client(client().insert(0).get(0)), 0);
+    let split = || Scenario::new().splits(0, 1).slots(1);
+    let reader = || split().client(inserter(0).get(0));
+    passes(reader(), 1);
+    passes(reader().jumps(1, &[GRACE_NS]), 0);
+    passes(reader().restarts(1), 0);
+    passes(split().client(inserter(0)).client(client().insert(0).get(0)), 0);
     for key_0_returns in [false, true] {
-        let scenario = split(&format!("split into its place, key_0_returns={key_0_returns}"));
-        passes(scenario.reuses(key_0_returns).client(inserter(0)), 0);
+        passes(split().reuses(key_0_returns).client(inserter(0)), 0);
     }
 }

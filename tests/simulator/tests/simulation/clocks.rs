@@ -5,8 +5,8 @@
 use farside_layout::{INCARNATIONS, clock_lag_max_ns};
 use farside_simulator::{Bounds, Mutant, Scenario, Script, client};
 
-use crate::mutants::{assert_caught, named, report};
-use crate::{GRACE_NS, core_seconds, passes};
+use crate::mutants::{assert_caught, assert_fails, reuses_block};
+use crate::{GRACE_NS, OPS, knowing, passes};
 
 /// The slowest and the fastest clock that the protocol allows, in sixteenths of the true rate.
 const SLOW: u8 = 15;
@@ -42,107 +42,94 @@ fn word_recurs(others_act: &[u64]) -> Script {
 }
 
 /// The window has two used slots: key 0's, and key 3's, whose block `word_recurs` frees and uses.
-fn recurring_word(name: &str, others_act: &[u64], pace: u8) -> Scenario {
-    let scenario = Scenario::new(name).slots(2).used(2).stored(0).stored(3);
+fn recurring_word(others_act: &[u64], pace: u8) -> Scenario {
+    let scenario = Scenario::new().used(2).stored(0).stored(3);
     scenario.client(word_recurs(others_act).pace(pace))
 }
 
 /// Checks that the scenario goes wrong, because a client relies on a proof that is too old.
 fn assert_stale_proof_caught(scenario: &Scenario, preemptions: u8) {
-    let bounds = |executions| Bounds { preemptions: Some(preemptions), executions };
-    let started = core_seconds();
-    let failure = scenario.explore(bounds(20_000)).expect_err("a proof that is too old");
-    println!("{failure}");
-    report(&failure, core_seconds() - started);
+    let bounds = Bounds { preemptions: Some(preemptions), executions: 20_000 };
+    assert_fails(|| scenario.explore(bounds));
 }
 
 /// A client with a slow clock relies on a proof for T_word, and its chain takes effect within L.
 /// The word recurs by a fast clock.
 #[test]
 fn a_proof_has_a_margin_for_clocks_that_drift() {
-    let mutant = Mutant::ProofWithoutMargin;
-    let rounds = [150, 180];
-    let scenario = recurring_word("ProofWithoutMargin", &rounds, FAST);
-    let late = client().pace(SLOW).knows(0).put(0);
-    assert_stale_proof_caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
-    passes(scenario.client(late), 1);
+    let scenario = |mutant| {
+        let late = client().pace(SLOW).knows(0).put(0).mutant(mutant);
+        recurring_word(&[150, 180], FAST).client(late)
+    };
+    assert_stale_proof_caught(&scenario(Some(Mutant::ProofWithoutMargin)), 1);
+    passes(scenario(None), 1);
 }
 
 /// The time that a chain spends in its queue counts for its deadline. Otherwise the chain could
 /// take effect later than L after its post, on a word that has recurred.
 #[test]
 fn queue_uncounted_is_caught() {
-    let mutant = Mutant::QueueUncounted;
-    let scenario = recurring_word("QueueUncounted", &[10], 16);
-    let late = client().knows(0).put(0);
-    assert_stale_proof_caught(&scenario.clone().client(late.clone().mutant(mutant)), 1);
-    passes(scenario.client(late), 1);
+    let scenario =
+        |mutant| recurring_word(&[10], 16).client(client().knows(0).put(0).mutant(mutant));
+    assert_stale_proof_caught(&scenario(Some(Mutant::QueueUncounted)), 1);
+    passes(scenario(None), 1);
 }
 
 /// A client whose virtual machine is paused, with its clock, is fenced before a word can recur.
 #[test]
 fn a_paused_client_is_fenced_before_a_word_recurs() {
-    let scenario = |name: &str| {
-        let scenario = recurring_word(name, &[10, 190], 16);
-        scenario.pauses(1, CLOCK_LAG_MAX_NS).client(client().pauses().knows(0).put(0))
-    };
+    let scenario = recurring_word(&[10, 190], 16).pauses(1, CLOCK_LAG_MAX_NS);
+    let scenario = scenario.client(client().pauses().knows(0).put(0));
     for mutant in [Mutant::NeverFenced, Mutant::FencedLate] {
-        assert_stale_proof_caught(&scenario(&format!("{mutant:?}")).server_mutant(mutant), 0);
+        assert_stale_proof_caught(&scenario.clone().server_mutant(mutant), 0);
     }
-    passes(scenario("PUT hit, paused | its word recurs"), 0);
+    passes(scenario, 0);
 }
 
 /// Each operation of a client with a slow clock, beside a client with a fast clock that reuses a
 /// block. GETs ignore the checksum, which would hide a wrong margin.
 #[test]
 fn a_slow_clock_beside_a_fast_one_that_reuses_a_block() {
-    let reuses_block = || client().blocks(1).pace(FAST).knows(0).put(0).put(0);
-    let start = |name: &str| Scenario::new(name).stored(0).client(reuses_block());
+    let fast = || Scenario::new().stored(0).client(reuses_block().pace(FAST));
     for (known, preemptions) in [(true, 2), (false, 1)] {
         let reader = client().pace(SLOW).get(0).get(0).mutant(Mutant::NoChecksum);
-        let reader = if known { reader.knows(0) } else { reader };
-        let scenario = start(&format!("slow GET, GET, known={known} | fast PUT, PUT"));
-        passes(scenario.jumps(1, &[GRACE_NS / 2]).client(reader), preemptions);
+        let scenario = fast().jumps(1, &[GRACE_NS / 2]);
+        passes(scenario.client(knowing(known, reader)), preemptions);
     }
-    for op in crate::OPS {
-        let scenario = start(&format!("slow {op:?} | fast PUT, PUT"));
-        let scenario = scenario.jumps(1, &[1_300_000, GRACE_NS]);
+    for op in OPS {
+        let scenario = fast().jumps(1, &[1_300_000, GRACE_NS]);
         passes(scenario.client(client().pace(SLOW).op(op).get(0)), 0);
     }
 }
 
 #[test]
 fn patience_without_margin_is_caught() {
-    let mutant = Mutant::PatienceWithoutMargin;
-    let reuses_block = client().blocks(1).pace(FAST).knows(0).put(0).put(0);
-    let scenario = named(mutant).stored(0).client(reuses_block);
-    let reader = client().pace(SLOW).knows(0).get(0);
-    let honest = scenario.clone().client(reader.clone().mutant(Mutant::NoChecksum));
-    assert_caught(scenario.client(reader.mutant(mutant)), honest);
+    let scenario = |mutant| {
+        let scenario = Scenario::new().stored(0).client(reuses_block().pace(FAST));
+        scenario.client(client().pace(SLOW).knows(0).get(0).mutant(mutant))
+    };
+    assert_caught(scenario(Mutant::PatienceWithoutMargin), scenario(Mutant::NoChecksum));
 }
 
 /// Each operation, paused at any moment for any time, beside a client that is not paused.
 #[test]
 fn a_pause_anywhere() {
-    for op in crate::OPS {
-        let sleeper = client().pauses().knows(0).op(op);
-        let scenario = Scenario::new(format!("{op:?} hit, paused | UPDATE")).stored(0);
-        let scenario = scenario.pauses(1, CLOCK_LAG_MAX_NS).jumps(1, &[CLOCK_LAG_MAX_NS + 1]);
-        passes(scenario.client(sleeper).client(client().knows(0).update(0)), 0);
+    for op in OPS {
+        let scenario = Scenario::new().stored(0).pauses(1, CLOCK_LAG_MAX_NS);
+        let scenario = scenario.jumps(1, &[CLOCK_LAG_MAX_NS + 1]);
+        let scenario = scenario.client(client().pauses().knows(0).op(op));
+        passes(scenario.client(client().knows(0).update(0)), 0);
     }
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn a_pause_anywhere_at_length() {
-    for op in crate::OPS {
+    for op in OPS {
         for known in [false, true] {
-            let sleeper = client().pauses().op(op).get(0);
-            let sleeper = if known { sleeper.knows(0) } else { sleeper };
-            let name = format!("{op:?}, paused, known={known} | UPDATE, UPDATE in two blocks");
-            let scenario =
-                Scenario::new(name).stored(0).pauses(1, CLOCK_LAG_MAX_NS).client(sleeper);
+            let scenario = Scenario::new().stored(0).pauses(1, CLOCK_LAG_MAX_NS);
             let scenario = scenario.jumps(1, &[GRACE_NS, CLOCK_LAG_MAX_NS + 1]);
+            let scenario = scenario.client(knowing(known, client().pauses().op(op).get(0)));
             passes(scenario.client(client().blocks(1).knows(0).update(0).update(0)), 0);
         }
     }

@@ -4,25 +4,22 @@
 
 use farside_simulator::{Mutant, Op, Scenario, client};
 
-use crate::mutants::assert_caught;
+use crate::mutants::{assert_caught_for_all, assert_caught_of_server};
 use crate::{OPS, passes};
 
-fn start(name: String, stored: bool) -> Scenario {
-    let scenario = Scenario::new(name);
-    if stored { scenario.stored(0) } else { scenario }
+fn start(stored: bool) -> Scenario {
+    if stored { Scenario::new().stored(0) } else { Scenario::new() }
 }
 
 /// Two clients, one of which loses its connection at any moment.
 fn breaks(op: Op, stored: bool, other: Op) -> Scenario {
-    let name = format!("{op:?}, stored={stored}, {other:?}, one loses its connection | sweep");
-    let scenario = start(name, stored).losses(1).sweeps();
+    let scenario = start(stored).losses(1).sweeps();
     scenario.client(client().op(op).get(0)).client(client().op(other))
 }
 
 /// Two clients, and a server that restarts at any moment.
 fn restarts(op: Op, stored: bool, other: Op) -> Scenario {
-    let name = format!("{op:?}, stored={stored}, {other:?} | restart");
-    let scenario = start(name, stored).renewals(1);
+    let scenario = start(stored).renewals(1);
     scenario.client(client().op(op).get(0)).client(client().knows(0).op(other))
 }
 
@@ -64,45 +61,39 @@ fn connections_break_at_length() {
 #[test]
 fn a_connection_with_the_key_in_its_cache_breaks() {
     for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
-        let name = format!("{op:?} hit, DELETE, one loses its connection | sweep");
-        let scenario = start(name, true).losses(1).sweeps();
-        let scenario = scenario.client(client().knows(0).op(op).get(0));
+        let scenario = start(true).losses(1).sweeps().client(client().knows(0).op(op).get(0));
         passes(scenario.client(client().delete(0)), 0);
     }
+}
+
+/// Two clients insert different keys, and only one slot is left.
+fn inserters(used: usize) -> Scenario {
+    let scenario = Scenario::new().slots(1).used(used).client(client().insert(0).get(0));
+    scenario.client(client().insert(1).get(1))
 }
 
 #[test]
 fn inserters_of_one_slot_lose_their_connection() {
     for used in 0..=1 {
-        let name = format!("INSERT k0 | INSERT k1, one loses its connection | sweep, used={used}");
-        let scenario = Scenario::new(name).slots(1).used(used).losses(1).sweeps();
-        let scenario = scenario.client(client().insert(0).get(0));
-        passes(scenario.client(client().insert(1).get(1)), 0);
+        passes(inserters(used).losses(1).sweeps(), 0);
     }
 }
 
 #[test]
 fn inserters_of_one_slot_and_a_server_that_restarts() {
     for used in 0..=1 {
-        let name = format!("INSERT k0 | INSERT k1 | restart, used={used}");
-        let scenario = Scenario::new(name).slots(1).used(used).renewals(1);
-        let scenario = scenario.client(client().insert(0).get(0));
-        passes(scenario.client(client().insert(1).get(1)), 1);
+        passes(inserters(used).renewals(1), 1);
     }
 }
 
 #[test]
 fn unknown_is_nothing_is_caught() {
-    let mutant = Mutant::UnknownIsNothing;
-    let scenario = Scenario::new(format!("{mutant:?}")).stored(0).losses(1);
-    let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
-    assert_caught(scenario.clone().mutant_for_all(mutant), scenario);
+    let scenario = start(true).losses(1).client(client().knows(0).exchange(0, "i0"));
+    assert_caught_for_all(Mutant::UnknownIsNothing, scenario);
 }
 
 #[test]
 fn unrefused_is_caught() {
-    let mutant = Mutant::Unrefused;
-    let scenario = Scenario::new(format!("{mutant:?}")).slots(1).used(1).renewals(1);
-    let scenario = scenario.client(client().insert(0)).client(client().insert(1).get(1));
-    assert_caught(scenario.clone().server_mutant(mutant), scenario);
+    let scenario = Scenario::new().slots(1).used(1).renewals(1).client(client().insert(0));
+    assert_caught_of_server(Mutant::Unrefused, scenario.client(client().insert(1).get(1)));
 }

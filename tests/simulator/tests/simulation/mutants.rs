@@ -2,38 +2,34 @@
 //! must find nothing wrong in the same scenarios without a mutant.
 
 use farside_layout::INCARNATIONS;
-use farside_simulator::{Bounds, Failure, Mutant, Scenario, Violation, client};
+use farside_simulator::{Bounds, Explored, Failure, Mutant, Scenario, Script, Violation, client};
 
 use crate::{GRACE_NS, core_seconds};
 
 /// Limits of the search for a mutant's failure.
 const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 200_000 };
 
-/// Checks that the scenario goes wrong, and that `honest`, the same without mutants, does not.
-pub(crate) fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
+/// Checks that an execution goes wrong, and that each mutant broke its rule in it.
+pub(crate) fn assert_fails(
+    explore: impl FnOnce() -> Result<Explored, Box<Failure>>,
+) -> Box<Failure> {
     let started = core_seconds();
-    let failure = match scenario.explore_deeper(BOUNDS) {
-        Err(failure) => failure,
-        Ok(explored) => panic!("{} is not caught: {explored:?}", scenario.name()),
-    };
+    let failure = explore().expect_err("the mutant is not caught");
+    let seconds = core_seconds() - started;
     println!("{failure}");
-    report(&failure, core_seconds() - started);
-    let bounds = Bounds { preemptions: Some(2), executions: 2_000 };
-    let explored = honest.explore(bounds);
-    let explored = explored.unwrap_or_else(|failure| panic!("without the mutant: {failure}"));
-    assert!(explored.unfired.is_empty(), "these mutants changed nothing: {:?}", explored.unfired);
+    assert!(failure.unfired.is_empty(), "these mutants changed nothing: {:?}", failure.unfired);
+    let (scenario, steps) = (failure.scenario(), failure.steps());
+    println!("mutant | {scenario} | {steps} | {} | {seconds:.1}", failure.executions);
     failure
 }
 
-/// Prints a line for a mutant that was caught.
-pub(crate) fn report(failure: &Failure, took: f64) {
-    let name = failure.scenario().replace(" | ", ", ");
-    assert!(
-        failure.unfired.is_empty(),
-        "{name}: these mutants changed nothing: {:?}",
-        failure.unfired
-    );
-    println!("mutant | {name} | {} | {} | {took:.1}", failure.steps(), failure.executions);
+/// Checks that the scenario goes wrong, and that `honest`, the same without mutants, does not.
+pub(crate) fn assert_caught(scenario: Scenario, honest: Scenario) -> Box<Failure> {
+    let failure = assert_fails(|| scenario.explore_deeper(BOUNDS));
+    let explored = honest.explore(Bounds { preemptions: Some(2), executions: 2_000 });
+    let explored = explored.unwrap_or_else(|failure| panic!("without the mutant: {failure}"));
+    assert!(explored.unfired.is_empty(), "these mutants changed nothing: {:?}", explored.unfired);
+    failure
 }
 
 /// Checks that the mutant is caught if all clients follow it.
@@ -41,64 +37,58 @@ pub(crate) fn assert_caught_for_all(mutant: Mutant, scenario: Scenario) -> Box<F
     assert_caught(scenario.clone().mutant_for_all(mutant), scenario)
 }
 
-/// An empty scenario with the mutant's name.
-pub(crate) fn named(mutant: Mutant) -> Scenario {
-    Scenario::new(format!("{mutant:?}"))
+/// Checks that the mutant is caught if the server follows it.
+pub(crate) fn assert_caught_of_server(mutant: Mutant, scenario: Scenario) -> Box<Failure> {
+    assert_caught(scenario.clone().server_mutant(mutant), scenario)
+}
+
+/// A client with one free block. It uses the block, and then the block that it has unlinked.
+pub(crate) fn reuses_block() -> Script {
+    client().blocks(1).knows(0).put(0).put(0)
 }
 
 /// A PUT, a GET that reads the window, and a GET that has cached the key's former location.
-fn cached_get(mutant: Mutant) -> Scenario {
-    let reader = client().knows(0).get(0);
-    named(mutant).stored(0).client(client().knows(0).put(0)).client(client().get(0)).client(reader)
+fn cached_get() -> Scenario {
+    let scenario = Scenario::new().stored(0).client(client().knows(0).put(0));
+    scenario.client(client().get(0)).client(client().knows(0).get(0))
 }
 
 #[test]
 fn mark_after_swap_is_caught() {
-    assert_caught_for_all(Mutant::MarkAfterSwap, cached_get(Mutant::MarkAfterSwap));
+    assert_caught_for_all(Mutant::MarkAfterSwap, cached_get());
 }
 
 #[test]
 fn no_mark_is_caught() {
-    assert_caught_for_all(Mutant::NoMark, cached_get(Mutant::NoMark));
+    assert_caught_for_all(Mutant::NoMark, cached_get());
 }
 
 #[test]
 fn mark_ignored_is_caught() {
-    assert_caught_for_all(Mutant::MarkIgnored, cached_get(Mutant::MarkIgnored));
+    assert_caught_for_all(Mutant::MarkIgnored, cached_get());
 }
 
 /// The late mark of a PUT that lost its compare-and-swap hits the block after its reuse.
 #[test]
 fn mark_of_eight_bytes_is_caught() {
-    let mutant = Mutant::MarkOfEightBytes;
-    let reuses_block = client().blocks(1).knows(0).put(0).put(0);
-    assert_caught_for_all(
-        mutant,
-        named(mutant).stored(0).client(client().knows(0).put(0)).client(reuses_block),
-    );
+    let scenario = Scenario::new().stored(0).client(client().knows(0).put(0));
+    assert_caught_for_all(Mutant::MarkOfEightBytes, scenario.client(reuses_block()));
 }
 
 /// A client that has cached the block reads it while it is written for its next use.
 #[test]
 fn generation_ignored_is_caught() {
-    let mutant = Mutant::GenerationIgnored;
-    let reuses_block = client().blocks(1).knows(0).put(0).put(0);
-    let reader = client().knows(0).get(0);
-    assert_caught_for_all(
-        mutant,
-        named(mutant).stored(0).client(reuses_block).client(reader).client(client().get(0)),
-    );
+    let scenario = Scenario::new().stored(0).client(reuses_block());
+    let scenario = scenario.client(client().knows(0).get(0)).client(client().get(0));
+    assert_caught_for_all(Mutant::GenerationIgnored, scenario);
 }
 
 /// Without the checksum, only GRACE keeps a GET from believing a block that is partly rewritten.
 #[test]
 fn reuse_before_grace_is_caught() {
-    let scenario = |clock: Option<Mutant>| {
-        let reuses_block = client().blocks(1).knows(0).put(0).put(0);
-        let reuses_block =
-            clock.into_iter().fold(reuses_block, |script, mutant| script.mutant(mutant));
-        let reader = client().knows(0).get(0).mutant(Mutant::NoChecksum);
-        named(Mutant::FastClock).stored(0).client(reuses_block).client(reader)
+    let scenario = |clock| {
+        let scenario = Scenario::new().stored(0).client(reuses_block().mutant(clock));
+        scenario.client(client().knows(0).get(0).mutant(Mutant::NoChecksum))
     };
     assert_caught(scenario(Some(Mutant::FastClock)), scenario(None));
 }
@@ -106,8 +96,8 @@ fn reuse_before_grace_is_caught() {
 #[test]
 fn belief_beyond_grace_is_caught() {
     let scenario = |clock| {
-        let reuses_block = client().blocks(1).knows(0).put(0).put(0);
-        named(clock).stored(0).client(reuses_block).client(client().knows(0).get(0).mutant(clock))
+        let scenario = Scenario::new().stored(0).client(reuses_block());
+        scenario.client(client().knows(0).get(0).mutant(clock))
     };
     assert_caught(scenario(Mutant::StoppedClock), scenario(Mutant::NoChecksum));
 }
@@ -115,7 +105,7 @@ fn belief_beyond_grace_is_caught() {
 /// After 256 generations the same word can belong to another key.
 #[test]
 fn proofs_that_do_not_age_is_caught() {
-    let scenario = |clock: Option<Mutant>| {
+    let scenario = |clock| {
         // Each of two blocks is used 256 times, in all incarnations.
         let mut reuses_block = client().in_one_step().blocks(1).knows(0).delete(0);
         for n in 1..INCARNATIONS {
@@ -125,64 +115,64 @@ fn proofs_that_do_not_age_is_caught() {
             }
             reuses_block = reuses_block.delete(1);
         }
-        let reuses_block = reuses_block.insert(1);
-        let late = client().knows(0).put(0);
-        let late = clock.into_iter().fold(late, |script, mutant| script.mutant(mutant));
-        named(Mutant::StoppedClockOnly).slots(1).used(1).stored(0).client(reuses_block).client(late)
+        let scenario = Scenario::new().slots(1).used(1).stored(0).client(reuses_block.insert(1));
+        scenario.client(client().knows(0).put(0).mutant(clock))
     };
-    let mutant = scenario(Some(Mutant::StoppedClockOnly));
     let bounds = Bounds { preemptions: Some(0), executions: 20 };
-    let started = core_seconds();
-    let failure = mutant.explore(bounds).expect_err("a proof of 25 seconds ago is relied on");
-    report(&failure, core_seconds() - started);
+    assert_fails(|| scenario(Some(Mutant::StoppedClockOnly)).explore(bounds));
     scenario(None).explore(bounds).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]
 fn blocks_of_two_owners_is_caught() {
-    let mutant = Mutant::BlocksOfTwoOwners;
-    let scenario = named(mutant).client(client().insert(0));
-    let second = client().insert(1);
-    assert_caught(scenario.clone().client(second.clone().mutant(mutant)), scenario.client(second));
+    let scenario = |mutant| {
+        let scenario = Scenario::new().client(client().insert(0));
+        scenario.client(client().insert(1).mutant(mutant))
+    };
+    assert_caught(scenario(Some(Mutant::BlocksOfTwoOwners)), scenario(None));
 }
 
 /// Two compare-and-exchanges of one value.
 #[test]
 fn swap_in_two_is_caught() {
-    let mutant = Mutant::SwapInTwo;
     let exchange = || client().knows(0).exchange(0, "i0");
-    assert_caught_for_all(mutant, named(mutant).stored(0).client(exchange()).client(exchange()));
+    let scenario = Scenario::new().stored(0).client(exchange()).client(exchange());
+    assert_caught_for_all(Mutant::SwapInTwo, scenario);
 }
 
-/// Two inserters of one key, each in its own slot, used before or not. First they read the window
-/// before they claim a slot, then they are blind.
-fn two_inserters(mutant: Mutant) {
+/// Two inserters of one key, each in its own slot. They read the window before they claim a slot.
+fn two_inserters(used: usize) -> Scenario {
+    let scenario = Scenario::new().used(used).seed(2).client(client().insert(0));
+    scenario.client(client().insert(0))
+}
+
+/// Checks two inserters of one key, in slots that were used before or not, and two blind ones.
+fn is_caught_with_two_inserters(mutant: Mutant) {
     for used in 0..=2 {
-        let scenario = named(mutant).used(used).seed(2).client(client().insert(0));
-        assert_caught_for_all(mutant, scenario.client(client().insert(0)));
+        assert_caught_for_all(mutant, two_inserters(used));
     }
     let blind = |slot| client().guesses(slot).insert(0);
-    assert_caught_for_all(mutant, named(mutant).client(blind(0)).client(blind(1)));
+    assert_caught_for_all(mutant, Scenario::new().client(blind(0)).client(blind(1)));
 }
 
 #[test]
 fn no_claim_is_caught() {
-    two_inserters(Mutant::NoClaim(0));
+    is_caught_with_two_inserters(Mutant::NoClaim(0));
 }
 
 #[test]
 fn looks_too_early_is_caught() {
-    two_inserters(Mutant::LooksTooEarly);
+    is_caught_with_two_inserters(Mutant::LooksTooEarly);
 }
 
 #[test]
 fn none_aborted_is_caught() {
-    two_inserters(Mutant::NoneAborted);
+    is_caught_with_two_inserters(Mutant::NoneAborted);
 }
 
 #[test]
 fn goes_on_after_live_is_caught() {
-    two_inserters(Mutant::GoesOnAfterLive);
+    is_caught_with_two_inserters(Mutant::GoesOnAfterLive);
 }
 
 /// Not if both claim by hint: then the second inserter sees the first one's claim.
@@ -190,57 +180,47 @@ fn goes_on_after_live_is_caught() {
 fn every_mismatch_believed_is_caught() {
     let mutant = Mutant::EveryMismatchBelieved(0);
     for used in 1..=2 {
-        let scenario = named(mutant).used(used).seed(2).client(client().insert(0));
-        assert_caught_for_all(mutant, scenario.client(client().insert(0)));
+        assert_caught_for_all(mutant, two_inserters(used));
     }
-    assert_caught_for_all(
-        mutant,
-        named(mutant).used(1).client(client().guesses(0).insert(0)).client(client().insert(0)),
-    );
+    let scenario = Scenario::new().used(1).client(client().guesses(0).insert(0));
+    assert_caught_for_all(mutant, scenario.client(client().insert(0)));
 }
 
 /// Another client claims the slot after the INSERT has read it, and before it claims it.
 #[test]
 fn hint_before_pending_is_caught() {
-    let scenario = |second: Option<Mutant>| {
-        let other = client().insert(1).get(1);
-        let other = second.into_iter().fold(other, |script, mutant| script.mutant(mutant));
-        let name = Scenario::new("HintBeforePending");
-        name.slots(1).used(1).client(client().insert(0).get(0)).client(other)
+    let scenario = |mutant| {
+        let scenario = Scenario::new().slots(1).used(1).client(client().insert(0).get(0));
+        scenario.client(client().insert(1).get(1).mutant(mutant))
     };
     assert_caught(scenario(Some(Mutant::HintBeforePending(1))), scenario(None));
 }
 
+/// Key 0 is inserted beside keys 1 and 2.
+fn three_inserts() -> Scenario {
+    let scenario = Scenario::new().used(2).seed(1).client(client().insert(0));
+    scenario.client(client().insert(1).insert(2).get(2))
+}
+
 #[test]
 fn aborts_to_empty_is_caught() {
-    let mutant = Mutant::AbortsToEmpty;
-    let others = client().insert(1).insert(2).get(2);
-    assert_caught_for_all(
-        mutant,
-        named(mutant).used(2).seed(1).client(client().insert(0)).client(others),
-    );
+    assert_caught_for_all(Mutant::AbortsToEmpty, three_inserts());
 }
 
 #[test]
 fn takes_aborted_is_caught() {
-    let mutant = Mutant::TakesAborted;
-    let others = client().insert(1).insert(2).get(2);
-    assert_caught_for_all(
-        mutant,
-        named(mutant).used(2).seed(1).client(client().insert(0)).client(others),
-    );
+    assert_caught_for_all(Mutant::TakesAborted, three_inserts());
 }
 
 /// Key 0 claims a slot by its hint. If key 1 took the slot in the incarnation of that hint, its
 /// word could be mistaken for key 0's.
 #[test]
 fn first_twice_is_caught() {
-    let mutant = Mutant::FirstTwice(1);
-    let scenario = named(mutant).slots(1);
-    let other = client().insert(1).get(1);
-    let honest = scenario.clone().client(client().guesses(0).insert(0)).client(other.clone());
-    let other = other.mutant(mutant);
-    assert_caught(scenario.client(client().guesses(0).insert(0)).client(other), honest);
+    let scenario = |mutant| {
+        let scenario = Scenario::new().slots(1).client(client().guesses(0).insert(0));
+        scenario.client(client().insert(1).get(1).mutant(mutant))
+    };
+    assert_caught(scenario(Some(Mutant::FirstTwice(1))), scenario(None));
 }
 
 /// A slot had key 0 in incarnation 2. An INSERT that sleeps claims and withdraws it 61 times. Then
@@ -248,97 +228,85 @@ fn first_twice_is_caught() {
 #[test]
 fn withdraw_keeps_hint_is_caught() {
     let scenario = |mutant| {
-        let scenario =
-            named(mutant).slots(1).used(1).removed(0).round_trips().jumps(1, &[GRACE_NS]);
-        scenario.client(client().insert(2).mutant(mutant)).client(client().update(0))
+        let scenario = Scenario::new().slots(1).used(1).removed(0).round_trips();
+        let scenario = scenario.jumps(1, &[GRACE_NS]).client(client().insert(2).mutant(mutant));
+        scenario.client(client().update(0))
     };
     assert_caught(scenario(Mutant::WithdrawKeepsHint), scenario(Mutant::WithdrawOften));
 }
 
 /// Key 1 replaces key 0 in a slot, while a PUT of key 0 reads first the hint, then the word.
-fn another_key(mutant: Mutant) -> Scenario {
-    let other = client().delete(0).insert(1);
-    named(mutant).slots(1).used(1).stored(0).client(client().put(0)).client(other)
+fn another_key() -> Scenario {
+    let scenario = Scenario::new().slots(1).used(1).stored(0).client(client().put(0));
+    scenario.client(client().delete(0).insert(1))
 }
 
 #[test]
 fn same_incarnation_is_caught() {
-    assert_caught_for_all(Mutant::SameIncarnation, another_key(Mutant::SameIncarnation));
+    assert_caught_for_all(Mutant::SameIncarnation, another_key());
 }
 
 #[test]
 fn incarnations_in_no_time_is_caught() {
-    assert_caught_for_all(Mutant::IncarnationsInNoTime, another_key(Mutant::IncarnationsInNoTime));
+    assert_caught_for_all(Mutant::IncarnationsInNoTime, another_key());
 }
 
 #[test]
 fn absorbed_by_conditional_is_caught() {
-    let mutant = Mutant::AbsorbedByConditional;
-    let exchange = client().knows(0).exchange(0, "i0");
-    assert_caught_for_all(mutant, named(mutant).stored(0).client(client().put(0)).client(exchange));
+    let scenario = Scenario::new().stored(0).client(client().put(0));
+    let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
+    assert_caught_for_all(Mutant::AbsorbedByConditional, scenario);
 }
 
+/// The first READ of the window is for an absent key.
 #[test]
 fn absorbed_by_old_window_is_caught() {
-    let mutant = Mutant::AbsorbedByOldWindow;
-    // Its first READ of the window is for an absent key.
-    let first = client().get(1).put(0);
-    assert_caught_for_all(
-        mutant,
-        named(mutant).stored(0).client(first).client(client().knows(0).put(0)),
-    );
+    let scenario = Scenario::new().stored(0).client(client().get(1).put(0));
+    let scenario = scenario.client(client().knows(0).put(0));
+    assert_caught_for_all(Mutant::AbsorbedByOldWindow, scenario);
 }
 
 /// Another lane of the session caches the word. `sessions` has the same with another session.
 #[test]
 fn absorbed_unread_is_caught() {
-    let mutant = Mutant::AbsorbedUnread(0);
-    let start = || named(mutant).stored(0).slots(1).used(1).jumps(1, &[1_300_000]);
-    let lanes = client().knows(0).put(0).lane().get(0).get(0);
-    let scenario = start().client(client().put(0));
-    let failure = assert_caught(
-        scenario.clone().client(lanes.clone().mutant(mutant)),
-        scenario.client(lanes),
-    );
+    let scenario = |mutant| {
+        let scenario = Scenario::new().stored(0).slots(1).used(1).jumps(1, &[1_300_000]);
+        let lanes = client().knows(0).put(0).lane().get(0).get(0);
+        scenario.client(client().put(0)).client(lanes.mutant(mutant))
+    };
+    let failure = assert_caught(scenario(Some(Mutant::AbsorbedUnread(0))), scenario(None));
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
 #[test]
 fn delete_absorbed_is_caught() {
-    let mutant = Mutant::DeleteAbsorbed;
-    let scenario = named(mutant).stored(0).client(client().delete(0)).client(client().delete(0));
-    assert_caught_for_all(mutant, scenario.client(client().update(0)));
+    let scenario = Scenario::new().stored(0).client(client().delete(0)).client(client().delete(0));
+    assert_caught_for_all(Mutant::DeleteAbsorbed, scenario.client(client().update(0)));
 }
 
 #[test]
 fn poisoned_believed_is_caught() {
-    let mutant = Mutant::PoisonedBelieved;
-    let reader = client().knows(0).get(0).get(0);
-    let failure = assert_caught_for_all(
-        mutant,
-        named(mutant).marked(0).client(client().put(0)).client(reader),
-    );
+    let scenario = Scenario::new().marked(0).client(client().put(0));
+    let scenario = scenario.client(client().knows(0).get(0).get(0));
+    let failure = assert_caught_for_all(Mutant::PoisonedBelieved, scenario);
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
 /// The mark is set, but the compare-and-swap after it has not happened.
 #[test]
 fn successor_believed_is_caught() {
-    let failure =
-        assert_caught_for_all(Mutant::SuccessorBelieved, cached_get(Mutant::SuccessorBelieved));
+    let failure = assert_caught_for_all(Mutant::SuccessorBelieved, cached_get());
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
 /// The slot belongs to another key by the time of the compare-and-swap.
 #[test]
 fn found_believed_is_caught() {
-    let mutant = Mutant::FoundBelieved(0);
-    let other = client().delete(0).insert(1);
-    let late = client().knows(0).put(0);
-    let scenario = named(mutant).slots(1).stored(0).client(late.clone().mutant(mutant));
-    let failure = assert_caught(
-        scenario.client(other.clone()),
-        named(mutant).slots(1).stored(0).client(late).client(other),
-    );
+    let scenario = |mutant| {
+        let late = client().knows(0).put(0).mutant(mutant);
+        let scenario = Scenario::new().slots(1).stored(0).client(late);
+        scenario.client(client().delete(0).insert(1))
+    };
+    let failure = assert_caught(scenario(Some(Mutant::FoundBelieved(0))), scenario(None));
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }

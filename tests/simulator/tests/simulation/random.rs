@@ -13,7 +13,7 @@ fn brawl() -> Scenario {
     let second = client().blocks(2).insert(1).get(0).exchange_seen(0).delete(1).put(2).get(2);
     let third = client().blocks(2).knows(0).get(0).put(0).get(0).insert(0).delete(2).get(1);
     let lanes = client().knows(0).get(0).get(1).get(2).lane().update(0).delete(1).put(1).get(1);
-    let scenario = Scenario::new("brawl").slots(3).used(1).stored(0).deaths(1).sweeps();
+    let scenario = Scenario::new().slots(3).used(1).stored(0).deaths(1).sweeps();
     let scenario = scenario.jumps(2, &[1_300_000, GRACE_NS, 8_100_000_000]).chains(64);
     scenario.client(first).client(second).client(third).client(lanes)
 }
@@ -24,14 +24,14 @@ fn chase() -> Scenario {
         client().blocks(3).delete(0).insert(1).delete(1).insert(0).delete(0).insert(1);
     let writer = client().blocks(3).put(0).put(1).put(0).delete(0).put(1).get(0);
     let reader = client().knows(0).get(0).get(1).get(0).get(1).get(0).get(1);
-    let scenario = Scenario::new("chase").slots(1).stored(0).chains(64).jumps(1, &[GRACE_NS]);
+    let scenario = Scenario::new().slots(1).stored(0).chains(64).jumps(1, &[GRACE_NS]);
     scenario.client(replaces_key).client(writer).client(reader)
 }
 
 /// All clients insert and delete one key.
 fn rush() -> Scenario {
     let one = || client().insert(0).delete(0).put(0).get(0).insert(0).delete(0);
-    let scenario = Scenario::new("rush").slots(3).used(1).chains(64).client(one());
+    let scenario = Scenario::new().slots(3).used(1).chains(64).client(one());
     scenario.client(one().guesses(0)).client(one().guesses(1))
 }
 
@@ -41,8 +41,7 @@ fn moving() -> Scenario {
     let second = client().knows(2).insert(1).get(0).update(2).delete(1).put(0).get(1);
     let third = client().guesses(0);
     let third = third.knows(0).get(0).get(2).insert(0).get(1).exchange_seen(2).get(2);
-    let scenario =
-        Scenario::new("moving").slots(4).used(1).stored(0).stored(2).splits(0, 2).restarts(1);
+    let scenario = Scenario::new().slots(4).used(1).stored(0).stored(2).splits(0, 2).restarts(1);
     let scenario = scenario.deaths(1).jumps(2, &[1_300_000, 3_000_000, GRACE_NS]).chains(64);
     scenario.client(first).client(second).client(third)
 }
@@ -54,8 +53,7 @@ fn wreck() -> Scenario {
     let first = first.knows(0).put(0).insert(1).get(0).delete(1).insert(2).get(1);
     let second = client().insert(1).get(2).put(0).delete(0).insert(0).exchange_seen(2);
     let third = client().knows(0).delete(0).insert(0).get(1).put(1).get(0);
-    let scenario =
-        Scenario::new("wreck").slots(3).used(1).stored(0).deaths(1).losses(2).renewals(1);
+    let scenario = Scenario::new().slots(3).used(1).stored(0).deaths(1).losses(2).renewals(1);
     let scenario = scenario.sweeps().chains(64).jumps(1, &[1_300_000, GRACE_NS]);
     scenario.client(first).client(second).client(third)
 }
@@ -64,29 +62,28 @@ fn wreck() -> Scenario {
 fn returning() -> Scenario {
     let first = client().knows(0).put(0).get(0).delete(0).insert(1).put(0).get(1);
     let second = client().knows(0).get(0).insert(1).get(0).update(0).delete(1).get(0);
-    let scenario = Scenario::new("returning").slots(3).used(1).stored(0).splits(0, 2).reuses(true);
+    let scenario = Scenario::new().slots(3).used(1).stored(0).splits(0, 2).reuses(true);
     let scenario = scenario.deaths(1).sweeps().chains(64).jumps(2, &[1_300_000, GRACE_NS]);
     scenario.client(first).client(second)
 }
 
-fn seconds() -> u64 {
-    let asked = std::env::var("FARSIDE_SIMULATION_SECONDS").ok();
-    asked.and_then(|asked| asked.parse().ok()).unwrap_or(10)
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
 /// Runs as many seeds as fit into `FARSIDE_SIMULATION_SECONDS`, from `FARSIDE_SIMULATION_SEED` on.
 #[test]
 fn seeds() {
-    let first = std::env::var("FARSIDE_SIMULATION_SEED").ok();
-    let first: u64 = first.and_then(|first| first.parse().ok()).unwrap_or(0);
-    let separate = || [brawl(), chase(), rush(), moving(), wreck(), returning()].into_iter();
-    let scenarios: Vec<_> = separate().chain(separate().map(Scenario::shares_locations)).collect();
-    let share = Duration::from_secs(seconds()) / scenarios.len() as u32;
-    for scenario in &scenarios {
+    let first = variable("FARSIDE_SIMULATION_SEED", 0);
+    let separate = [brawl(), chase(), rush(), moving(), wreck(), returning()];
+    let shared = separate.clone().map(Scenario::shares_locations);
+    let seconds = variable("FARSIDE_SIMULATION_SECONDS", 10);
+    let share = Duration::from_secs(seconds) / (separate.len() + shared.len()) as u32;
+    for scenario in separate.iter().chain(&shared) {
         let started = Instant::now();
         let seeds = (first..).take_while(|seed| *seed == first || started.elapsed() < share);
         let count = scenario.run_seeds(seeds).unwrap_or_else(|failure| panic!("{failure}"));
-        println!("{}: seeds {first} to {}", scenario.name(), first + count - 1);
+        println!("{scenario}: seeds {first} to {}", first + count - 1);
     }
 }
 
@@ -95,7 +92,7 @@ fn seeds() {
 fn a_seed_repeats_its_failure_and_the_report_is_short() {
     let reader = client().knows(0).get(0).get(0).get(0);
     let writer = || client().knows(0).put(0).put(0).put(0);
-    let scenario = Scenario::new("three PUTs without a mark").stored(0).client(reader);
+    let scenario = Scenario::new().stored(0).client(reader);
     let scenario = scenario.client(writer()).client(writer()).mutant_for_all(Mutant::NoMark);
     let wrong = |seed: u64| scenario.run_seed(seed).err();
     let (seed, failure) = (0..1000).find_map(|seed| Some((seed, wrong(seed)?))).unwrap();

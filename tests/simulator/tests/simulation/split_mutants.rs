@@ -1,72 +1,64 @@
 //! Mutants of the split, and of clients beside a split.
 
-use farside_simulator::{Bounds, Mutant, Scenario, client};
+use farside_simulator::{Bounds, Mutant, Scenario, Script, client};
 
-use crate::core_seconds;
-use crate::mutants::{assert_caught_for_all, named, report};
+use crate::mutants::{assert_caught_for_all, assert_fails};
 
-fn split(mutant: Mutant) -> Scenario {
-    named(mutant).splits(0, 1).slots(1)
+fn split() -> Scenario {
+    Scenario::new().splits(0, 1).slots(1)
+}
+
+/// Checks that the mutant is caught beside this client. Key 0 is stored.
+fn is_caught_beside(mutant: Mutant, script: Script) {
+    assert_caught_for_all(mutant, split().stored(0).client(script));
 }
 
 #[test]
 fn moved_before_copy_is_caught() {
-    let mutant = Mutant::MovedBeforeCopy;
-    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(0)));
+    is_caught_beside(Mutant::MovedBeforeCopy, client().get(0));
 }
 
 #[test]
 fn hint_after_live_is_caught() {
-    let mutant = Mutant::HintAfterLive;
-    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(0)));
+    is_caught_beside(Mutant::HintAfterLive, client().get(0));
 }
 
 #[test]
 fn new_before_old_is_caught() {
-    let mutant = Mutant::NewBeforeOld;
-    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(0)));
+    is_caught_beside(Mutant::NewBeforeOld, client().get(0));
 }
 
 #[test]
 fn not_frozen_is_caught() {
-    let mutant = Mutant::NotFrozen;
-    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().put(0)));
+    is_caught_beside(Mutant::NotFrozen, client().put(0));
+}
+
+#[test]
+fn never_filling_is_caught() {
+    is_caught_beside(Mutant::NeverFilling, client().get(1).get(0));
 }
 
 #[test]
 fn live_before_moved_is_caught() {
-    let mutant = Mutant::LiveBeforeMoved;
-    assert_caught_for_all(mutant, split(mutant).stored(0).restarts(1).client(client().put(0)));
+    let scenario = split().stored(0).restarts(1).client(client().put(0));
+    assert_caught_for_all(Mutant::LiveBeforeMoved, scenario);
+}
+
+#[test]
+fn fills_again_is_caught() {
+    let scenario = split().stored(2).restarts(1).chains(64).client(client().get(2).insert(2));
+    assert_caught_for_all(Mutant::FillsAgain, scenario);
 }
 
 /// The splitter aborts an INSERT, which leaves its slot EMPTY. Another INSERT saw that slot before
 /// it saw the split. This takes two preemptions; exploring all executions with one takes minutes.
 #[test]
 fn forward_ignored_is_caught() {
-    let mutant = Mutant::ForwardIgnored;
     // As few chains as this takes, so that no INSERT waits for the end of the split.
-    let scenario =
-        split(mutant).used(1).chains(4).client(client().insert(0)).client(client().insert(1));
+    let scenario = split().used(1).chains(4).client(client().insert(0)).client(client().insert(1));
     let bounds = |executions| Bounds { preemptions: Some(2), executions };
-    let started = core_seconds();
-    let caught = scenario.clone().mutant_for_all(mutant).explore(bounds(100_000));
-    let failure = caught.expect_err("a key is inserted into the old subtable");
-    println!("{failure}");
-    report(&failure, core_seconds() - started);
-    scenario
-        .explore(bounds(2_000))
-        .unwrap_or_else(|failure| panic!("without the mutant: {failure}"));
-}
-
-#[test]
-fn never_filling_is_caught() {
-    let mutant = Mutant::NeverFilling;
-    assert_caught_for_all(mutant, split(mutant).stored(0).client(client().get(1).get(0)));
-}
-
-#[test]
-fn fills_again_is_caught() {
-    let mutant = Mutant::FillsAgain;
-    let scenario = split(mutant).stored(2).restarts(1).chains(64);
-    assert_caught_for_all(mutant, scenario.client(client().get(2).insert(2)));
+    let mutant = scenario.clone().mutant_for_all(Mutant::ForwardIgnored);
+    assert_fails(|| mutant.explore(bounds(100_000)));
+    let honest = scenario.explore(bounds(2_000));
+    honest.unwrap_or_else(|failure| panic!("without the mutant: {failure}"));
 }

@@ -3,17 +3,17 @@
 
 use farside_simulator::{Mutant, Op, Scenario, client};
 
-use crate::mutants::assert_caught;
+use crate::mutants::assert_caught_of_server;
 use crate::passes;
 
-fn dies(name: &str) -> Scenario {
-    Scenario::new(format!("{name} | sweep")).deaths(1).sweeps()
+/// One client dies, at any moment, and is swept.
+fn dies() -> Scenario {
+    Scenario::new().deaths(1).sweeps()
 }
 
 fn an_inserter_dies(op: Op, slots: usize, used: usize) -> Scenario {
-    let name = format!("INSERT dies | {op:?}, GET in {slots} slots, used={used}");
-    let scenario = dies(&name).slots(slots).used(used);
-    scenario.seed(2).client(client().insert(0)).client(client().op(op).get(0))
+    let scenario = dies().slots(slots).used(used).seed(2);
+    scenario.client(client().insert(0)).client(client().op(op).get(0))
 }
 
 #[test]
@@ -38,44 +38,37 @@ fn an_inserter_dies_and_is_swept_at_length() {
     }
 }
 
-/// Another key then gets the only slot.
+/// Two clients insert different keys, and only one slot is left.
+fn two_in_a_slot(used: usize) -> Scenario {
+    dies().slots(1).used(used).client(client().insert(0)).client(client().insert(1).get(1))
+}
+
 #[test]
 fn another_key_gets_the_slot_of_a_dead_inserter() {
     for used in 0..=1 {
-        let scenario = dies(&format!("INSERT k0 dies | INSERT k1, GET k1, used={used}"));
-        let scenario = scenario.slots(1).used(used).client(client().insert(0));
-        passes(scenario.client(client().insert(1).get(1)), 1);
+        passes(two_in_a_slot(used), 1);
     }
 }
 
 #[test]
 fn a_writer_dies_and_is_swept() {
     for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
-        let scenario = dies(&format!("{op:?} dies | GET hit, PUT")).stored(0);
-        let other = client().knows(0).get(0).put(0);
-        passes(scenario.client(client().op(op)).client(other), 0);
+        let scenario = dies().stored(0).client(client().op(op));
+        passes(scenario.client(client().knows(0).get(0).put(0)), 0);
     }
-}
-
-fn two_in_a_slot(mutant: Mutant) -> Scenario {
-    let scenario = Scenario::new(format!("{mutant:?}")).deaths(1).sweeps().slots(1).used(1);
-    scenario.client(client().insert(0)).client(client().insert(1).get(1))
 }
 
 #[test]
 fn unfenced_is_caught() {
-    let scenario = two_in_a_slot(Mutant::Unfenced);
-    assert_caught(scenario.clone().server_mutant(Mutant::Unfenced), scenario);
+    assert_caught_of_server(Mutant::Unfenced, two_in_a_slot(1));
 }
 
 #[test]
 fn sweeps_the_living_is_caught() {
-    let scenario = two_in_a_slot(Mutant::SweepsTheLiving);
-    assert_caught(scenario.clone().server_mutant(Mutant::SweepsTheLiving), scenario);
+    assert_caught_of_server(Mutant::SweepsTheLiving, two_in_a_slot(1));
 }
 
 #[test]
 fn hint_after_clear_is_caught() {
-    let scenario = two_in_a_slot(Mutant::HintAfterClear);
-    assert_caught(scenario.clone().server_mutant(Mutant::HintAfterClear), scenario);
+    assert_caught_of_server(Mutant::HintAfterClear, two_in_a_slot(1));
 }

@@ -4,8 +4,8 @@
 use farside_layout::INCARNATIONS;
 use farside_simulator::{Bounds, Mutant, Op, Scenario, client};
 
-use crate::mutants::report;
-use crate::{GRACE_NS, core_seconds, passes};
+use crate::mutants::assert_fails;
+use crate::{GRACE_NS, knowing, passes};
 
 /// Sleeps longer than T_hint (61 times 20 us), than the patience of an operation, than L, and than
 /// T_word (docs/protocol.md, "Time").
@@ -15,28 +15,22 @@ const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
 /// the value twice and so reuses its block, or gives the slot to another key.
 #[test]
 fn a_sleep_anywhere() {
-    let ops = [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")];
-    for op in ops {
-        for known in [false, true] {
-            let sleeper = client().op(op);
-            let sleeper = if known { sleeper.knows(0) } else { sleeper };
-            let jumps = if known { &JUMPS[1..] } else { &JUMPS[..3] };
-            let name = format!("{op:?}, asleep, known={known} | UPDATE, UPDATE in two blocks");
-            let scenario = Scenario::new(name).stored(0).jumps(1, jumps).client(sleeper);
+    for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+        for (known, jumps) in [(false, &JUMPS[..3]), (true, &JUMPS[1..])] {
+            let scenario = Scenario::new().stored(0).jumps(1, jumps);
+            let scenario = scenario.client(knowing(known, client().op(op)));
             passes(scenario.client(client().blocks(1).knows(0).update(0).update(0)), 0);
         }
-        let name = format!("{op:?}, asleep | DELETE k0, INSERT k1");
-        let scenario = Scenario::new(name).slots(1).stored(0).jumps(1, &JUMPS[..2]);
-        let replaces_key = client().knows(0).delete(0).insert(1).get(1);
-        passes(scenario.client(client().op(op)).client(replaces_key), 0);
+        let scenario = Scenario::new().slots(1).stored(0).jumps(1, &JUMPS[..2]);
+        let scenario = scenario.client(client().op(op));
+        passes(scenario.client(client().knows(0).delete(0).insert(1).get(1)), 0);
     }
 }
 
 #[test]
 fn inserters_that_sleep() {
     for (seed, used) in [(1, 0), (2, 0), (1, 1), (1, 2), (2, 2)] {
-        let name = format!("INSERT | INSERT, asleep, seed={seed}, used={used}");
-        let scenario = Scenario::new(name).seed(seed).used(used).jumps(1, &JUMPS[1..3]);
+        let scenario = Scenario::new().seed(seed).used(used).jumps(1, &JUMPS[1..3]);
         passes(scenario.client(client().insert(0)).client(client().insert(0)), 0);
     }
 }
@@ -52,17 +46,12 @@ fn all_incarnations_pass_within_one_read() {
     }
     let replaces_key = replaces_key.insert(1).get(1);
     let bounds = |executions| Bounds { preemptions: Some(1), executions };
-    let scenario = |clock: Option<Mutant>| {
-        let reader =
-            clock.into_iter().fold(client().update(0), |script, mutant| script.mutant(mutant));
-        let scenario =
-            Scenario::new("UPDATE k0 | 62 incarnations").slots(1).used(1).stored(0).round_trips();
-        scenario.client(reader).client(replaces_key.clone())
+    let scenario = |clock| {
+        let scenario = Scenario::new().slots(1).used(1).stored(0).round_trips();
+        scenario.client(client().update(0).mutant(clock)).client(replaces_key.clone())
     };
-    let started = core_seconds();
-    let stopped = scenario(Some(Mutant::StoppedClockOnly)).explore(bounds(20_000));
-    let failure = stopped.expect_err("a hint that recurred is believed");
-    report(&failure, core_seconds() - started);
+    let stopped = scenario(Some(Mutant::StoppedClockOnly));
+    let failure = assert_fails(|| stopped.explore(bounds(20_000)));
     let honest = scenario(None).explore(bounds(failure.executions));
     honest.unwrap_or_else(|failure| panic!("{failure}"));
 }

@@ -1,30 +1,27 @@
 //! One future that changes two regions in turn, with a death between. Guards against a change that
 //! relies on what only the first region has.
 
-use farside_simulator::{Mutant, Scenario, Script, client};
+use farside_simulator::{Mutant, Scenario, client};
 
-use crate::mutants::{assert_caught_for_all, named};
+use crate::mutants::assert_caught_for_all;
 use crate::passes;
 
-/// Clients that raise both counts, and so many deaths.
-fn raises(scenario: Scenario, deaths: u32) -> Scenario {
-    let twice = || client().raises_both().raises_both();
-    scenario.client(twice()).client(twice()).deaths(deaths)
+/// So many clients, each of which raises both counts once.
+fn clients(count: usize) -> Scenario {
+    (0..count).map(|_| client().raises_both()).fold(Scenario::new(), Scenario::client)
 }
 
 #[test]
 fn a_death_between_two_regions_leaves_one_step() {
-    passes(raises(Scenario::new("two regions"), 0), None);
-    passes(raises(Scenario::new("two regions, a death"), 1), None);
-    let three = (0..3).map(|_| client().raises_both());
-    let three = three.fold(Scenario::new("two regions, three clients, a death"), Scenario::client);
-    passes(three.deaths(1), None);
+    for deaths in [0, 1] {
+        let twice = || client().raises_both().raises_both();
+        passes(Scenario::new().client(twice()).client(twice()).deaths(deaths), None);
+    }
+    passes(clients(3).deaths(1), None);
 }
 
 /// The step of a client that died between the two is taken for a change of both.
 #[test]
 fn head_believed_is_caught() {
-    let once = |script: Script| script.raises_both();
-    let scenario = named(Mutant::HeadBelieved).client(once(client())).client(once(client()));
-    assert_caught_for_all(Mutant::HeadBelieved, scenario.deaths(1));
+    assert_caught_for_all(Mutant::HeadBelieved, clients(2).deaths(1));
 }
