@@ -12,6 +12,8 @@ use farside_layout::{
     SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES, SlotState, SlotWord, slot_in_subtable,
 };
 use farside_tools::check::*;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 /// The length of the superblock's part that the checksum covers.
 const CONSTANT_BYTES: u64 = farside_layout::INCARNATION_OFFSET;
@@ -209,13 +211,9 @@ fn random_bytes_are_damage_and_never_a_panic() {
         (64, REGION_BYTES - 64),
         (0, REGION_BYTES),
     ];
-    let mut seed = 7;
-    let mut random = move || {
-        seed = u64::wrapping_mul(seed ^ seed >> 33, 0xff51_afd7_ed55_8ccd) + 0x9e37_79b9;
-        seed ^ seed >> 29
-    };
+    let mut random = SmallRng::seed_from_u64(7);
     for (offset, bytes) in parts {
-        let noise: Vec<u64> = (0..bytes / 8).map(|_| random()).collect();
+        let noise: Vec<u64> = (0..bytes / 8).map(|_| random.random()).collect();
         sample.region.write(offset, &noise).unwrap();
         let damaged = sample.check().map_or(true, |report| {
             assert!(report.problems.len() <= PROBLEMS_KEPT_MAX);
@@ -228,11 +226,11 @@ fn random_bytes_are_damage_and_never_a_panic() {
 #[test]
 fn random_slots_under_sound_headers_are_damage_and_never_a_panic() {
     let sample = Sample::small();
-    let mut bits = 1u64;
-    for n in 0..(ROWS_PER_SUBTABLE * SLOTS_PER_ROW) {
-        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    let mut random = SmallRng::seed_from_u64(1);
+    for n in 0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW {
         let slot = sample.subtables[0] + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
         // Every second word leads into the heap.
+        let bits: u64 = random.random();
         let word = if n % 2 == 0 { bits } else { bits & !0xffff_0000 | 0x1_0000 };
         sample.region.store(slot, word).unwrap();
     }

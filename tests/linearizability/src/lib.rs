@@ -127,7 +127,7 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
         }
     }
     events.sort_unstable();
-    let mut register = Register::new(None);
+    let mut register = Register::default();
     for (_, is_end, index) in events {
         let record = records[index];
         let answer = values.answer(record);

@@ -34,6 +34,11 @@ pub struct HistoryAnswer {
 }
 
 impl HistoryCall {
+    /// Whether an operation with this answer changes nothing.
+    fn is_unchanging(self, answer: HistoryAnswer) -> bool {
+        self.operation == HistoryOperation::Get || !answer.done
+    }
+
     /// Applies the operation to a key with the value `held`. Returns the new value and the answer.
     pub(super) fn apply(self, held: Option<Value>) -> (Option<Value>, HistoryAnswer) {
         let stored = || (Some(self.argument), HistoryAnswer { done: true, found: None });
@@ -49,13 +54,12 @@ impl HistoryCall {
             HistoryOperation::Insert | HistoryOperation::Update | HistoryOperation::Delete => {
                 refused(None)
             }
-            HistoryOperation::Exchange | HistoryOperation::ExchangeVersion => {
-                if self.expected.is_some() && held == self.expected {
-                    stored()
-                } else {
-                    refused(held)
-                }
+            HistoryOperation::Exchange | HistoryOperation::ExchangeVersion
+                if self.expected.is_some() && held == self.expected =>
+            {
+                stored()
             }
+            HistoryOperation::Exchange | HistoryOperation::ExchangeVersion => refused(held),
         }
     }
 
@@ -67,14 +71,12 @@ impl HistoryCall {
         known_answer: Option<HistoryAnswer>,
     ) -> impl Iterator<Item = (Option<Value>, HistoryAnswer)> {
         // The unknown version may be that of the current value.
-        let is_unseen =
-            self.operation == HistoryOperation::ExchangeVersion && self.expected.is_none();
-        let unseen = (is_unseen && held.is_some())
-            .then_some((Some(self.argument), HistoryAnswer { done: true, found: None }));
-        let all = [Some(self.apply(held)), unseen];
-        all.into_iter()
-            .flatten()
-            .filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
+        let may_match = self.operation == HistoryOperation::ExchangeVersion
+            && self.expected.is_none()
+            && held.is_some();
+        let matched = (Some(self.argument), HistoryAnswer { done: true, found: None });
+        let all = [self.apply(held)].into_iter().chain(may_match.then_some(matched));
+        all.filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
     }
 }
 
@@ -132,13 +134,15 @@ pub struct Register {
     pending: BTreeMap<u32, Pending>,
 }
 
-impl Register {
-    /// Starts with a key that has this value.
-    pub fn new(held: Option<Value>) -> Self {
-        let start = Configuration { held, applied: Vec::new() };
+/// The key is absent.
+impl Default for Register {
+    fn default() -> Self {
+        let start = Configuration { held: None, applied: Vec::new() };
         Self { configurations: [start].into(), pending: BTreeMap::new() }
     }
+}
 
+impl Register {
     /// Begins an operation. The caller chooses a unique id. If it knows the answer already, passing
     /// it saves work.
     pub fn invoke(&mut self, id: u32, call: HistoryCall, known_answer: Option<HistoryAnswer>) {
@@ -239,12 +243,5 @@ impl Register {
         let all = self.configurations.iter().map(|configuration| build.hash_one(configuration));
         let pending: Vec<u32> = self.pending.keys().copied().collect();
         all.fold(build.hash_one(pending), u64::wrapping_add)
-    }
-}
-
-impl HistoryCall {
-    /// Whether an operation with this answer changes nothing.
-    fn is_unchanging(self, answer: HistoryAnswer) -> bool {
-        self.operation == HistoryOperation::Get || !answer.done
     }
 }

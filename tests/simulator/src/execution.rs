@@ -78,7 +78,7 @@ impl Execution<'_> {
             let alive = |client: &usize| self.is_working(*client);
             actions.extend((0..scenario.clients.len()).filter(alive).map(Action::Die));
         }
-        self.losses(actions);
+        self.add_losses(actions);
         actions.extend(self.pausable().map(Action::Pause));
         if self.events.restarts < scenario.limits.restarts && self.is_splitting() {
             actions.push(Action::Restart);

@@ -16,7 +16,8 @@ use crate::trace::Line;
 /// An execution that went wrong.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    scenario: String,
+    /// The scenario in one line.
+    pub scenario: String,
     /// What went wrong.
     pub violation: Violation,
     /// The operations and their answers.
@@ -50,11 +51,6 @@ impl Failure {
         let unfired = prepared.scenario.unfired(&execution.world.borrow().fired);
         let scenario = prepared.scenario.to_string();
         Self { scenario, violation, history, trace, unfired, executions: 0, seed: None }
-    }
-
-    /// The scenario in one line.
-    pub fn scenario(&self) -> &str {
-        &self.scenario
     }
 
     /// The number of lines of the trace.

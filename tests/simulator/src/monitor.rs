@@ -81,7 +81,7 @@ pub(crate) struct Monitor {
 impl Monitor {
     /// Starts with all keys absent.
     pub(crate) fn new() -> Self {
-        let registers = (0..KEYS).map(|_| Register::new(None)).collect();
+        let registers = vec![Register::default(); KEYS];
         Self { registers, ..Self::default() }
     }
 

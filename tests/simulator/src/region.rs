@@ -135,17 +135,16 @@ impl SimRegion {
         let subtables: Vec<u64> = self.places().collect();
         let subtable_words = (SUBTABLE_BYTES / 8) as usize * subtables.len();
         let directory_words = ((directories[2] - directories[0]) / 8) as usize + 4;
+        let extent = |offset, words| Extent { first: offset / 8, words };
+        let depot_words = self.depot.map_or(0, |_| DEPOT_BYTES as usize / 8);
         let mut memory = Memory::new(&[
-            Extent { first: self.subtables[0] / 8, words: subtable_words },
-            Extent { first: self.blocks / 8, words: block_words },
-            Extent { first: 0, words: 512 },
-            Extent {
-                first: self.depot.unwrap_or_default() / 8,
-                words: self.depot.map_or(0, |_| DEPOT_BYTES as usize / 8),
-            },
-            Extent { first: directories[0] / 8, words: directory_words },
-            Extent { first: global(HEAD, 0) / 8, words: 1 },
-            Extent { first: global(TAIL, 0) / 8, words: 1 },
+            extent(self.subtables[0], subtable_words),
+            extent(self.blocks, block_words),
+            extent(0, 512),
+            extent(self.depot.unwrap_or_default(), depot_words),
+            extent(directories[0], directory_words),
+            extent(global(HEAD, 0), 1),
+            extent(global(TAIL, 0), 1),
         ]);
         let superblock = Superblock::new(&self.format, depth).expect("a checked format");
         memory.fill(0, superblock.as_bytes());
@@ -308,18 +307,24 @@ impl SimRegion {
         numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
     }
 
+    /// The slots of all subtables: their offsets and words.
+    fn words<'m>(&'m self, memory: &'m Memory) -> impl Iterator<Item = (u64, SlotWord)> + 'm {
+        let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
+        slots.map(|slot| (slot, SlotWord::from_bits(memory.word(slot))))
+    }
+
     /// The slots that lead to a block of a key: their words, hints and blocks.
-    fn linked(&self, memory: &Memory) -> Vec<(SlotWord, u64, BlockRef)> {
+    fn linked<'m>(
+        &'m self,
+        memory: &'m Memory,
+    ) -> impl Iterator<Item = (SlotWord, u64, BlockRef)> + 'm {
         let fingerprint = hash(&keys()[0]).fingerprint();
-        let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        self.slots_of(&self.subtables)
-            .filter_map(|(subtable, at)| {
-                let slot = self.slot(subtable, at);
-                let word = SlotWord::from_bits(memory.word(slot));
-                let linked = states.contains(&word.state()) && word.fingerprint() == fingerprint;
-                linked.then(|| Some((word, memory.word(slot + HINT_OFFSET), word.block().ok()?)))?
-            })
-            .collect()
+        self.words(memory).filter_map(move |(slot, word)| {
+            let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
+            let linked = states.contains(&word.state()) && word.fingerprint() == fingerprint;
+            let block = word.block().ok().filter(|_| linked)?;
+            Some((word, memory.word(slot + HINT_OFFSET), block))
+        })
     }
 
     /// The slots with an unfinished INSERT: offset, word, and the client that wrote the block.
@@ -327,14 +332,12 @@ impl SimRegion {
         &'m self,
         memory: &'m Memory,
     ) -> impl Iterator<Item = (u64, SlotWord, Option<u16>)> + 'm {
-        let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
-        slots.filter_map(|slot| {
-            let word = SlotWord::from_bits(memory.word(slot));
-            let block = word.block().ok()?;
+        self.words(memory).filter_map(|(slot, word)| {
+            let is_unfinished = matches!(word.state(), SlotState::Pending | SlotState::Aborted);
+            let block = word.block().ok().filter(|_| is_unfinished)?;
             let bytes = self.bytes(memory, block);
             let writer = Block::decode(&bytes, block.address).ok().map(|found| found.writer());
-            let is_unfinished = matches!(word.state(), SlotState::Pending | SlotState::Aborted);
-            is_unfinished.then_some((slot, word, writer))
+            Some((slot, word, writer))
         })
     }
 
@@ -350,7 +353,7 @@ impl SimRegion {
             let bytes = self.bytes(memory, *block);
             Block::decode(&bytes, block.address).is_ok_and(|found| found.key() == keys()[key])
         };
-        let mut blocks = self.linked(memory).into_iter().map(|(_, _, block)| block);
+        let mut blocks = self.linked(memory).map(|(_, _, block)| block);
         blocks.find(holds).map_or(0, |block| block.address.offset())
     }
 
@@ -360,10 +363,8 @@ impl SimRegion {
         let (mut seen, mut blocks) = (BTreeSet::new(), BTreeSet::new());
         for (word, hint, block) in self.linked(memory) {
             let bytes = self.bytes(memory, block);
-            let found = match Block::decode(&bytes, block.address) {
-                Ok(found) => found,
-                Err(error) => return Err(format!("{word:?}: {error}")),
-            };
+            let found = Block::decode(&bytes, block.address);
+            let found = found.map_err(|error| format!("{word:?}: {error}"))?;
             let problem = if word.state() != SlotState::Live {
                 "the split has not completed its move"
             } else if !block.has_generation(found.header_word().generation) {

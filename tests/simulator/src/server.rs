@@ -24,6 +24,8 @@ use crate::task::{Event, Events, begin};
 use crate::world::World;
 use crate::world::depot::SimDepot;
 
+type Shared<T> = Rc<RefCell<T>>;
+
 /// The server's answers to the requests of one session. It answers at once.
 pub(crate) struct ServerAnswers {
     /// The blocks that the session gets at first.
@@ -47,7 +49,7 @@ impl ServerAnswers {
         Self { free_blocks, world, uses_depot, answers: Vec::new(), splits: Vec::new() }
     }
 
-    fn depot(&self) -> Option<(Rc<RefCell<World>>, Rc<RefCell<SimDepot>>)> {
+    fn depot(&self) -> Option<(Shared<World>, Shared<SimDepot>)> {
         let world = self.world.upgrade().filter(|world| self.uses_depot && world.borrow().began)?;
         let depot = world.borrow().depot.clone()?;
         Some((world, depot))

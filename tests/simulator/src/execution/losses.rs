@@ -19,7 +19,7 @@ use crate::task::{Events, Reading, Seen, run_script};
 impl Execution<'_> {
     /// Adds the connections that can break now, and the restart of the server. A connection without
     /// a chain in flight is left out: no process could tell its break from a later one.
-    pub(super) fn losses(&self, actions: &mut Vec<Action>) {
+    pub(super) fn add_losses(&self, actions: &mut Vec<Action>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
             let fabric = self.sessions[client].endpoint().fabric();

@@ -18,8 +18,8 @@ pub(crate) fn assert_fails(
     let seconds = core_seconds() - started;
     println!("{failure}");
     assert!(failure.unfired.is_empty(), "these mutants changed nothing: {:?}", failure.unfired);
-    let (scenario, steps) = (failure.scenario(), failure.steps());
-    println!("mutant | {scenario} | {steps} | {} | {seconds:.1}", failure.executions);
+    let (steps, executions) = (failure.steps(), failure.executions);
+    println!("mutant | {} | {steps} | {executions} | {seconds:.1}", failure.scenario);
     failure
 }
 
