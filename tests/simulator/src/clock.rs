@@ -1,5 +1,5 @@
-//! Time: what the fabric promises, and the clocks of clients. They run slower or faster than the world's clock, and stand still while
-//! the client is paused.
+//! Time: what the fabric promises, and the clocks of clients. These run slower or faster than the
+//! world's clock, and stand still while the client is paused.
 
 use farside_fabric::{Nanos, Timing};
 

@@ -202,7 +202,8 @@ impl Script {
     }
 }
 
-/// One line: the operations of each lane, of long scripts the first ones, and what the client knows.
+/// One line: the operations of each lane, or the first ones of a long script, and the properties
+/// that a table of scenarios varies.
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lane = |ops: &Vec<Op>| {
