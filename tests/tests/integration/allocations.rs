@@ -63,8 +63,8 @@ const KEYS: u64 = 100;
 
 #[test]
 fn operations_allocate_nothing() {
-    let server = ServerProcess::start(&["--memory", "64MiB", "--index", "4MiB", "--grace-ms", "1"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
+    let mut session = server.session();
     let mut value = Vec::with_capacity(100);
     let mut round = |clear: bool| {
         for n in 0..KEYS {
@@ -94,7 +94,7 @@ fn operations_allocate_nothing() {
 
 #[test]
 fn a_pipeline_allocates_nothing_once_it_is_warm() {
-    let server = ServerProcess::start(&["--memory", "64MiB", "--index", "4MiB", "--grace-ms", "1"]);
+    let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
     let client = server.client_builder().pipeline_depth(16).connect().unwrap();
     let mut session = client.session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
@@ -120,7 +120,7 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
 
 #[test]
 fn a_batch_allocates_the_same_at_any_depth() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let batch_of_two = |depth| {
         let client = server.client_builder().pipeline_depth(depth).connect().unwrap();
         let mut session = client.session().unwrap();

@@ -34,7 +34,7 @@ const PASSES: u64 = 100;
 #[test]
 fn a_client_can_insert_forever_while_another_deletes() {
     const REGION_BYTES: u64 = 16 << 20;
-    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB", "--grace-ms", "1"]);
+    let server = ServerProcess::start("--memory 16MiB --index 2MiB --grace-ms 1");
     // Three size classes share six chunks, any of which the deleter might keep; a quarter is live.
     const SIZES: [usize; 3] = [900, 3900, 16_000];
     let noise = Arc::new(Noise::new(SIZES[2]));
@@ -83,7 +83,7 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
     let passes: u64 =
         std::env::var("FARSIDE_BALANCE_PASSES").map_or(4, |text| text.parse().unwrap());
     // Each of the 52 classes takes at least one chunk: too many for a small region.
-    let server = ServerProcess::start(&["--memory", "1GiB", "--index", "2MiB", "--grace-ms", "1"]);
+    let server = ServerProcess::start("--memory 1GiB --index 2MiB --grace-ms 1");
     let client = server.client();
     let statistics = client.statistics().unwrap();
     let heap = (statistics.chunks - statistics.chunks_index) * CHUNK_BYTES;
@@ -141,7 +141,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
     if left_out_over_rdma("a chunk changes its class after 288 x GRACE, which is 29 s there") {
         return;
     }
-    let server = ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB", "--grace-ms", "2"]);
+    let server = ServerProcess::start("--memory 32MiB --index 4MiB --grace-ms 2");
     let client = server.client();
     let mut session = client.session().unwrap();
     // After a round these sessions hold blocks that they no longer use.
@@ -176,7 +176,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
 #[test]
 fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
     const BYTES: usize = 60_000;
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "1"]);
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 1");
     let (hoarder, observer) = (server.client(), server.client());
     let mut idle = hoarder.session().unwrap();
     (0..3u64).for_each(|key| idle.put(&key.to_le_bytes(), &[1; BYTES]).unwrap());
@@ -191,7 +191,7 @@ fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
 /// Requests for a size that has no memory left do not keep recalling the blocks of other clients.
 #[test]
 fn a_client_whose_requests_are_denied_does_not_disturb_others() {
-    let server = ServerProcess::start(&["--memory", "16MiB", "--grace-ms", "1"]);
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 1");
     let client = server.client();
     let mut session = client.session().unwrap();
     (1u64..).find(|key| session.put(&key.to_le_bytes(), &[3; 2000]).is_err()).unwrap();
@@ -207,7 +207,7 @@ fn a_client_whose_requests_are_denied_does_not_disturb_others() {
                 session.put(&1u64.to_le_bytes(), &[4; 2000]).unwrap();
             }
         });
-        let mut large = server.client().session().unwrap();
+        let mut large = server.session();
         let denied = (0..4).filter(|_| large.put(b"large", &[5; 1 << 20]).is_err()).count();
         is_over.store(true, Ordering::Relaxed);
         denied

@@ -9,19 +9,23 @@ use farside_bench::price::Price;
 use farside_bench::workload::Kind;
 use farside_linearizability::{HistoryOperation, Record, Violation};
 use farside_tests::binary;
+use farside_tests::command::{CommandOutput, command};
 use serde_json::Value as Json;
 
-use crate::cli::{self, Said};
-
-pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> Said {
+pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> CommandOutput {
     measuring("kv-bench", arguments)
 }
 
+/// The arguments in a line.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
 /// Runs kv-bench or kv-compare.
-pub(crate) fn measuring(command: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
+pub(crate) fn measuring(program: &str, arguments: &[impl AsRef<OsStr>]) -> CommandOutput {
     // Both commands expect kv-server in their own folder.
     binary("kv-server");
-    Said::of(cli::command(command).args(arguments))
+    CommandOutput::of(command(program).args(arguments))
 }
 
 #[track_caller]
@@ -69,37 +73,13 @@ fn the_json_of_every_workload_has_the_documented_fields() {
              --warmup-seconds 0.1 --seconds 1 --limit-seconds 0.1 \
              --json {json} --hdr {log}"
         );
-        let said = bench(&line.split(' ').collect::<Vec<_>>());
-        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        bench(&words(&line)).succeeded();
         let json: Json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        expect_fields(
-            &json,
-            &[
-                "command",
-                "commit",
-                "date",
-                "machine",
-                "fabric",
-                "workload",
-                "threads",
-                "processes",
-                "depth",
-                "records",
-                "value_size",
-                "pattern",
-                "seconds",
-                "throughput_ops_s",
-                "open_loop",
-                "operations",
-                "cache",
-                "cpu_s",
-                "server",
-                // Not documented: operations must not allocate.
-                "allocations",
-                "unexpected",
-                "limit",
-            ],
-        );
+        // `allocations` is not documented: operations must not allocate.
+        let fields = "command commit date machine fabric workload threads processes depth records \
+            value_size pattern seconds throughput_ops_s open_loop operations cache cpu_s server \
+            allocations unexpected limit";
+        expect_fields(&json, &fields.split_whitespace().collect::<Vec<_>>());
         let raw = ["read_ops_s", "write_ops_s", "cas_ops_s", "update_ops_s"];
         expect_fields(&json["limit"], &[&raw[..], &["mix_ops_s", "mix_ratio"]].concat());
         expect_fields(&json["machine"], &["processor", "cores", "kernel", "pages"]);
@@ -122,8 +102,7 @@ fn the_json_of_every_workload_has_the_documented_fields() {
 /// The JSON of a short run.
 pub(crate) fn measured(line: &str) -> Json {
     let short = "--records 500 --warmup-seconds 0 --limit-seconds 0 --json -";
-    let said = bench(&format!("ycsb {line} {short}").split(' ').collect::<Vec<_>>());
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let said = bench(&words(&format!("ycsb {line} {short}"))).succeeded();
     assert!(!said.stderr.contains("WARNING"), "{}", said.stderr);
     serde_json::from_slice(&said.stdout).unwrap()
 }
@@ -153,8 +132,7 @@ fn arguments_may_be_any_bytes() {
     let json = folder.path().join(OsStr::from_bytes(b"\xff.json"));
     let line = "ycsb --workload c --records 50 --operations 50 --limit-seconds 0 --json";
     let words = line.split(' ').map(OsStr::new);
-    let said = bench(&words.chain([json.as_os_str()]).collect::<Vec<_>>());
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    bench(&words.chain([json.as_os_str()]).collect::<Vec<_>>()).succeeded();
     let json: Json = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert!(json["command"].as_str().unwrap().ends_with("\u{fffd}.json'"), "{json}");
 }
@@ -168,8 +146,7 @@ fn a_property_file_configures_the_run_and_unknown_properties_are_reported() {
     std::fs::write(file.path(), text).unwrap();
     let name = file.path().to_str().unwrap();
     let rest = ["--warmup-seconds", "0", "--limit-seconds", "0", "--json", "-"];
-    let said = bench(&[&["ycsb", "-P", name][..], &rest].concat());
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let said = bench(&[&["ycsb", "-P", name][..], &rest].concat()).succeeded();
     assert!(said.stderr.ends_with("these properties are not known here: redis.host\n"));
     let json: Json = serde_json::from_slice(&said.stdout).unwrap();
     assert_eq!((count(&json), &json["records"]), (200, &100.into()));
@@ -217,8 +194,7 @@ fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let name = file.to_str().unwrap();
     let ycsb = ["ycsb", "--workload", workload, "--records", "50", "--threads", "3"];
     let short = ["--depth", depth, "--warmup-seconds", "0", "--seconds", "0.2", "--history", name];
-    let said = bench(&[&ycsb[..], &short].concat());
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    bench(&[&ycsb[..], &short].concat()).succeeded();
     farside_linearizability::read(std::io::BufReader::new(std::fs::File::open(file).unwrap()))
         .unwrap()
 }

@@ -8,22 +8,21 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use farside_linearizability::Ended;
+use farside_tests::command::{CommandOutput, command};
 use farside_tests::{PATIENCE, ServerProcess, binary, send_signal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::cli::{Said, command};
-
 #[test]
 fn a_thread_that_cannot_be_started_is_reported_in_one_line() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let server = ServerProcess::start("--memory 64MiB");
     let run = format!("--records 50 --seconds 600 --threads 64 --server {}", server.address());
     // Each stack takes 1 GiB, and the address space has room for only some of them.
     let limited = format!("ulimit -v {}; exec $0 ycsb --workload c {run}", 16 << 20);
     let mut command = Command::new("sh");
     command.arg("-c").arg(limited).arg(binary("kv-bench")).stdin(Stdio::null());
     command.env("HOME", "/nowhere").env("RUST_MIN_STACK", (1 << 30).to_string());
-    Said::new(command.output().unwrap()).expect_line(5, &["starting a thread: "]);
+    CommandOutput::new(command.output().unwrap()).expect_line(5, &["starting a thread: "]);
 }
 
 /// A run without an end, and the server it started.
@@ -127,7 +126,7 @@ fn a_run_that_is_killed_leaves_no_server() {
 #[test]
 fn a_history_survives_the_death_of_its_server() {
     const LANES: usize = 2 * 16;
-    let mut server = ServerProcess::start(&["--memory", "64MiB"]);
+    let mut server = ServerProcess::start("--memory 64MiB");
     let history = server.folder().join("history.jsonl");
     let bench = || {
         let line = "ycsb --workload a --records 50 --seconds 600 --threads 2 --depth 16";
@@ -141,12 +140,12 @@ fn a_history_survives_the_death_of_its_server() {
     wait_until("operations are recorded", PATIENCE, || bytes() > 0);
     let mut again = bench();
     server.kill();
-    let said = Said::new(child.wait_with_output().unwrap());
+    let said = CommandOutput::new(child.wait_with_output().unwrap());
     assert_eq!(said.code, Some(3), "{}", said.stderr);
     let text = std::fs::read(&history).unwrap();
     let records = farside_linearizability::read(&text[..]).unwrap();
     let unknown = records.iter().filter(|record| record.result == Ended::Unknown).count();
     assert!((1..=LANES).contains(&unknown) && records.len() > 1000, "{unknown}");
-    Said::of(&mut again).expect_line(3, &["no server answers"]);
+    CommandOutput::of(&mut again).expect_line(3, &["no server answers"]);
     assert!(std::fs::read(&history).unwrap() == text, "the run without a server overwrote it");
 }

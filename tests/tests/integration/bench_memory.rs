@@ -16,13 +16,13 @@ fn raw_verbs_take_no_block_that_others_could_need() {
     let verbs = |server: &ServerProcess, span: &str| {
         bench(&["verbs", "--server", &server.address(), "--span", span, "--seconds", "0.05"])
     };
-    let roomy = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = roomy.client().session().unwrap();
+    let roomy = ServerProcess::start("--memory 32MiB");
+    let mut session = roomy.session();
     verbs(&roomy, "32MiB").expect_line(5, &["can spare", "--span"]);
     assert_eq!(verbs(&roomy, "4MiB").code, Some(0));
     session.put(b"key", &[0; 1000]).unwrap();
     roomy.assert_verifies();
-    let cache = ServerProcess::start(&["--memory", "8MiB", "--grace-ms", "10", "--evict"]);
+    let cache = ServerProcess::start("--memory 8MiB --grace-ms 10 --evict");
     let client = cache.client();
     let mut session = client.session().unwrap();
     let evicted = || client.statistics().unwrap().keys_evicted;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use farside_tests::binary;
 
-use crate::bench_cli::bench;
+use crate::bench_cli::{bench, words};
 
 /// An installed browser that starts: Ubuntu's is a stub that only names another package.
 fn browser() -> Option<&'static str> {
@@ -98,13 +98,11 @@ fn a_browser_shows_the_page_in_both_schemes() {
              --seconds 0.2 --limit-seconds 0.1 --json {}",
             json.display()
         );
-        let said = bench(&line.split(' ').collect::<Vec<_>>());
-        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        bench(&words(&line)).succeeded();
     }
     let page = folder.path().join("page.html");
     let (from, to) = (results.to_str().unwrap(), page.to_str().unwrap());
-    let said = bench(&["report", from, "-o", to]);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    bench(&["report", from, "-o", to]).succeeded();
     let [light, dark] = [false, true].map(|is_dark| screenshot(browser, &page, is_dark));
     expect_quarters(&light);
     expect_quarters(&dark);

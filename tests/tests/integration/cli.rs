@@ -7,75 +7,27 @@ use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-use farside_tests::{ServerProcess, binary};
+use farside_tests::ServerProcess;
+use farside_tests::command::{CommandOutput, command};
 use serde_json::Value as Json;
 
-/// The exit code and output of a command.
-pub(super) struct Said {
-    pub(super) code: Option<i32>,
-    pub(super) stdout: Vec<u8>,
-    pub(super) stderr: String,
-}
-
-impl Said {
-    pub(super) fn new(output: Output) -> Self {
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        Self { code: output.status.code(), stdout: output.stdout, stderr }
-    }
-
-    pub(super) fn of(command: &mut Command) -> Self {
-        Self::new(command.output().unwrap())
-    }
-
-    pub(super) fn text(&self) -> &str {
-        str::from_utf8(&self.stdout).unwrap()
-    }
-
-    /// Checks the exit code, stdout, and that stderr is empty exactly if the code is 0.
-    #[track_caller]
-    fn expect(&self, code: i32, stdout: impl AsRef<[u8]>) {
-        assert_eq!(self.code, Some(code), "{}", self.stderr);
-        assert_eq!(self.stdout, stdout.as_ref(), "{}", self.stderr);
-        assert_eq!(self.stderr.is_empty(), code == 0, "{}", self.stderr);
-    }
-
-    /// Checks the exit code, that stdout is empty, and that stderr is one line with all `parts`.
-    #[track_caller]
-    pub(super) fn expect_line(&self, code: i32, parts: &[&str]) {
-        assert_eq!(self.code, Some(code), "{}", self.stderr);
-        assert!(self.stdout.is_empty(), "{}", self.text());
-        assert_eq!(self.stderr.lines().count(), 1, "{}", self.stderr);
-        let missing = parts.iter().find(|part| !self.stderr.contains(**part));
-        assert_eq!(missing, None, "{}", self.stderr);
-    }
-}
-
-/// A command with the environment of a user without a config file.
-pub(super) fn command(name: &str) -> Command {
-    let mut command = Command::new(binary(name));
-    command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-fn cli(server: &ServerProcess, arguments: &[&str]) -> Said {
-    Said::new(server.cli(arguments))
-}
-
 /// Runs kv-cli with arguments of any bytes, and with `stdin`.
-fn cli_with<A: AsRef<OsStr>>(server: &ServerProcess, arguments: &[A], stdin: &[u8]) -> Said {
-    let mut command = command("kv-cli");
-    command.args(arguments).env("FARSIDE_SERVER", server.address()).stdin(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+fn cli_with<A: AsRef<OsStr>>(
+    server: &ServerProcess,
+    arguments: &[A],
+    stdin: &[u8],
+) -> CommandOutput {
+    let mut command = server.command("kv-cli");
+    let mut child = command.args(arguments).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(stdin).unwrap();
-    Said::new(child.wait_with_output().unwrap())
+    CommandOutput::new(child.wait_with_output().unwrap())
 }
 
 /// Runs kv-cli without a configured server.
-fn cli_alone(arguments: &[&str]) -> Said {
-    Said::of(command("kv-cli").args(arguments))
+fn cli_alone(arguments: &[&str]) -> CommandOutput {
+    CommandOutput::of(command("kv-cli").args(arguments))
 }
 
 fn path(path: &Path) -> &str {
@@ -84,63 +36,63 @@ fn path(path: &Path) -> &str {
 
 #[test]
 fn every_command_on_a_key_returns_its_exit_codes() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    cli(&server, &["get", "key"]).expect_line(1, &["`key` is absent"]);
-    cli(&server, &["update", "key", "v"]).expect_line(1, &["absent", "nothing was changed"]);
-    cli(&server, &["delete", "key"]).expect_line(1, &["absent"]);
-    cli(&server, &["cas", "key", "--expect", "v", "w"]).expect_line(1, &["absent"]);
-    cli(&server, &["insert", "key", "one"]).expect(0, "");
-    cli(&server, &["get", "key"]).expect(0, "one");
-    cli(&server, &["insert", "key", "two"]).expect_line(1, &["is present"]);
-    cli(&server, &["cas", "key", "--absent", "two"]).expect(1, "one");
-    cli(&server, &["cas", "key", "--expect", "zero", "two"]).expect(1, "one");
-    cli(&server, &["get", "key"]).expect(0, "one");
-    cli(&server, &["cas", "key", "--expect", "one", "two"]).expect(0, "");
-    cli(&server, &["get", "key"]).expect(0, "two");
-    cli(&server, &["update", "key", "three"]).expect(0, "");
-    cli(&server, &["put", "key", "-4"]).expect(0, "");
-    cli(&server, &["get", "key"]).expect(0, "-4");
-    cli(&server, &["delete", "key"]).expect(0, "");
-    cli(&server, &["cas", "key", "--absent", "five"]).expect(0, "");
-    cli(&server, &["get", "key"]).expect(0, "five");
+    let server = ServerProcess::start("--memory 32MiB");
+    server.cli(&["get", "key"]).expect_line(1, &["`key` is absent"]);
+    server.cli(&["update", "key", "v"]).expect_line(1, &["absent", "nothing was changed"]);
+    server.cli(&["delete", "key"]).expect_line(1, &["absent"]);
+    server.cli(&["cas", "key", "--expect", "v", "w"]).expect_line(1, &["absent"]);
+    server.cli(&["insert", "key", "one"]).expect(0, "");
+    server.cli(&["get", "key"]).expect(0, "one");
+    server.cli(&["insert", "key", "two"]).expect_line(1, &["is present"]);
+    server.cli(&["cas", "key", "--absent", "two"]).expect(1, "one");
+    server.cli(&["cas", "key", "--expect", "zero", "two"]).expect(1, "one");
+    server.cli(&["get", "key"]).expect(0, "one");
+    server.cli(&["cas", "key", "--expect", "one", "two"]).expect(0, "");
+    server.cli(&["get", "key"]).expect(0, "two");
+    server.cli(&["update", "key", "three"]).expect(0, "");
+    server.cli(&["put", "key", "-4"]).expect(0, "");
+    server.cli(&["get", "key"]).expect(0, "-4");
+    server.cli(&["delete", "key"]).expect(0, "");
+    server.cli(&["cas", "key", "--absent", "five"]).expect(0, "");
+    server.cli(&["get", "key"]).expect(0, "five");
     server.assert_verifies();
 }
 
 #[test]
 fn any_bytes_go_in_and_out() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let all: Vec<u8> = (0..=255).cycle().take(100_000).collect();
     let file = server.folder().join("value");
     fs::write(&file, &all).unwrap();
-    cli(&server, &["put", "file", "--file", path(&file)]).expect(0, "");
-    cli(&server, &["get", "file"]).expect(0, &all);
+    server.cli(&["put", "file", "--file", path(&file)]).expect(0, "");
+    server.cli(&["get", "file"]).expect(0, &all);
     cli_with(&server, &["put", "stdin", "-"], &all).expect(0, "");
-    cli(&server, &["get", "stdin"]).expect(0, &all);
+    server.cli(&["get", "stdin"]).expect(0, &all);
     cli_with(&server, &["put", "empty", "-"], b"").expect(0, "");
-    cli(&server, &["get", "empty"]).expect(0, "");
+    server.cli(&["get", "empty"]).expect(0, "");
     let binary_key = OsString::from_vec(vec![0xff, 0x01, 0x0a]);
     let arguments = [OsStr::new("put"), &binary_key, OsStr::from_bytes(b"\xfe")];
     cli_with(&server, &arguments, b"").expect(0, "");
-    cli(&server, &["--key-encoding", "hex", "get", "ff010a"]).expect(0, b"\xfe");
+    server.cli(&["--key-encoding", "hex", "get", "ff010a"]).expect(0, b"\xfe");
     let base64 = ["get", "/wEK", "--key-encoding", "base64", "--value-encoding", "base64"];
-    cli(&server, &base64).expect(0, "/g==\n");
+    server.cli(&base64).expect(0, "/g==\n");
     let hex = ["put", "hexed", "00fF", "--value-encoding", "hex"];
-    cli(&server, &hex).expect(0, "");
-    cli(&server, &["get", "hexed"]).expect(0, b"\x00\xff");
-    cli(&server, &["get", "hexed", "--value-encoding", "hex"]).expect(0, "00ff\n");
+    server.cli(&hex).expect(0, "");
+    server.cli(&["get", "hexed"]).expect(0, b"\x00\xff");
+    server.cli(&["get", "hexed", "--value-encoding", "hex"]).expect(0, "00ff\n");
     let not_hex = ["get", "zz", "--key-encoding", "hex"];
-    cli(&server, &not_hex).expect_line(2, &["kv-cli: the key", "not hexadecimal"]);
+    server.cli(&not_hex).expect_line(2, &["kv-cli: the key", "not hexadecimal"]);
 }
 
 #[test]
 fn scan_prints_lines() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
     for (key, value) in [(&b"a/1"[..], &b"x"[..]), (b"a/2", b"two\nlines\t"), (b"b\xff", b"")] {
         session.put(key, value).unwrap();
     }
     let sorted = |arguments: &[&str]| {
-        let said = cli(&server, arguments);
+        let said = server.cli(arguments);
         assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
         let mut lines: Vec<String> = said.text().lines().map(str::to_owned).collect();
         lines.sort();
@@ -161,10 +113,10 @@ fn scan_prints_lines() {
 
 #[test]
 fn stat_reports_keys_clients_and_memory() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
     client.session().unwrap().put(b"key", &[7; 1000]).unwrap();
-    let said = cli(&server, &["stat", "--json"]);
+    let said = server.cli(&["stat", "--json"]);
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
     let stat: Json = serde_json::from_str(said.text()).unwrap();
     assert_eq!((&stat["keys"], &stat["problems"]), (&Json::from(1), &Json::from(0)));
@@ -177,7 +129,7 @@ fn stat_reports_keys_clients_and_memory() {
     assert!(stat["load_factor"].as_f64().unwrap() > 0.0);
     let class = &stat["classes"].as_array().unwrap()[0];
     assert_eq!((&class["block_bytes"], &class["linked"]), (&Json::from(1280), &Json::from(1)));
-    let table = cli(&server, &["stat"]);
+    let table = server.cli(&["stat"]);
     assert!(table.text().contains("keys        1\n"), "{}", table.text());
 }
 
@@ -202,7 +154,7 @@ fn tree(root: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
 
 #[test]
 fn a_loaded_folder_is_dumped_unchanged() {
-    let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "50000"]);
+    let server = ServerProcess::start("--memory 32MiB --value-bytes-max 50000");
     let (from, to) = (server.folder().join("from"), server.folder().join("to"));
     fs::create_dir_all(from.join("nested/deep er")).unwrap();
     let all: Vec<u8> = (0..=255).cycle().take(50_000).collect();
@@ -217,43 +169,40 @@ fn a_loaded_folder_is_dumped_unchanged() {
         fs::write(from.join(OsStr::from_bytes(name)), content).unwrap();
     }
     std::os::unix::fs::symlink("empty", from.join("link")).unwrap();
-    let said = cli(&server, &["load", path(&from)]);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let said = server.cli(&["load", path(&from)]).succeeded();
     assert!(said.stderr.contains("5 keys loaded") && said.stderr.contains("1 symbolic link"));
-    let said = cli(&server, &["dump", path(&to)]);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    server.cli(&["dump", path(&to)]).succeeded();
     assert!(tree(&from) == tree(&to) && tree(&to).len() == 5);
-    cli(&server, &["dump", path(&to)]).expect_line(2, &["not empty", "--force"]);
+    server.cli(&["dump", path(&to)]).expect_line(2, &["not empty", "--force"]);
     // A value that is too large for this region: an error at the end, unless it is skipped.
     fs::write(from.join("large"), [0; 50_001]).unwrap();
-    let said = cli(&server, &["load", path(&from)]);
+    let said = server.cli(&["load", path(&from)]);
     assert_eq!(said.code, Some(5));
     for part in ["large: it is 50001 bytes long", "5 keys loaded", "1 failed"] {
         assert!(said.stderr.contains(part), "{}", said.stderr);
     }
-    let said = cli(&server, &["load", "--skip-too-large", path(&from)]);
+    let said = server.cli(&["load", "--skip-too-large", path(&from)]);
     said.expect_line(0, &["5 keys loaded", "1 value over 50000 bytes skipped"]);
     server.assert_verifies();
 }
 
 #[test]
 fn records_loaded_from_jsonl_are_dumped_unchanged() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let file = |name: &str| path(&server.folder().join(name)).to_owned();
     let records = r#"{"key":"a","value":"1"}
 {"key":"b,\"c","value_base64":"//4="}
 {"key":"two\nlines","value":""}
 "#;
     fs::write(file("in.jsonl"), records).unwrap();
-    let said = cli(&server, &["load", &file("in.jsonl")]);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
-    cli(&server, &["get", "a"]).expect(0, "1");
-    cli(&server, &["get", "b,\"c"]).expect(0, b"\xff\xfe");
-    cli(&server, &["get", "two\nlines"]).expect(0, "");
-    assert_eq!(cli(&server, &["dump", &file("out.jsonl")]).code, Some(0));
-    let again = ServerProcess::start(&["--memory", "32MiB"]);
-    assert_eq!(cli(&again, &["load", &file("out.jsonl")]).code, Some(0));
-    assert_eq!(cli(&again, &["dump", &file("again.jsonl")]).code, Some(0));
+    server.cli(&["load", &file("in.jsonl")]).succeeded();
+    server.cli(&["get", "a"]).expect(0, "1");
+    server.cli(&["get", "b,\"c"]).expect(0, b"\xff\xfe");
+    server.cli(&["get", "two\nlines"]).expect(0, "");
+    server.cli(&["dump", &file("out.jsonl")]).succeeded();
+    let again = ServerProcess::start("--memory 32MiB");
+    again.cli(&["load", &file("out.jsonl")]).succeeded();
+    again.cli(&["dump", &file("again.jsonl")]).succeeded();
     let lines = |name: &str| {
         let text = fs::read_to_string(file(name)).unwrap();
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -263,24 +212,24 @@ fn records_loaded_from_jsonl_are_dumped_unchanged() {
     assert_eq!(lines("out.jsonl"), lines("again.jsonl"));
     assert_eq!(lines("out.jsonl").len(), 3);
     fs::write(file("bad.jsonl"), "{\"key\":\"good\",\"value\":\"\"}\n\nnonsense\n").unwrap();
-    let said = cli(&again, &["load", &file("bad.jsonl")]);
+    let said = again.cli(&["load", &file("bad.jsonl")]);
     assert_eq!(said.code, Some(5));
     assert!(said.stderr.contains("kv-cli: line 3: "), "{}", said.stderr);
     assert!(said.stderr.contains("1 key loaded") && said.stderr.contains("1 failed"));
-    cli(&again, &["get", "good"]).expect(0, "");
-    cli(&again, &["load", &file("none")]).expect_line(5, &["cannot load", "none"]);
+    again.cli(&["get", "good"]).expect(0, "");
+    again.cli(&["load", &file("none")]).expect_line(5, &["cannot load", "none"]);
 }
 
 #[test]
 fn dump_writes_nothing_outside_its_folder() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
     let outside = server.folder().join("absolute");
     for key in ["../escaped", "a/../../escaped", path(&outside), "a//b", "nul\0", "good"] {
         session.put(key.as_bytes(), b"value").unwrap();
     }
     let to = server.folder().join("to");
-    let said = cli(&server, &["dump", path(&to)]);
+    let said = server.cli(&["dump", path(&to)]);
     assert_eq!(said.code, Some(5));
     assert_eq!(said.stderr.matches("is left out").count(), 5, "{}", said.stderr);
     assert!(said.stderr.contains("`../escaped` is left out"), "{}", said.stderr);
@@ -290,12 +239,12 @@ fn dump_writes_nothing_outside_its_folder() {
 
 #[test]
 fn verify_finds_a_flipped_bit() {
-    let server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
+    let server = ServerProcess::start_with_file("--memory 32MiB");
     let value = b"a value that is in the region only once, long enough to be found";
-    let mut session = server.client().session().unwrap();
+    let mut session = server.session();
     session.put(b"damaged", value).unwrap();
     session.put(b"sound", b"still here").unwrap();
-    let said = cli(&server, &["verify"]);
+    let said = server.cli(&["verify"]);
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
     assert!(said.text().contains("keys        2,"), "{}", said.text());
     assert!(said.text().ends_with("verdict     no damage\n"), "{}", said.text());
@@ -303,18 +252,18 @@ fn verify_finds_a_flipped_bit() {
     let content = fs::read(server.region_file()).unwrap();
     let offset = content.windows(value.len()).position(|part| part == value).unwrap();
     region.write_all_at(&[value[10] ^ 1], offset as u64 + 10).unwrap();
-    let said = cli(&server, &["verify"]);
+    let said = server.cli(&["verify"]);
     assert_eq!(said.code, Some(4));
     assert!(said.text().contains("DAMAGE") && said.text().contains("1 problem"), "{}", said.text());
-    cli(&server, &["get", "damaged"]).expect_line(4, &["checksum", "verify"]);
-    cli(&server, &["get", "sound"]).expect(0, "still here");
-    let scanned = cli(&server, &["scan"]);
+    server.cli(&["get", "damaged"]).expect_line(4, &["checksum", "verify"]);
+    server.cli(&["get", "sound"]).expect(0, "still here");
+    let scanned = server.cli(&["scan"]);
     assert_eq!((scanned.code, scanned.text()), (Some(4), "sound\tstill here\n"));
 }
 
 #[test]
 fn each_mistake_is_reported_in_one_line() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     for (arguments, parts) in [
         (&["get", "key", "--bogus"][..], &["unexpected argument '--bogus'"][..]),
         (&["stat", "--jsn"], &["--jsn", "'--json'"]),
@@ -325,15 +274,15 @@ fn each_mistake_is_reported_in_one_line() {
         (&["get", ""], &["the key is empty"]),
         (&["scan", "--limit", "x"], &["--limit", "x"]),
     ] {
-        let said = cli(&server, arguments);
+        let said = server.cli(arguments);
         said.expect_line(2, parts);
         assert!(said.stderr.starts_with("kv-cli: "), "{}", said.stderr);
     }
-    let absent = cli(&server, &["put", "key", "--file", "/nonexistent/f"]);
+    let absent = server.cli(&["put", "key", "--file", "/nonexistent/f"]);
     absent.expect_line(5, &["cannot open /nonexistent/f"]);
     let long = "k".repeat(70_000);
     for arguments in [&["get", &long][..], &["put", &long, "v"], &["delete", &long]] {
-        let said = cli(&server, arguments);
+        let said = server.cli(arguments);
         said.expect_line(2, &["70000 bytes", "1024"]);
         assert!(said.stderr.len() < 200, "{}", said.stderr);
     }
@@ -356,8 +305,7 @@ fn no_server_is_reported_in_one_line() {
 
 #[test]
 fn help_doctor_and_completions_need_no_server() {
-    let doctor = cli_alone(&["doctor"]);
-    assert_eq!(doctor.code, Some(0), "{}", doctor.stderr);
+    let doctor = cli_alone(&["doctor"]).succeeded();
     for what in ["processors", "huge pages", "locked memory", "RDMA", "server"] {
         assert!(doctor.text().contains(what), "{}", doctor.text());
     }
@@ -381,12 +329,11 @@ fn help_doctor_and_completions_need_no_server() {
 
 #[test]
 fn a_closed_stdout_is_no_error() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
     (0..2000u32).for_each(|n| session.put(&n.to_le_bytes(), &[b'x'; 1000]).unwrap());
-    let mut scan = command("kv-cli");
-    let mut child = scan.arg("scan").env("FARSIDE_SERVER", server.address()).spawn().unwrap();
+    let mut child = server.command("kv-cli").arg("scan").spawn().unwrap();
     drop(child.stdout.take());
-    let said = Said::new(child.wait_with_output().unwrap());
+    let said = CommandOutput::new(child.wait_with_output().unwrap());
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
 }

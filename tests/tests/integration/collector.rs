@@ -10,7 +10,8 @@ use farside_config::ClientConfig;
 use farside_control::HELD_PER_MESSAGE_MAX;
 use farside_layout::SizeClass;
 use farside_tests::{
-    PATIENCE, ServerProcess, StopOnDrop, Worker, blocks_with_clients, device, scaled, wait_until,
+    PATIENCE, ServerProcess, StopOnDrop, Worker, blocks_with_clients, device, fill, scaled,
+    wait_until,
 };
 
 use crate::bench_cli::bench;
@@ -42,8 +43,7 @@ fn worker(server: &ServerProcess, number: u64) -> Worker {
 
 #[test]
 fn blocks_of_killed_clients_are_freed_without_a_request() {
-    let server =
-        ServerProcess::start(&["--memory", "256MiB", "--index", "2MiB", "--grace-ms", "20"]);
+    let server = ServerProcess::start("--memory 256MiB --index 2MiB --grace-ms 20");
     let observer = server.client();
     const WORKERS: u64 = 4;
     let workers: Vec<Worker> = (0..WORKERS).map(|number| worker(&server, number)).collect();
@@ -59,8 +59,7 @@ fn blocks_of_killed_clients_are_freed_without_a_request() {
 
 #[test]
 fn collections_harm_no_living_client_and_miss_no_dead_one() {
-    let server =
-        ServerProcess::start(&["--memory", "512MiB", "--index", "2MiB", "--grace-ms", "20"]);
+    let server = ServerProcess::start("--memory 512MiB --index 2MiB --grace-ms 20");
     let observer = server.client();
     const LIVING: usize = 3;
     let mut workers: Vec<Worker> = (0..LIVING as u64 + 1).map(|n| worker(&server, n)).collect();
@@ -90,7 +89,7 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
 
 #[test]
 fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
-    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 64MiB --grace-ms 5");
     let observer = server.client();
     let config = ClientConfig { server: Some(server.address()), ..ClientConfig::default() };
     let mut connection = RawConnection::connect(&config).unwrap();
@@ -126,7 +125,7 @@ fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
 
 #[test]
 fn a_collection_takes_no_block_from_an_idle_session() {
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let client = server.client();
     let mut idle = client.session().unwrap();
     for n in 0..1000u64 {
@@ -142,9 +141,7 @@ fn a_collection_takes_no_block_from_an_idle_session() {
     let after = observer.collect().unwrap();
     assert_eq!(after.blocks_collected, 0);
     assert_eq!(blocks_with_clients(&observer), held);
-    for n in 0..1000u64 {
-        idle.put(&n.to_le_bytes(), &[2; 100]).unwrap();
-    }
+    fill(&mut idle, 0..1000, |_| [2; 100]);
     drop((idle, client));
     wait_for_all(&observer);
 }
@@ -153,7 +150,7 @@ fn a_collection_takes_no_block_from_an_idle_session() {
 /// the region.
 #[test]
 fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
-    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "20"]);
+    let server = ServerProcess::start("--memory 64MiB --grace-ms 20");
     let mut stopped = worker(&server, 0);
     let observer = server.client();
     wait_until("the worker has blocks", PATIENCE, || blocks_with_clients(&observer) != 0);

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 #[test]
 fn a_goodbye_loses_no_block() {
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let observer = server.client();
     for round in 0..20u64 {
         let client = server.client();
@@ -25,17 +25,16 @@ fn a_goodbye_loses_no_block() {
         }
         drop((session, client));
     }
-    // The last goodbye may still be on its way.
-    while observer.statistics().unwrap().clients > 1 {
-        std::thread::yield_now();
-    }
+    wait_until("the last client signs off", PATIENCE, || {
+        observer.statistics().unwrap().clients == 1
+    });
     assert_eq!(blocks_with_clients(&observer), 0);
     assert_eq!(observer.statistics().unwrap().clients_lost, 0);
 }
 
 #[test]
 fn blocks_that_one_session_frees_can_be_used_by_another() {
-    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 16MiB --index 2MiB --grace-ms 5");
     let client = server.client();
     // Over RDMA, where each PUT takes long, fewer of them fill the heap.
     let value = vec![1; if device().is_some() { 4000 } else { 400 }];
@@ -63,7 +62,7 @@ fn blocks_that_one_session_frees_can_be_used_by_another() {
 
 #[test]
 fn a_pipeline_is_disconnected_when_its_server_is_killed() {
-    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
     let mut session = client.session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
@@ -86,7 +85,7 @@ fn a_pipeline_is_disconnected_when_its_server_is_killed() {
 
 #[test]
 fn a_forgotten_pipeline_does_no_harm() {
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let client = server.client();
     let mut session = client.session().unwrap();
     for round in 0..10u64 {
@@ -108,7 +107,7 @@ fn a_forgotten_pipeline_does_no_harm() {
 
 #[test]
 fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let observer = server.client();
     let client = server.client();
     let mut session = client.session().unwrap();
@@ -124,15 +123,14 @@ fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
     std::mem::forget(pipeline);
     drop((session, client));
     wait_until("the client is lost", PATIENCE, || observer.statistics().unwrap().clients_lost > 0);
-    let line = "cleared the unfinished inserts of lost clients";
-    wait_until(line, PATIENCE, || server.log().contains(line));
+    server.wait_for_log("cleared the unfinished inserts of lost clients");
     assert!(observer.session().unwrap().insert(b"new", b"other").unwrap());
     server.assert_verifies();
 }
 
 #[test]
 fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let server = ServerProcess::start("--memory 64MiB");
     let client = server.client();
     let [mut writer, mut reader] = [(); 2].map(|()| client.session().unwrap());
     reader.put(b"key", b"value").unwrap();
@@ -158,8 +156,8 @@ fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
 fn a_batch_waits_for_a_stopped_server_once() {
     const DEPTH: u16 = 4;
     let new: Vec<_> = (0..DEPTH).map(u16::to_le_bytes).collect();
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
-    server.client().session().unwrap().put(b"key", b"value").unwrap();
+    let server = ServerProcess::start("--memory 64MiB");
+    server.session().put(b"key", b"value").unwrap();
     let client = server.client_builder().pipeline_depth(DEPTH).connect().unwrap();
     let mut session = client.session().unwrap();
     server.pause();
@@ -185,7 +183,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
 
 #[test]
 fn a_client_can_be_dropped_while_its_server_is_stopped() {
-    let server = ServerProcess::start(&["--memory", "64MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 64MiB --grace-ms 5");
     let client = server.client();
     let mut session = client.session().unwrap();
     let keys = scaled(100_000);

@@ -1,16 +1,13 @@
 //! Proves that with --evict a PUT finds room however much was stored, and that the evicted keys are
-//! those not written for a long time.
+//! those not written for a long time. `space.rs` proves that without it no key is evicted.
 
-use farside::Error;
-use farside::OperationError::OutOfSpace;
-use farside_tests::{ServerProcess, proof, scaled};
+use farside_tests::{ServerProcess, fill, proof, scaled};
 
 const BYTES: usize = 1000;
 
 #[test]
 fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
-    let arguments = ["--memory", "16MiB", "--grace-ms", "10", "--evict"];
-    let server = ServerProcess::start(&arguments);
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let client = server.client();
     let mut session = client.session().unwrap();
     let (hot, total) = (200u64, scaled(100_000).max(20_000));
@@ -40,25 +37,14 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
 /// With small values the index must keep growing, so evicted blocks must free memory for it.
 #[test]
 fn a_cache_of_small_values_never_runs_out_of_index() {
-    let server = ServerProcess::start(&["--memory", "32MiB", "--grace-ms", "10", "--evict"]);
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 10 --evict");
     let client = server.client();
     let mut session = client.session().unwrap();
     let total = scaled(600_000).max(100_000);
-    for n in 0..total {
-        session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap();
-    }
+    fill(&mut session, 0..total, u64::to_le_bytes);
     let last = (total - 1000..total).filter(|n| session.get(&n.to_le_bytes()).unwrap().is_some());
     assert!(last.count() > 800);
     let statistics = client.statistics().unwrap();
     assert!(statistics.splits > 100 && statistics.chunks_index > 1, "{statistics:?}");
     server.assert_verifies();
-}
-
-#[test]
-fn without_eviction_a_full_region_stays_full() {
-    let server = ServerProcess::start(&["--memory", "8MiB"]);
-    let mut session = server.client().session().unwrap();
-    let full = (0..20_000u64).find_map(|key| session.put(&key.to_le_bytes(), &[0; BYTES]).err());
-    assert!(matches!(full, Some(Error::Operation(OutOfSpace { .. }))), "{full:?}");
-    assert_eq!(server.client().statistics().unwrap().keys_evicted, 0);
 }

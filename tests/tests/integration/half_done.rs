@@ -3,28 +3,26 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use farside_config::signals::is_ignored;
-use farside_tests::{PATIENCE, ServerProcess, binary, left_out, proof, send_signal, wait_until};
+use farside_tests::command::CommandOutput;
+use farside_tests::{
+    PATIENCE, ServerProcess, binary, fill, left_out, proof, send_signal, wait_until,
+};
 use rustix::process::Signal;
-
-use crate::cli::{Said, command};
 
 /// A server with so many keys that a signal arrives while they are written to a file.
 fn with_many_keys() -> ServerProcess {
-    let server = ServerProcess::start(&["--memory", "96MiB"]);
-    let mut session = server.client().session().unwrap();
-    for key in 0..20_000u64 {
-        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, 1000)).unwrap();
-    }
+    let server = ServerProcess::start("--memory 96MiB");
+    fill(&mut server.session(), 0..20_000, |key| proof::value(key, 0, 0, 1000));
     server
 }
 
 /// A server with so many keys that a signal arrives while they are restored.
 fn with_very_many_keys() -> ServerProcess {
-    let server = ServerProcess::start(&["--memory", "96MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 96MiB");
+    let mut session = server.session();
     let mut pipeline = session.pipeline().unwrap();
     for key in 0..100_000u64 {
         while pipeline.put(&key.to_le_bytes(), b"value").is_err() {
@@ -46,19 +44,17 @@ fn an_unfinished_snapshot_or_dump_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
         let to = folder.path().join(name);
-        let mut command = command("kv-cli");
-        command.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
-        let child = command.spawn().unwrap();
+        let child = server.command("kv-cli").arg(what).arg(&to).spawn().unwrap();
         wait_until("it has begun", PATIENCE, || !names(folder.path()).is_empty());
         send_signal(&child, Signal::TERM);
-        let said = Said::new(child.wait_with_output().unwrap());
+        let said = CommandOutput::new(child.wait_with_output().unwrap());
         said.expect_line(143, &["kv-cli: cannot write ", name, "stopped by SIGTERM"]);
         assert_eq!(names(folder.path()), [""; 0]);
         let mut limited = Command::new("sh");
         // At most 1 MiB, whatever the shell counts in.
         limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(binary("kv-cli"));
         limited.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
-        let said = Said::of(&mut limited);
+        let said = CommandOutput::of(&mut limited);
         said.expect_line(5, &["kv-cli: cannot write ", name, "File too large"]);
         assert_eq!(names(folder.path()), [""; 0]);
     }
@@ -68,19 +64,16 @@ fn an_unfinished_snapshot_or_dump_is_removed() {
 fn a_stopped_restore_leaves_no_region_file() {
     let server = with_very_many_keys();
     let file = server.folder().join("snapshot");
-    assert!(server.cli(&["snapshot", file.to_str().unwrap()]).status.success());
+    server.cli(&["snapshot", file.to_str().unwrap()]).succeeded();
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-    let log = server.folder().join("log of the other");
-    let mut command = Command::new(binary("kv-server"));
-    command.args(["--listen", &format!("shm://{}", server.folder().join("other").display())]);
-    command.args(["--memory", "96MiB", "--region-file"]).arg(folder.path().join("region"));
-    command.arg("--restore").arg(&file).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
-    let read = || fs::read_to_string(&log).unwrap();
-    wait_until("it has begun", PATIENCE, || read().contains("restoring a snapshot"));
-    send_signal(&child, Signal::TERM);
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{}", read());
-    let last = read().lines().last().unwrap_or_default().to_owned();
+    let region = folder.path().join("region");
+    let arguments =
+        format!("--memory 96MiB --region-file {} --restore {}", region.display(), file.display());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut other = ServerProcess::spawn_in(elsewhere.path(), &arguments, |command| command);
+    other.wait_for_log("restoring a snapshot");
+    assert_eq!(other.terminate(), Some(1), "{}", other.log());
+    let last = other.log().lines().last().unwrap_or_default().to_owned();
     assert!(last.starts_with("kv-server: cannot restore ") && last.contains("told to stop"));
     assert_eq!(names(folder.path()), [""; 0]);
 }
@@ -91,7 +84,7 @@ fn a_server_whose_terminal_closes_stops_cleanly() {
         left_out("under nohup", "SIGHUP is ignored");
         return;
     }
-    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    let server = ServerProcess::start("--memory 16MiB");
     server.signal(Signal::HUP);
-    wait_until("it stops", PATIENCE, || server.log().contains("stopped"));
+    server.wait_for_log("stopped");
 }

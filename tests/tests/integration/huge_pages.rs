@@ -2,13 +2,8 @@
 //! reports the same bytes as the kernel. A server that starts on a region of small pages makes huge
 //! ones while clients use it.
 
-use std::time::Duration;
-
 use farside_fabric::shm::collapse_refusal;
-use farside_tests::{ServerProcess, left_out, left_out_over_rdma, wait_until};
-
-/// Timeout: longer than it takes on any machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+use farside_tests::{PATIENCE, ServerProcess, fill, left_out, left_out_over_rdma, wait_until};
 
 /// Returns whether this test is left out on this machine, and prints why.
 fn is_left_out() -> bool {
@@ -50,7 +45,7 @@ fn stat_reports_the_same_huge_pages_as_the_kernel() {
     if is_left_out() {
         return;
     }
-    let server = ServerProcess::start(&["--memory", "40MiB"]);
+    let server = ServerProcess::start("--memory 40MiB");
     let huge = server.client().statistics().unwrap().huge_page_bytes;
     assert_eq!(huge, mapped_huge(&server, 40), "{}", server.log());
     assert!(
@@ -58,12 +53,12 @@ fn stat_reports_the_same_huge_pages_as_the_kernel() {
         "no huge pages, although even a fragmented machine has some: {}",
         server.log()
     );
-    let stat = String::from_utf8(server.cli(&["stat", "--json"]).stdout).unwrap();
-    assert!(stat.contains(&format!("\"huge_page_bytes\":{huge}")), "{stat}");
+    let stat = server.cli(&["stat", "--json"]);
+    assert!(stat.text().contains(&format!("\"huge_page_bytes\":{huge}")), "{stat:?}");
     if huge == 40 << 20 {
         assert!(server.log().contains("2 MiB pages"), "{}", server.log());
     }
-    let small = ServerProcess::start(&["--memory", "40MiB", "--huge-pages", "never"]);
+    let small = ServerProcess::start("--memory 40MiB --huge-pages never");
     assert_eq!(small.client().statistics().unwrap().huge_page_bytes, 0);
     assert!(small.log().contains("4 KiB pages"), "{}", small.log());
 }
@@ -79,14 +74,9 @@ fn a_region_of_small_pages_gets_huge_ones_while_it_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
     std::fs::write(&config, "huge_pages = 'never'\n").unwrap();
-    let config_name = config.to_str().unwrap();
-    let arguments = ["--config", config_name, "--memory", "512MiB"];
+    let arguments = format!("--config {} --memory 512MiB", config.display());
     let mut server = ServerProcess::start_with_file(&arguments);
-    let mut session = server.client().session().unwrap();
-    for n in 0..KEYS {
-        session.put(&n.to_le_bytes(), &[n as u8; 500]).unwrap();
-    }
-    drop(session);
+    fill(&mut server.session(), 0..KEYS, |n| [n as u8; 500]);
     server.terminate();
     std::fs::write(&config, "").unwrap();
     server.restart();

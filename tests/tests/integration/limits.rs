@@ -7,8 +7,8 @@ use farside_tests::{ServerProcess, proof};
 
 #[test]
 fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 64MiB");
+    let mut session = server.session();
     let limits = session.limits();
     let values = [0, 1, 7, 8, 9, 31, 32, 33, 4096, 65_536, 1 << 20];
     assert_eq!(limits.value_bytes_max, 1 << 20);
@@ -31,8 +31,8 @@ fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
 
 #[test]
 fn similar_binary_keys_are_distinguished() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
     let keys: Vec<Vec<u8>> = (0..=255u8)
         .flat_map(|byte| [vec![byte], vec![byte, 0], vec![0, byte, 0], vec![byte; 64]])
         .collect();
@@ -50,8 +50,8 @@ fn similar_binary_keys_are_distinguished() {
 
 #[test]
 fn one_byte_too_many() {
-    let server = ServerProcess::start(&["--memory", "32MiB", "--value-bytes-max", "1000"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB --value-bytes-max 1000");
+    let mut session = server.session();
     let before = session.counters();
     let long_key = session.put(&[0; 1025], b"value").unwrap_err();
     assert!(
@@ -84,19 +84,11 @@ fn one_byte_too_many() {
 fn the_largest_limits_there_are() {
     let key_bytes = 65_535;
     let value_bytes = (4 << 20) - 32 - key_bytes;
-    let value_flag = value_bytes.to_string();
-    let server = ServerProcess::start(&[
-        "--memory",
-        "64MiB",
-        "--key-bytes-max",
-        "65535",
-        "--value-bytes-max",
-        &value_flag,
-        // A READ of 4 MiB takes 100 ms over RDMA in emulation.
-        "--grace-ms",
-        "2000",
-    ]);
-    let mut session = server.client().session().unwrap();
+    // A READ of 4 MiB takes 100 ms over RDMA in emulation.
+    let server = ServerProcess::start(&format!(
+        "--memory 64MiB --grace-ms 2000 --key-bytes-max {key_bytes} --value-bytes-max {value_bytes}"
+    ));
+    let mut session = server.session();
     let (key, value) = (vec![7; key_bytes], proof::value(1, 1, 1, value_bytes));
     session.put(&key, &value).unwrap();
     assert_eq!(session.get(&key).unwrap().unwrap().data, value);

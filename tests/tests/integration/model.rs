@@ -186,7 +186,7 @@ impl Model {
 
 #[test]
 fn any_sequence_of_operations_has_the_results_of_a_hash_map() {
-    let server = ServerProcess::start(&["--memory", "128MiB", "--grace-ms", "5"]);
+    let server = ServerProcess::start("--memory 128MiB --grace-ms 5");
     let clients = [0, 1 << 20].map(|cache_bytes| {
         let builder = server.client_builder().cache_bytes(cache_bytes);
         [builder.clone(), builder].map(|builder| builder.connect().unwrap())

@@ -9,8 +9,8 @@ use farside_tests::ServerProcess;
 
 #[test]
 fn a_reader_reads_and_is_denied_the_rest() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    server.client().session().unwrap().put(b"key", b"value").unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    server.session().put(b"key", b"value").unwrap();
     let reader = server.client_builder().role(Role::Reader).connect().unwrap();
     let mut session = reader.session().unwrap();
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
@@ -34,7 +34,7 @@ fn a_reader_reads_and_is_denied_the_rest() {
 #[test]
 fn the_secret_decides_whether_a_client_may_write() {
     let config = "secret = 'writers'\nreader_secret = 'readers'\n";
-    let server = ServerProcess::start_with_config(config, &["--memory", "32MiB"]);
+    let server = ServerProcess::start_with_config(config, "--memory 32MiB");
     let connect = |secret: &str, role| {
         Client::builder().server(&server.address()).secret(secret).role(role).connect()
     };

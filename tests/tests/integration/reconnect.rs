@@ -18,7 +18,7 @@ const KEYS: u64 = 1000;
 
 #[test]
 fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
-    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut server = ServerProcess::start("--memory 32MiB");
     let timeout = Duration::from_millis(if device().is_some() { 3000 } else { 300 });
     let client = server.client_builder().connect_timeout(timeout).connect().unwrap();
     let mut session = client.session().unwrap();
@@ -50,7 +50,7 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
 #[test]
 fn sessions_of_a_lost_server_fail_together() {
     const ATTEMPTS_MAX: u64 = 20;
-    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut server = ServerProcess::start("--memory 32MiB");
     let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
     let client = server.client_builder().connect_timeout(timeout).connect().unwrap();
     let mut sessions: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
@@ -145,7 +145,7 @@ impl Fence {
 #[test]
 fn a_batch_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 12;
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let fence = Fence::new(|| {});
     let client =
         server.client_builder().pipeline_depth(8).intercept_fabric(fence.wrap()).connect().unwrap();
@@ -188,7 +188,7 @@ fn a_batch_whose_connection_is_lost_continues_on_the_next() {
 fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     const KEYS: u64 = 12;
     const CHAINS_BEFORE: u64 = 5;
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
     let fence = Fence::new(move || kill_process(pid, Signal::KILL).unwrap());
     let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
@@ -217,7 +217,7 @@ fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
 #[test]
 fn a_scan_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 40;
-    let server = ServerProcess::start(&["--memory", "32MiB", "--index", "64KiB"]);
+    let server = ServerProcess::start("--memory 32MiB --index 64KiB");
     let fence = Fence::new(|| {});
     let client = server.client_builder().intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
@@ -239,7 +239,7 @@ fn a_scan_whose_connection_is_lost_continues_on_the_next() {
 
 #[test]
 fn a_scan_ends_with_its_region() {
-    let mut server = ServerProcess::start(&["--memory", "32MiB"]);
+    let mut server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
     let mut session = client.session().unwrap();
     (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), b"value").unwrap());

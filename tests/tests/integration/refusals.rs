@@ -7,21 +7,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use farside_fabric::rdma::preflight;
+use farside_tests::command::CommandOutput;
 use farside_tests::{ServerProcess, binary, device_or_left_out, left_out, new_address};
-
-use crate::cli::Said;
 
 /// Runs `program <arguments>` without a user's config file, and prints its stderr. `timeout` ends a
 /// server that starts, which would run forever.
-fn run(program: &str, arguments: &[&str]) -> Said {
+fn run(program: &str, arguments: &[&str]) -> CommandOutput {
     let mut command = Command::new("timeout");
     command.arg("60").arg(binary(program)).args(arguments);
     run_command(&mut command)
 }
 
-fn run_command(command: &mut Command) -> Said {
+fn run_command(command: &mut Command) -> CommandOutput {
     command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
-    let said = Said::of(command);
+    let said = CommandOutput::of(command);
     print!("{}", said.stderr);
     said
 }
@@ -46,7 +45,7 @@ const COMMANDS: [(&str, &[&str]); 4] = [
 fn a_wrong_secret_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let server_config = "secret = 'open sesame'\n";
-    let server = ServerProcess::start_with_config(server_config, &["--memory", "64MiB"]);
+    let server = ServerProcess::start_with_config(server_config, "--memory 64MiB");
     let address = server.address();
     for (program, arguments) in COMMANDS {
         for (secret, is_right) in [("open barley", false), ("open sesame", true)] {
@@ -54,7 +53,7 @@ fn a_wrong_secret_is_refused() {
             let file = config(folder.path(), "client.toml", &text);
             let said = run(program, &[arguments, &["--config", file.to_str().unwrap()]].concat());
             if is_right {
-                assert_eq!(said.code, Some(0), "{program} {arguments:?}: {}", said.stderr);
+                said.succeeded();
             } else {
                 said.expect_line(3, &[&address, "refused the connection", "wrong secret"]);
             }
@@ -103,9 +102,9 @@ fn an_address_without_a_device_is_refused() {
     listen("rdma://203.0.113.1:7400").expect_line(1, route);
     let all = &["0.0.0.0", "is no address of an RDMA device"];
     listen("rdma://0.0.0.0:7400").expect_line(1, all);
-    let running = ServerProcess::start(&["--memory", "16MiB"]);
+    let running = ServerProcess::start("--memory 16MiB");
     listen(&running.address()).expect_line(1, &["binding the address", "in use"]);
-    running.client().session().unwrap().put(b"key", b"value").unwrap();
+    running.session().put(b"key", b"value").unwrap();
 }
 
 /// Needs `setpriv`, and root's right to drop capabilities.
@@ -122,7 +121,7 @@ fn a_low_limit_on_pinned_memory_is_reported() {
     let listen = new_address(folder.path());
     let small = ["--listen", &listen, "--memory", "16MiB", "--huge-pages", "never"];
     limited("kv-server", &small).expect_line(1, parts);
-    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    let server = ServerProcess::start("--memory 16MiB");
     let address = server.address();
     for (program, arguments) in COMMANDS {
         let arguments = [arguments, &["--server", &address]].concat();
@@ -135,8 +134,8 @@ fn a_low_limit_on_pinned_memory_is_reported() {
 #[test]
 fn a_client_whose_writes_may_arrive_too_late_can_only_read() {
     let Some(_) = device_or_left_out() else { return };
-    let server = ServerProcess::start(&["--memory", "16MiB"]);
-    assert_eq!(server.cli(&["put", "key", "value"]).status.code(), Some(0));
+    let server = ServerProcess::start("--memory 16MiB");
+    server.cli(&["put", "key", "value"]).succeeded();
     let folder = tempfile::tempdir().unwrap();
     let text = format!("server = '{}'\n[rdma]\nack_timeout = 19\n", server.address());
     let config = config(folder.path(), "client.toml", &text);
@@ -145,6 +144,5 @@ fn a_client_whose_writes_may_arrive_too_late_can_only_read() {
     };
     let late = &["60829 ms late", "rdma.ack_timeout", "grace_ms = 382", "this one has 100"];
     with(&["put", "key", "other"]).expect_line(2, late);
-    let said = with(&["get", "key"]);
-    assert_eq!((said.code, said.text()), (Some(0), "value"), "{}", said.stderr);
+    assert_eq!(with(&["get", "key"]).succeeded().text(), "value");
 }

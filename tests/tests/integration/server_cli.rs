@@ -7,20 +7,19 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use farside_tests::command::CommandOutput;
 use farside_tests::{ServerProcess, binary};
 
-use crate::cli::Said;
-
 /// Runs `kv-server <arguments>`, which must end by itself.
-fn server(arguments: &[&str]) -> Said {
+fn server(arguments: &[&str]) -> CommandOutput {
     run(Command::new(binary("kv-server")).args(arguments))
 }
 
 /// Runs the command under `timeout`, because a server that starts after all would run forever.
-fn run(command: &mut Command) -> Said {
+fn run(command: &mut Command) -> CommandOutput {
     let mut timed = Command::new("timeout");
     timed.arg("20").arg(command.get_program()).args(command.get_args());
-    Said::of(timed.stdin(Stdio::null()))
+    CommandOutput::of(timed.stdin(Stdio::null()))
 }
 
 fn address(folder: &Path) -> String {
@@ -29,11 +28,11 @@ fn address(folder: &Path) -> String {
 
 #[test]
 fn a_socket_in_use_is_reported() {
-    let running = ServerProcess::start(&["--memory", "16MiB"]);
-    running.client().session().unwrap().put(b"key", b"value").unwrap();
+    let running = ServerProcess::start("--memory 16MiB");
+    running.session().put(b"key", b"value").unwrap();
     let said = server(&["--listen", &running.address(), "--memory", "16MiB"]);
     said.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
-    let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
+    let value = running.session().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
     // A socket in use by another program.
     let folder = tempfile::tempdir().unwrap();
@@ -62,7 +61,7 @@ fn permit(path: &Path, mode: u32) {
 
 /// Runs `kv-server <arguments>` as a user without special rights. Root becomes another user, who
 /// needs an own copy of the binary.
-fn server_of_a_user(folder: &Path, arguments: &[&str]) -> Said {
+fn server_of_a_user(folder: &Path, arguments: &[&str]) -> CommandOutput {
     const OTHER_USER: u32 = 65_534;
     let program = folder.join("kv-server");
     fs::copy(binary("kv-server"), &program).unwrap();
@@ -73,7 +72,7 @@ fn server_of_a_user(folder: &Path, arguments: &[&str]) -> Said {
     if rustix::process::geteuid().is_root() {
         command.uid(OTHER_USER).gid(OTHER_USER);
     }
-    Said::of(command.stdin(Stdio::null()))
+    CommandOutput::of(command.stdin(Stdio::null()))
 }
 
 #[test]
@@ -135,13 +134,13 @@ fn more_memory_than_is_available_is_refused() {
 
 /// A region file with one key, whose server has stopped.
 fn region_file() -> ServerProcess {
-    let mut run = ServerProcess::start_with_file(&["--memory", "16MiB"]);
-    run.client().session().unwrap().put(b"key", b"value").unwrap();
+    let mut run = ServerProcess::start_with_file("--memory 16MiB");
+    run.session().put(b"key", b"value").unwrap();
     assert_eq!(run.terminate(), Some(0));
     run
 }
 
-fn start_on(file: &Path, more: &[&str]) -> Said {
+fn start_on(file: &Path, more: &[&str]) -> CommandOutput {
     let folder = tempfile::tempdir().unwrap();
     let (listen, file) = (address(folder.path()), file.to_str().unwrap());
     server(&[&["--listen", &listen, "--region-file", file], more].concat())
@@ -178,7 +177,7 @@ fn a_region_of_another_format_is_refused_and_not_changed() {
     assert!(fs::read(run.region_file()).unwrap() == before);
     file.write_all_at(&version, 8).unwrap();
     run.restart();
-    assert_eq!(*run.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+    assert_eq!(*run.session().get(b"key").unwrap().unwrap(), *b"value");
 }
 
 #[test]
@@ -204,11 +203,11 @@ fn a_region_file_beyond_the_file_size_limit_is_refused() {
 
 #[test]
 fn a_region_file_in_use_by_a_server_is_refused() {
-    let running = ServerProcess::start_with_file(&["--memory", "16MiB"]);
-    running.client().session().unwrap().put(b"key", b"value").unwrap();
+    let running = ServerProcess::start_with_file("--memory 16MiB");
+    running.session().put(b"key", b"value").unwrap();
     start_on(&running.region_file(), &[]).expect_line(1, &["/region", "another"]);
     assert_eq!(running.client().statistics().unwrap().incarnation, 1);
-    let value = running.client().session().unwrap().get(b"key").unwrap().unwrap();
+    let value = running.session().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
     running.assert_verifies();
 }
@@ -264,14 +263,13 @@ fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
         permit(&config, mode);
         strict().expect_line(1, &["server.toml has a secret", &format!("{mode:04o}"), "chmod 600"]);
     }
-    let running = ServerProcess::start_unchecked(&["--memory", "16MiB", "--config", path]);
+    let arguments = format!("--memory 16MiB --config {path}");
+    let running = ServerProcess::spawn_in(folder.path(), &arguments, |command| command);
+    running.wait_for_log("serving");
     let log = running.log();
     assert!(log.contains("WARN") && log.contains("server.toml has a secret in it"), "{log}");
     // The same for a client's config file.
-    let scan = |more: &[&str]| {
-        let arguments = [&["scan", "--config", path], more].concat();
-        String::from_utf8(running.cli(&arguments).stderr).unwrap()
-    };
+    let scan = |more: &[&str]| running.cli(&[&["scan", "--config", path], more].concat()).stderr;
     assert!(scan(&[]).contains("kv-cli: warning: ") && scan(&[]).lines().count() == 1);
     assert!(
         scan(&["--strict-config"]).contains("kv-cli: ")
@@ -289,7 +287,7 @@ fn an_index_size_for_an_existing_region_is_reported_as_unused() {
     assert!(!running.log().contains("index = "));
     running.terminate();
     let file = running.region_file();
-    let again =
-        ServerProcess::start(&["--index", "64KiB", "--region-file", file.to_str().unwrap()]);
+    let arguments = format!("--index 64KiB --region-file {}", file.display());
+    let again = ServerProcess::start(&arguments);
     assert!(again.log().contains("index = 64KiB is for new regions"), "{}", again.log());
 }

@@ -9,7 +9,7 @@ use farside_tests::ServerProcess;
 const TIMES: u64 = 8;
 
 fn server() -> ServerProcess {
-    ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB"])
+    ServerProcess::start("--memory 32MiB --index 4MiB")
 }
 
 fn value(session: &mut Session, key: &[u8]) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn stored(data: &[u8], outcome: &BatchOutcome) -> bool {
 #[test]
 fn gets_of_a_key_read_once_and_puts_write_once() {
     let server = server();
-    let session = &mut server.client().session().unwrap();
+    let session = &mut server.session();
     for key in [b"a", b"b", b"c"] {
         session.put(key, key).unwrap();
     }
@@ -59,7 +59,7 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
 #[test]
 fn operations_that_need_their_own_result_share_no_chain() {
     let server = server();
-    let session = &mut server.client().session().unwrap();
+    let session = &mut server.session();
     for key in [b"a", b"d"] {
         session.put(key, b"old").unwrap();
     }
@@ -81,7 +81,7 @@ fn operations_that_need_their_own_result_share_no_chain() {
 #[test]
 fn a_shared_result_stays_until_every_operation_has_taken_it() {
     let server = server();
-    let session = &mut server.client().session().unwrap();
+    let session = &mut server.session();
     session.put(b"a", b"value").unwrap();
     let mut pipeline = session.pipeline().unwrap();
     for _ in 0..3 {
@@ -126,8 +126,8 @@ fn a_get_does_not_share_a_read_that_was_posted_before_it() {
 
 #[test]
 fn if_a_shared_chain_fails_each_operation_has_its_own_result() {
-    let server = ServerProcess::start(&["--memory", "8MiB"]);
-    let session = &mut server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 8MiB");
+    let session = &mut server.session();
     // The session keeps blocks for small values when there is no room for large ones.
     session.put(b"small", b"small").unwrap();
     let large = vec![7; 256 << 10];

@@ -10,15 +10,15 @@
 use std::time::Duration;
 
 use farside::Outcome;
-use farside_tests::{ServerProcess, left_out_over_rdma, proof};
+use farside_tests::{ServerProcess, fill, left_out_over_rdma, proof};
 
 #[test]
 fn a_pipeline_with_a_slow_caller_loses_nothing() {
     const KEYS: u64 = 60;
     /// Longer than a posted chain may wait.
     const PAUSE: Duration = Duration::from_millis(60);
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
     for round in 0..2 {
         let mut pipeline = session.pipeline().unwrap();
         for key in 0..KEYS {
@@ -54,12 +54,10 @@ fn values_are_read_once_even_with_more_in_flight_than_grace_allows() {
     const GETS: u64 = 2000;
     // 128 MiB are in flight. A build without optimization takes longer than GRACE to copy and check
     // that. But GRACE is long enough for the few megabytes between the READs of one GET.
-    let server = ServerProcess::start(&["--memory", "192MiB", "--grace-ms", "100"]);
+    let server = ServerProcess::start("--memory 192MiB --grace-ms 100");
     let client = server.client_builder().pipeline_depth(KEYS as u16).connect().unwrap();
     let mut session = client.session().unwrap();
-    for key in 0..KEYS {
-        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, BYTES)).unwrap();
-    }
+    fill(&mut session, 0..KEYS, |key| proof::value(key, 0, 0, BYTES));
     let before = session.counters();
     let mut pipeline = session.pipeline().unwrap();
     let (mut started, mut taken) = (0, 0);

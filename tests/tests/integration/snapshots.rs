@@ -12,19 +12,17 @@ use farside_layout::{
     CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
     slot_in_subtable,
 };
-use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, proof, scaled, wait_until};
-
-use crate::cli::{Said, command};
+use farside_tests::command::{CommandOutput, command};
+use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, fill, proof, scaled, wait_until};
 
 const WRITERS: u64 = 3;
 
 fn snapshot(server: &ServerProcess, to: &Path) {
-    let output = server.cli(&["snapshot", to.to_str().unwrap()]);
-    assert!(output.status.success(), "{output:?}");
+    server.cli(&["snapshot", to.to_str().unwrap()]).succeeded();
 }
 
 fn restored(snapshot: &Path, memory: &str) -> ServerProcess {
-    ServerProcess::start(&["--memory", memory, "--restore", snapshot.to_str().unwrap()])
+    ServerProcess::start(&format!("--memory {memory} --restore {}", snapshot.display()))
 }
 
 /// Writers number their values. Each key's number in the snapshot is at least the last acknowledged
@@ -32,7 +30,7 @@ fn restored(snapshot: &Path, memory: &str) -> ServerProcess {
 #[test]
 fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
     let keys = scaled(3000).max(100);
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let server = ServerProcess::start("--memory 64MiB");
     let total = (keys * WRITERS) as usize;
     let (begun, done): (Vec<_>, Vec<_>) =
         (0..total).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).unzip();
@@ -78,7 +76,7 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
     for memory in ["32MiB", "200MiB"] {
         let other = restored(&file, memory);
         other.assert_verifies();
-        let mut session = other.client().session().unwrap();
+        let mut session = other.session();
         for key in 0..total as u64 {
             let possible = before[key as usize]..=after[key as usize];
             let value = session.get(&key.to_le_bytes()).unwrap();
@@ -98,8 +96,8 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
 
 #[test]
 fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 64MiB");
+    let mut session = server.session();
     let all: Vec<u8> = (0..=255).collect();
     let large: Vec<u8> = (0..1 << 20).map(|n: u32| (n ^ (n >> 8)) as u8).collect();
     session.put(&all, &large).unwrap();
@@ -119,7 +117,7 @@ fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     snapshot(&server, &file);
     std::thread::sleep(Duration::from_secs(2));
     let other = restored(&file, "32MiB");
-    let mut there = other.client().session().unwrap();
+    let mut there = other.session();
     assert_eq!(there.get(b"soon").unwrap(), None);
     assert_eq!(there.get(&all).unwrap().unwrap().data, large);
     assert_eq!(there.get(b"empty").unwrap().unwrap().data, b"");
@@ -129,22 +127,22 @@ fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     assert!(there.store(b"day", b"3", Store::if_value(b"1")).unwrap());
     // An existing file is replaced only with --force, and then as a whole.
     let name = file.to_str().unwrap();
-    assert_eq!(server.cli(&["snapshot", name]).status.code(), Some(2));
-    assert!(server.cli(&["snapshot", name, "--force"]).status.success());
+    assert_eq!(server.cli(&["snapshot", name]).code, Some(2));
+    server.cli(&["snapshot", name, "--force"]).succeeded();
     let paths = std::fs::read_dir(server.folder()).unwrap().map(|entry| entry.unwrap().path());
     assert_eq!(paths.filter(|path| path.to_string_lossy().contains("snapshot")).count(), 1);
 }
 
 /// Starts a server in this folder that must refuse the snapshot.
-fn restore(folder: &Path, snapshot: &Path, memory: &str) -> Said {
+fn restore(folder: &Path, snapshot: &Path, memory: &str) -> CommandOutput {
     let address = format!("shm://{}", folder.join("kv.sock").display());
     let mut server = command("kv-server");
     server.args(["--listen", &address, "--memory", memory]).arg("--region-file");
-    Said::of(server.arg(folder.join("region")).arg("--restore").arg(snapshot))
+    CommandOutput::of(server.arg(folder.join("region")).arg("--restore").arg(snapshot))
 }
 
 fn assert_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
-    let Said { code, stderr, .. } = restore(folder, snapshot, memory);
+    let CommandOutput { code, stderr, .. } = restore(folder, snapshot, memory);
     let last = stderr.lines().last().unwrap_or_default();
     assert_eq!(code, Some(1), "{stderr}");
     assert!(last.starts_with("kv-server: cannot restore ") && last.contains(why), "{stderr}");
@@ -156,11 +154,9 @@ fn assert_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
 
 #[test]
 fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
-    let mut session = server.client().session().unwrap();
-    for key in 0..5000u64 {
-        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, 1000)).unwrap();
-    }
+    let server = ServerProcess::start("--memory 64MiB");
+    let mut session = server.session();
+    fill(&mut session, 0..5000, |key| proof::value(key, 0, 0, 1000));
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let whole = std::fs::read(&file).unwrap();
@@ -182,7 +178,7 @@ fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
     assert_refused(folder.path(), &file, "8MiB", "start the server with more --memory");
     let region = folder.path().join("region");
     std::fs::write(&region, b"something").unwrap();
-    let Said { code, stderr, .. } = restore(folder.path(), &file, "64MiB");
+    let CommandOutput { code, stderr, .. } = restore(folder.path(), &file, "64MiB");
     assert!(code != Some(0) && stderr.contains("is there already"), "{stderr}");
     assert_eq!(std::fs::read(&region).unwrap(), b"something");
 }
@@ -190,27 +186,21 @@ fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
 /// A value beyond the default limit is restored by a server that has no flag for it.
 #[test]
 fn the_limits_of_a_region_are_restored_with_it() {
-    let server = ServerProcess::start(&[
-        "--memory",
-        "32MiB",
-        "--key-bytes-max",
-        "2000",
-        "--value-bytes-max",
-        "2000000",
-    ]);
-    let mut session = server.client().session().unwrap();
+    let server =
+        ServerProcess::start("--memory 32MiB --key-bytes-max 2000 --value-bytes-max 2000000");
+    let mut session = server.session();
     let (key, value) = (vec![7; 2000], vec![8; 2_000_000]);
     session.put(&key, &value).unwrap();
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let other = restored(&file, "32MiB");
-    let mut session = other.client().session().unwrap();
+    let mut session = other.session();
     assert_eq!(session.get(&key).unwrap().unwrap().data, value);
     let limits = session.limits();
     assert_eq!((limits.key_bytes_max, limits.value_bytes_max), (2000, 2_000_000));
-    // A flag wins over the snapshot's limit.
-    let path = file.to_str().unwrap();
-    let wide = ServerProcess::start(&["--restore", path, "--value-bytes-max", "3000000"]);
+    // What a flag says goes first.
+    let arguments = format!("--restore {} --value-bytes-max 3000000", file.display());
+    let wide = ServerProcess::start(&arguments);
     let limits = wide.client().session().unwrap().limits();
     assert_eq!((limits.key_bytes_max, limits.value_bytes_max), (2000, 3_000_000));
     // The log is that of one server, which restores and serves.
@@ -226,8 +216,8 @@ fn the_limits_of_a_region_are_restored_with_it() {
 
 #[test]
 fn a_restored_region_file_goes_on_as_any_other() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
     session.put(b"key", b"value").unwrap();
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
@@ -235,27 +225,24 @@ fn a_restored_region_file_goes_on_as_any_other() {
     let region = folder.path().join("region").display().to_string();
     // What a server that was killed while it restored left behind.
     std::fs::write(folder.path().join("region.restoring"), b"half").unwrap();
-    let restore = ["--region-file", &region, "--restore", file.to_str().unwrap()];
-    let mut other = ServerProcess::start(&restore);
-    assert_eq!(*other.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+    let on_region = format!("--region-file {region}");
+    let mut other = ServerProcess::start(&format!("{on_region} --restore {}", file.display()));
+    assert_eq!(*other.session().get(b"key").unwrap().unwrap(), *b"value");
     assert_eq!(other.terminate(), Some(0));
-    let verified = Said::of(command("kv-cli").args(["verify", "--region", &region]));
-    assert_eq!(verified.code, Some(0), "{}", verified.stderr);
-    let next = ServerProcess::start(&["--region-file", &region]);
-    assert_eq!(*next.client().session().unwrap().get(b"key").unwrap().unwrap(), *b"value");
+    CommandOutput::of(command("kv-cli").args(["verify", "--region", &region])).succeeded();
+    let next = ServerProcess::start(&on_region);
+    assert_eq!(*next.session().get(b"key").unwrap().unwrap(), *b"value");
 }
 
 #[test]
 fn a_region_file_is_verified_without_a_server() {
-    let mut server = ServerProcess::start_with_file(&["--memory", "32MiB"]);
-    let mut session = server.client().session().unwrap();
-    for key in 0..1000u64 {
-        session.put(&key.to_le_bytes(), b"value").unwrap();
-    }
+    let mut server = ServerProcess::start_with_file("--memory 32MiB");
+    let mut session = server.session();
+    fill(&mut session, 0..1000, |_| b"value");
     drop(session);
     let region = server.region_file();
     let verify = |path: &Path| {
-        let said = Said::of(command("kv-cli").args(["verify", "--region"]).arg(path));
+        let said = CommandOutput::of(command("kv-cli").args(["verify", "--region"]).arg(path));
         (said.code, said.text().to_owned(), said.stderr)
     };
     let (code, _, said) = verify(&region);
@@ -294,13 +281,12 @@ fn a_region_file_is_verified_without_a_server() {
     assert!(said.contains("--restore"), "{said}");
     assert_eq!(std::fs::read(&region).unwrap(), bytes, "verify changed the file");
     server.start_again();
-    let says = format!("kv-cli verify --region {}", region.display());
-    wait_until(&says, PATIENCE, || server.log().contains(&says));
+    server.wait_for_log(&format!("kv-cli verify --region {}", region.display()));
 }
 
 #[test]
 fn a_snapshot_shows_while_it_is_taken() {
-    let server = ServerProcess::start(&["--memory", "16MiB"]);
+    let server = ServerProcess::start("--memory 16MiB");
     let (taking, observer) = (server.client(), server.client());
     let wait_for = |under_way: u64, permille: u64, taken: u64| {
         wait_until("the snapshot shows", PATIENCE, || {
@@ -320,20 +306,20 @@ fn a_snapshot_shows_while_it_is_taken() {
     observer.session().unwrap().put(b"key", b"value").unwrap();
     snapshot(&server, &server.folder().join("snapshot"));
     wait_for(0, 0, 2);
-    let shown = String::from_utf8(server.cli(&["stat"]).stdout).unwrap();
-    assert!(shown.contains("snapshots   2 so far"), "{shown}");
+    let shown = server.cli(&["stat"]);
+    assert!(shown.text().contains("snapshots   2 so far"), "{shown:?}");
 }
 
 /// Its keys are counted by a client of its own, for the progress bar alone.
 #[test]
 fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
-    let server = ServerProcess::start_with_config("clients_max = 2\n", &["--memory", "16MiB"]);
+    let server = ServerProcess::start_with_config("clients_max = 2\n", "--memory 16MiB");
     let observer = server.client();
     observer.session().unwrap().put(b"key", b"value").unwrap();
     wait_until("one is left", PATIENCE, || observer.statistics().unwrap().clients == 1);
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let restored = restored(&file, "16MiB");
-    let value = restored.client().session().unwrap().get(b"key").unwrap();
+    let value = restored.session().get(b"key").unwrap();
     assert_eq!(*value.unwrap(), *b"value");
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use farside::OperationError::OutOfSpace;
 use farside::{Error, Exhausted};
-use farside_tests::{ServerProcess, device, proof, scaled};
+use farside_tests::{ServerProcess, device, fill, proof, scaled};
 
 #[test]
 fn blocks_that_one_client_freed_can_be_used_by_the_next() {
-    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB"]);
+    let server = ServerProcess::start("--memory 16MiB --index 2MiB");
     // Over RDMA, where each PUT takes long, fewer of them fill the heap.
     let bytes = if device().is_some() { 10_000 } else { 1000 };
     let stored = {
-        let mut session = server.client().session().unwrap();
+        let mut session = server.session();
         let fill = |n: &u64| session.put(&n.to_le_bytes(), &vec![1; bytes]).is_ok();
         let stored = (0u64..).take_while(fill).count() as u64;
         (0..stored).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
@@ -21,15 +21,13 @@ fn blocks_that_one_client_freed_can_be_used_by_the_next() {
     };
     // The first client is gone. The blocks that it had rest at the server.
     std::thread::sleep(Duration::from_millis(200));
-    let mut session = server.client().session().unwrap();
-    for n in 0..stored {
-        session.put(&n.to_le_bytes(), &vec![2; bytes]).unwrap();
-    }
+    let mut session = server.session();
+    fill(&mut session, 0..stored, |_| vec![2; bytes]);
 }
 
 #[test]
 fn a_full_heap_is_reported_and_a_delete_makes_room() {
-    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "2MiB"]);
+    let server = ServerProcess::start("--memory 16MiB --index 2MiB");
     let client = server.client();
     let mut session = client.session().unwrap();
     let mut stored = 0u64;
@@ -52,9 +50,7 @@ fn a_full_heap_is_reported_and_a_delete_makes_room() {
         assert!(session.delete(&key.to_le_bytes()).unwrap());
     }
     std::thread::sleep(session.limits().grace);
-    for key in 0..stored / 2 {
-        session.put(&key.to_le_bytes(), &proof::value(key, 1, 0, 1000)).unwrap();
-    }
+    fill(&mut session, 0..stored / 2, |key| proof::value(key, 1, 0, 1000));
     for key in 0..stored {
         let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
         assert!(proof::holds(key, &value), "key {key}");
@@ -65,8 +61,8 @@ fn a_full_heap_is_reported_and_a_delete_makes_room() {
 /// Blocks and the index use the same chunks: either may be the first to find none.
 #[test]
 fn a_region_full_of_keys_says_so() {
-    let server = ServerProcess::start(&["--memory", "16MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 16MiB");
+    let mut session = server.session();
     let keys_max = scaled(1_000_000);
     let mut stored = 0u64;
     let error = loop {
@@ -93,8 +89,8 @@ fn a_region_full_of_keys_says_so() {
 
 #[test]
 fn a_small_region_takes_ten_million_overwrites() {
-    let server = ServerProcess::start(&["--memory", "16MiB", "--index", "1MiB"]);
-    let mut session = server.client().session().unwrap();
+    let server = ServerProcess::start("--memory 16MiB --index 1MiB");
+    let mut session = server.session();
     const KEYS: u64 = 1000;
     let overwrites = scaled(10_000_000);
     for count in 0..overwrites {

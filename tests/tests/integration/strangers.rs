@@ -82,7 +82,7 @@ fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 /// A server with a secret, and options that connect to it.
 fn guarded() -> (ServerProcess, ConnectOptions) {
     let config = "secret = 'secret'\nlog_level = 'debug'\n";
-    let server = ServerProcess::start_with_config(config, &["--memory", "16MiB"]);
+    let server = ServerProcess::start_with_config(config, "--memory 16MiB");
     let options = ConnectOptions {
         address: server.address().parse().unwrap(),
         role: Role::Reader,

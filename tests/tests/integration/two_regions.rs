@@ -19,7 +19,7 @@ struct Session {
 
 impl Session {
     fn open() -> Self {
-        let servers = [(); 2].map(|()| ServerProcess::start(&["--memory", "32MiB"]));
+        let servers = [(); 2].map(|()| ServerProcess::start("--memory 32MiB"));
         let [first, second] = servers.each_ref().map(|server| attach(&server.address()));
         let mut fabric = first.factory.fabric(LANES).unwrap();
         let index = second.factory.add_to(&mut fabric).unwrap();
@@ -153,7 +153,7 @@ fn a_half_done_change_is_reported_as_half_done() {
 
 #[test]
 fn a_session_reaches_its_servers_over_one_fabric() {
-    let server = ServerProcess::start(&["--memory", "32MiB"]);
+    let server = ServerProcess::start("--memory 32MiB");
     // Without its control channel the server would not know this client any more.
     let attached = attach(&server.address());
     let fabric = Box::new(attached.factory.fabric(1).unwrap());

@@ -3,7 +3,7 @@
 //! the time; `tests/tests/protocol/price_list.rs` proves it exactly, with the test's own clock.
 
 use farside::{Counters, Exchange, Session};
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, fill};
 
 /// The fabric's counts for one call.
 fn cost(session: &mut Session, call: impl FnOnce(&mut Session)) -> Counters {
@@ -28,11 +28,11 @@ fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64
 /// A server with room for all keys from the start: a split costs round trips to the operation that
 /// meets it.
 fn server() -> ServerProcess {
-    ServerProcess::start(&["--memory", "32MiB", "--index", "4MiB"])
+    ServerProcess::start("--memory 32MiB --index 4MiB")
 }
 
 fn session(server: &ServerProcess) -> Session {
-    server.client().session().unwrap()
+    server.session()
 }
 
 const KEYS: u64 = 2000;
@@ -45,9 +45,7 @@ fn key(n: u64) -> [u8; 8] {
 fn a_get_costs_one_round_trip_cached_and_two_uncached() {
     let server = server();
     let session = &mut session(&server);
-    for n in 0..KEYS {
-        session.put(&key(n), b"value").unwrap();
-    }
+    fill(session, 0..KEYS, |_| b"value");
     for n in 0..KEYS {
         let get = |session: &mut Session| {
             assert_eq!(*session.get(&key(n)).unwrap().unwrap(), *b"value");
@@ -101,7 +99,7 @@ fn sessions_of_one_client_share_cached_locations() {
 /// Splits create subtables in new memory, whose slots were never used.
 #[test]
 fn most_inserts_into_a_growing_index_use_new_slots() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let server = ServerProcess::start("--memory 64MiB");
     let session = &mut session(&server);
     let mut inserts = 0;
     for n in 0..10 * KEYS {
@@ -139,9 +137,7 @@ fn conditional_operations_cost_what_the_price_list_says() {
 fn a_batch_rings_one_doorbell() {
     let server = server();
     let session = &mut session(&server);
-    for n in 0..32 {
-        session.put(&key(n), b"value").unwrap();
-    }
+    fill(session, 0..32, |_| b"value");
     let keys: Vec<[u8; 8]> = (0..32).map(key).collect();
     let cost = cost(session, |session| {
         let mut batch = session.batch();
@@ -178,7 +174,7 @@ fn a_ticket_has_its_own_lane_and_completions_count_each_verb_once() {
     let session = &mut client.session().unwrap();
     // No two operations in flight are on one key: they would share a chain.
     let keys = u64::from(DEPTH);
-    (0..keys).for_each(|n| session.put(&key(n), b"value").unwrap());
+    fill(session, 0..keys, |_| b"value");
     let before = session.counters();
     let mut pipeline = session.pipeline().unwrap();
     let mut tickets = [None; DEPTH as usize];

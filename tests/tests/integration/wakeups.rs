@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::{ServerProcess, device, scaled};
+use farside_tests::{ServerProcess, device, fill, scaled};
 use rustix::process::Signal;
 
 const KEYS: u64 = 1000;
@@ -14,12 +14,10 @@ const ROLL_CALL: Duration = Duration::from_millis(8 * 100);
 fn the_server_sleeps_during_two_hundred_thousand_operations() {
     // Over RDMA the server probes its clients' hosts once a second, which this config turns off. It
     // always asks their processes every 8 x GRACE.
-    let arguments = ["--memory", "256MiB", "--index", "4MiB", "--grace-ms", "10"];
-    let server = ServerProcess::start_with_config("probe_ms = 0\n", &arguments);
-    let mut session = server.client().session().unwrap();
-    for n in 0..KEYS {
-        session.put(&n.to_le_bytes(), b"first").unwrap();
-    }
+    let arguments = "--memory 256MiB --index 4MiB --grace-ms 10";
+    let server = ServerProcess::start_with_config("probe_ms = 0\n", arguments);
+    let mut session = server.session();
+    fill(&mut session, 0..KEYS, |_| b"first");
     let mut round = |count: u64| {
         for n in 0..count {
             let key = (n % KEYS).to_le_bytes();
@@ -51,11 +49,9 @@ fn the_server_sleeps_during_two_hundred_thousand_operations() {
 
 #[test]
 fn sessions_keep_working_while_the_server_is_stopped() {
-    let server = ServerProcess::start(&["--memory", "64MiB", "--index", "4MiB"]);
-    let mut session = server.client().session().unwrap();
-    for n in 0..KEYS {
-        session.put(&n.to_le_bytes(), b"before").unwrap();
-    }
+    let server = ServerProcess::start("--memory 64MiB --index 4MiB");
+    let mut session = server.session();
+    fill(&mut session, 0..KEYS, |_| b"before");
     server.pause();
     for n in 0..KEYS {
         let key = n.to_le_bytes();

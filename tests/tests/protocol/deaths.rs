@@ -15,9 +15,9 @@ use rustix::process::Signal;
 
 use farside::Client;
 use farside_protocol::{Action, Expected, Lifetime};
-use farside_tests::blocks_with_clients;
 use farside_tests::engine::{TestServer, engine_over};
 use farside_tests::faults::{Faults, Rates};
+use farside_tests::{blocks_with_clients, fill};
 
 const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
 const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
@@ -129,9 +129,7 @@ fn prepare(client: &Client) {
     let mut session = client.session().unwrap();
     session.put(KEY, OLD).unwrap();
     session.delete(NEW_KEY).unwrap();
-    for n in 0..50u64 {
-        session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap();
-    }
+    fill(&mut session, 0..50, u64::to_le_bytes);
 }
 
 /// Checks that no key and no block is lost.

@@ -14,8 +14,7 @@ const LENGTHS: [usize; 12] = [24, 0, 1, 7, 32, 33, 100, 500, 1000, 4096, 20_000,
 
 /// A region with one subtable, whose windows are well filled.
 fn crowded() -> (Scene, Vec<Sample>) {
-    let memory = ["--memory", "32MiB", "--index", "8KiB", "--grace-ms", GRACE_MS_MAX];
-    let scene = Scene::new(&memory);
+    let scene = Scene::new(&format!("--memory 32MiB --index 8KiB --grace-ms {GRACE_MS_MAX}"));
     let mut session = scene.cold();
     let mut samples = Vec::new();
     for (n, bytes) in LENGTHS.into_iter().enumerate() {

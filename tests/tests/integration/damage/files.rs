@@ -42,8 +42,8 @@ pub(super) fn start_briefly(file: &Path) -> String {
 
 /// A region with a hundred keys, whose server stopped cleanly.
 fn region() -> ServerProcess {
-    let mut server = ServerProcess::start_with_file(&["--memory", "8MiB"]);
-    let mut session = server.client().session().unwrap();
+    let mut server = ServerProcess::start_with_file("--memory 8MiB");
+    let mut session = server.session();
     (0..100u64).for_each(|n| session.put(&n.to_le_bytes(), &value(n, 0, 100)).unwrap());
     drop(session);
     assert_eq!(server.terminate(), Some(0));
@@ -102,8 +102,8 @@ fn every_flipped_byte_of_the_superblock_is_refused_untouched() {
 /// Continuing such a split would overwrite the keys of other subtables.
 #[test]
 fn an_unfinished_split_that_leads_to_other_subtables_is_refused() {
-    let mut server = ServerProcess::start_with_file(&["--memory", "8MiB", "--index", "32KiB"]);
-    let mut session = server.client().session().unwrap();
+    let mut server = ServerProcess::start_with_file("--memory 8MiB --index 32KiB");
+    let mut session = server.session();
     (0..100u64).for_each(|n| session.put(&n.to_le_bytes(), &value(n, 0, 100)).unwrap());
     drop(session);
     assert_eq!(server.terminate(), Some(0));

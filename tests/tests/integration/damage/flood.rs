@@ -22,7 +22,7 @@ fn length(n: u64) -> usize {
 
 /// A region filled with all keys, whose index starts with this much memory.
 fn filled(index: &str) -> Scene {
-    let scene = Scene::new(&["--memory", "16MiB", "--index", index, "--grace-ms", "5"]);
+    let scene = Scene::new(&format!("--memory 16MiB --index {index} --grace-ms 5"));
     let mut session = scene.cold();
     (0..KEYS).for_each(|n| session.put(&key(n), &value(n, 0, length(n))).unwrap());
     scene

@@ -18,7 +18,7 @@ fn value_bit(scene: &Scene) -> Bit {
 /// A PUT or DELETE relies on the slot's hint, except when its READ took too long.
 #[test]
 fn storing_or_deleting_a_key_mends_its_damaged_block() {
-    let scene = Scene::new(&["--memory", "32MiB", "--index", "8KiB", "--grace-ms", "20"]);
+    let scene = Scene::new("--memory 32MiB --index 8KiB --grace-ms 20");
     let mut session = scene.cold();
     for round in 0..3000 {
         let new = value(1, round, 50);
@@ -42,7 +42,7 @@ fn storing_or_deleting_a_key_mends_its_damaged_block() {
 
 #[test]
 fn a_damaged_block_costs_a_scan_few_reads() {
-    let scene = Scene::new(&["--memory", "16MiB", "--index", "8KiB"]);
+    let scene = Scene::new("--memory 16MiB --index 8KiB");
     let mut session = scene.cold();
     session.put(KEY, b"a value of some length").unwrap();
     session.put(b"another", b"value").unwrap();
@@ -62,7 +62,7 @@ fn a_damaged_block_costs_a_scan_few_reads() {
 /// loses no more keys, and no key gets another key's value.
 #[test]
 fn blocks_that_damage_frees_never_carry_a_value_to_another_key() {
-    let scene = Scene::new(&["--memory", "16MiB", "--index", "64KiB", "--grace-ms", "40"]);
+    let scene = Scene::new("--memory 16MiB --index 64KiB --grace-ms 40");
     let mut session = scene.cold();
     let key = |n: u64| format!("key-{n}").into_bytes();
     let bytes = |n: u64| [10, 50, 200, 700][n as usize / 2 % 4];

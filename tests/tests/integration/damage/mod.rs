@@ -52,7 +52,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(arguments: &[&str]) -> Self {
+    fn new(arguments: &str) -> Self {
         let server = ServerProcess::start_with_file(arguments);
         let path = server.region_file();
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();

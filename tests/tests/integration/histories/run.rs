@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use farside::Client;
@@ -11,7 +11,7 @@ use farside_linearizability::{Ended, Record};
 use farside_protocol::Action;
 use farside_tests::faults::Fault;
 use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, new_key, read};
-use farside_tests::{PATIENCE, ServerProcess, Worker, binary, device, scaled, wait_until};
+use farside_tests::{PATIENCE, ServerProcess, Worker, device, scaled, wait_until};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -80,7 +80,8 @@ impl Run {
     pub(super) fn start(plan: Plan) -> Self {
         // A small region is soon served again.
         let memory = if plan.kills_server { "256MiB" } else { "512MiB" };
-        let server = ServerProcess::start_with_file(&["--memory", memory, "--grace-ms", "20"]);
+        let arguments = format!("--memory {memory} --grace-ms 20");
+        let server = ServerProcess::start_with_file(&arguments);
         let folder = server.folder().join("histories");
         std::fs::create_dir(&folder).unwrap();
         let mut run = Self {
@@ -220,10 +221,9 @@ impl Run {
             }
             self.end_chore();
         }
-        let mut command = Command::new(binary("kv-cli"));
-        command.args(CHORES[number]).env("FARSIDE_SERVER", self.server.address());
-        command.current_dir(self.server.folder()).stdin(Stdio::null());
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = self.server.command("kv-cli");
+        command.args(CHORES[number]).current_dir(self.server.folder()).stdout(Stdio::null());
+        let child = command.spawn().unwrap();
         let restarts = self.figures.server_restarts;
         self.chore = Some(Chore { number, child, restarts });
     }

@@ -1,0 +1,235 @@
+//! `kv-server` as a process.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use farside::{Client, ClientBuilder, Session};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use tempfile::TempDir;
+
+use crate::command::{CommandOutput, command};
+use crate::{PATIENCE, binary, device, new_address, send_signal};
+
+/// A server's arguments, with GRACE raised to its default over RDMA: in emulation a READ often
+/// takes longer than a shorter GRACE.
+fn adapted(arguments: &str) -> Vec<String> {
+    const GRACE_MS_MIN: u64 = 100;
+    let mut adapted: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+    let grace = adapted.iter().position(|argument| argument == "--grace-ms");
+    if let Some(value) = grace.and_then(|at| adapted.get_mut(at + 1))
+        && device().is_some()
+    {
+        *value = value.parse().unwrap_or(GRACE_MS_MIN).max(GRACE_MS_MIN).to_string();
+    }
+    adapted
+}
+
+/// A kv-server process; killed when dropped. Its arguments are words without spaces.
+pub struct ServerProcess {
+    folder: PathBuf,
+    /// The folder, if it is the server's own: then it is removed with the server.
+    _own_folder: Option<TempDir>,
+    address: String,
+    arguments: Vec<String>,
+    child: Child,
+}
+
+impl ServerProcess {
+    /// Starts `kv-server --listen ... <arguments>` in its own folder, and connects to it.
+    pub fn start(arguments: &str) -> Self {
+        Self::in_own_folder(tempfile::tempdir().unwrap(), arguments).connected()
+    }
+
+    /// Starts a server with a region file, which survives [`ServerProcess::kill`].
+    pub fn start_with_file(arguments: &str) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let region = folder.path().join("region");
+        let arguments = format!("--region-file {} {arguments}", region.display());
+        Self::in_own_folder(folder, &arguments).connected()
+    }
+
+    /// Starts a server with a config file of this text. Waits until it listens: it may refuse this
+    /// process.
+    pub fn start_with_config(config: &str, arguments: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("server.toml");
+        std::fs::write(&file, config).unwrap();
+        let server =
+            Self::in_own_folder(folder, &format!("--config {} {arguments}", file.display()));
+        server.wait_for_log("serving");
+        server
+    }
+
+    fn in_own_folder(folder: TempDir, arguments: &str) -> Self {
+        let mut server = Self::spawn_in(folder.path(), arguments, |command| command);
+        server._own_folder = Some(folder);
+        server
+    }
+
+    /// Starts a server in an existing folder, where it appends to the file `log`. `configure` may
+    /// change the command.
+    pub fn spawn_in(
+        folder: &Path,
+        arguments: &str,
+        configure: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
+        let (folder, arguments) = (folder.to_owned(), adapted(arguments));
+        let address = new_address(&folder);
+        let child = configure(&mut kv_server(&folder, &address, &arguments)).spawn().unwrap();
+        Self { folder, _own_folder: None, address, arguments, child }
+    }
+
+    fn connected(self) -> Self {
+        self.wait_until_serving();
+        self
+    }
+
+    fn wait_until_serving(&self) {
+        self.client_builder().connect_timeout(PATIENCE).connect().unwrap_or_else(|error| {
+            panic!("{error}; the server's log: {}", self.log());
+        });
+    }
+
+    /// Waits until this text is in the log.
+    pub fn wait_for_log(&self, text: &str) {
+        let started = Instant::now();
+        while !self.log().contains(text) {
+            assert!(started.elapsed() < PATIENCE, "no `{text}` in the log: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The address at which it listens.
+    pub fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// Its region file, if it was started with one.
+    pub fn region_file(&self) -> PathBuf {
+        self.folder.join("region")
+    }
+
+    /// A folder for the test's own files.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The text that it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// A builder of clients that connect to it.
+    pub fn client_builder(&self) -> ClientBuilder {
+        Client::builder().server(&self.address())
+    }
+
+    /// Connects a client that may write.
+    pub fn client(&self) -> Client {
+        self.client_builder().connect().unwrap()
+    }
+
+    /// Connects a client, and opens its only session.
+    pub fn session(&self) -> Session {
+        self.client().session().unwrap()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        send_signal(&self.child, signal);
+    }
+
+    /// Sends SIGSTOP, and returns when all its threads have stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+        waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED).unwrap();
+    }
+
+    /// Sends SIGKILL, and waits for its exit.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends SIGTERM, waits for its exit, and returns the exit code.
+    pub fn terminate(&mut self) -> Option<i32> {
+        self.signal(Signal::TERM);
+        self.wait().code()
+    }
+
+    /// Waits for its exit.
+    pub fn wait(&mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < PATIENCE, "it does not stop: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Starts it again with the same arguments, after its exit.
+    pub fn restart(&mut self) {
+        self.start_again();
+        self.wait_until_serving();
+    }
+
+    /// Starts it again, without waiting until it serves.
+    pub fn start_again(&mut self) {
+        self.child = kv_server(&self.folder, &self.address, &self.arguments).spawn().unwrap();
+    }
+
+    /// The number of voluntary context switches of its threads, that is, how often they slept.
+    pub fn wakeups(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        tasks
+            .map(|task| {
+                let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+                let field =
+                    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                field.unwrap().trim().parse::<u64>().unwrap()
+            })
+            .sum()
+    }
+
+    /// A command of Farside that connects to it.
+    pub fn command(&self, name: &str) -> Command {
+        let mut command = command(name);
+        command.env("FARSIDE_SERVER", self.address());
+        command
+    }
+
+    /// Runs `kv-cli <arguments>` against it.
+    pub fn cli(&self, arguments: &[&str]) -> CommandOutput {
+        CommandOutput::of(self.command("kv-cli").args(arguments))
+    }
+
+    /// Checks that `kv-cli verify` finds no problem.
+    pub fn assert_verifies(&self) {
+        self.cli(&["verify"]).succeeded();
+    }
+}
+
+fn kv_server(folder: &Path, address: &str, arguments: &[String]) -> Command {
+    let log = folder.join("log");
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+    let mut command = Command::new(binary("kv-server"));
+    command.args(["--listen", address]).args(arguments).env_remove("NOTIFY_SOCKET");
+    // Not the test's stdout: a server that outlives a failing test would keep it open.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    command
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
