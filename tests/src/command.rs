@@ -17,9 +17,9 @@ pub fn command(name: &str) -> Command {
 pub struct CommandOutput {
     /// The exit code; `None` if a signal ended the command.
     pub code: Option<i32>,
-    /// What it wrote to stdout.
+    /// Its stdout.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
+    /// Its stderr.
     pub stderr: String,
 }
 

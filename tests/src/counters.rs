@@ -1,10 +1,11 @@
-//! What clients saw of shared counters, and checks that some order of the operations explains it.
+//! Observations of shared counters by clients, and a check that some order of the operations
+//! explains them.
 
 use std::collections::BTreeSet;
 
 /// One completed operation on a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct Observation {
     /// Which counter.
     pub counter: u64,
     /// The value of the counter after the increment, or the value that was read.
@@ -17,29 +18,29 @@ pub struct Seen {
     pub returned_ns: u64,
 }
 
-impl Seen {
+impl Observation {
     /// The position in the only possible order: each increment, then the reads of its value.
     fn position(&self) -> u64 {
         self.value * 2 + u64::from(!self.is_increment)
     }
 }
 
-/// Checks that what was seen on one host is linearizable. Every increment makes a different value,
-/// so the values give the order. That order must agree with the clock.
+/// Checks that the observations of one host are linearizable. Every increment makes a different
+/// value, so the values give the order. That order must agree with the clock.
 ///
 /// # Errors
 /// Two operations that contradict each other, or two increments that made the same value.
-pub fn check(seen: &[Seen]) -> Result<(), String> {
+pub fn check(seen: &[Observation]) -> Result<(), String> {
     check_unique(seen.iter().filter(|seen| seen.is_increment).map(|s| (s.counter, s.value)))?;
     let counters: BTreeSet<u64> = seen.iter().map(|seen| seen.counter).collect();
     for counter in counters {
         let of_counter = || seen.iter().filter(|seen| seen.counter == counter);
-        let (mut by_call, mut by_return): (Vec<&Seen>, Vec<&Seen>) =
+        let (mut by_call, mut by_return): (Vec<&Observation>, Vec<&Observation>) =
             (of_counter().collect(), of_counter().collect());
         by_call.sort_by_key(|seen| seen.invoked_ns);
         by_return.sort_by_key(|seen| seen.returned_ns);
         let mut ended = by_return.into_iter().peekable();
-        let mut highest: Option<&Seen> = None;
+        let mut highest: Option<&Observation> = None;
         for later in by_call {
             while let Some(earlier) = ended.next_if(|seen| seen.returned_ns < later.invoked_ns) {
                 highest = highest.into_iter().chain([earlier]).max_by_key(|seen| seen.position());
@@ -72,8 +73,8 @@ pub fn check_unique(increments: impl IntoIterator<Item = (u64, u64)>) -> Result<
 mod tests {
     use super::*;
 
-    fn seen(value: u64, is_increment: bool, invoked_ns: u64, returned_ns: u64) -> Seen {
-        Seen { counter: 1, value, is_increment, invoked_ns, returned_ns }
+    fn seen(value: u64, is_increment: bool, invoked_ns: u64, returned_ns: u64) -> Observation {
+        Observation { counter: 1, value, is_increment, invoked_ns, returned_ns }
     }
 
     #[test]
@@ -84,7 +85,7 @@ mod tests {
             seen(1, false, 21, 30),
             seen(2, true, 5, 60),
             seen(2, false, 31, 40),
-            Seen { counter: 2, ..seen(1, true, 100, 110) },
+            Observation { counter: 2, ..seen(1, true, 100, 110) },
         ];
         assert_eq!(check(&overlapping), Ok(()));
     }

@@ -1,9 +1,8 @@
-//! A server in this process, and the protocol's engine connected to it over the test's own fabric.
+//! The protocol's engine, connected to a server over the test's own fabric.
 
 use std::collections::VecDeque;
 use std::io;
 
-use farside_config::ServerConfig;
 use farside_control::attach::{Attached, ConnectOptions};
 use farside_control::{ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
 use farside_fabric::shm::ShmFabric;
@@ -11,28 +10,8 @@ use farside_fabric::{AnyFabric, Fabric, RegionIndex};
 use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{ConnectionCache, Engine, OpenRegion, Prefix, RegionHandle, RegionOptions};
-use farside_server::Server;
 
 use crate::PATIENCE;
-
-/// A server in this process, over shared memory, with its own folder. Dropping it stops the server.
-pub struct TestServer {
-    /// The address at which it listens.
-    pub address: String,
-    _server: Server,
-    _folder: tempfile::TempDir,
-}
-
-impl TestServer {
-    /// Starts a server with this configuration, at a new address.
-    pub fn start(config: ServerConfig) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let address = format!("shm://{}", folder.path().join("kv.sock").display());
-        let listen = Some(address.parse().unwrap());
-        let server = Server::start(&ServerConfig { listen, ..config }).unwrap();
-        Self { address, _server: server, _folder: folder }
-    }
-}
 
 /// Blocks from a server, over a control channel that only this engine uses.
 struct ChannelBlocks {

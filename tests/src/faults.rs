@@ -1,6 +1,7 @@
 //! Faults between the library and a fabric: chains are late or slow, connections break before,
 //! within or after a chain, and the process ends at some verb. For tests.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -125,6 +126,40 @@ impl Faults {
     }
 }
 
+/// Refuses chains as a fenced connection does.
+pub struct Fence<A> {
+    admits: A,
+    refused: VecDeque<LaneId>,
+}
+
+impl<A: FnMut() -> bool> Fence<A> {
+    /// Puts a fence into a fabric, which executes a chain only if `admits` then returns true.
+    pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, admits: A) -> Intercepted<F, Self> {
+        Intercepted { interceptor: Self { admits, refused: VecDeque::new() }, fabric }
+    }
+}
+
+impl<F: Fabric + ?Sized, A: FnMut() -> bool> Interceptor<F> for Fence<A> {
+    fn post(
+        &mut self,
+        fabric: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
+        match (self.admits)() {
+            true => fabric.post(lane, region, chain, deadline),
+            false => self.refused.push_back(lane),
+        }
+    }
+
+    fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
+        let refused = |lane| Completion { lane, result: Err(ChainError::Fenced) };
+        self.refused.pop_front().map(refused).or_else(|| fabric.poll())
+    }
+}
+
 /// A chain between its post and its completion.
 #[derive(Clone, Copy)]
 struct Flight {
@@ -139,8 +174,8 @@ struct Flight {
 }
 
 impl Flight {
-    /// Returns the error that a broken queue pair reports for this chain: what `meaning` in
-    /// `common/fabric/src/verbs/work.rs` returns for a chain without an acknowledgement.
+    /// Returns the error that a broken queue pair reports for this chain, as `classify_failure` in
+    /// `common/fabric/src/verbs/work.rs` does for a chain without an acknowledgement.
     fn error_when_lost(&self) -> ChainError {
         let is_read = |verb: &Verb| matches!(verb, Verb::Read { .. });
         let chain = &self.chain[..self.verbs];

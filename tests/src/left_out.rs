@@ -1,6 +1,10 @@
 //! Tests that this machine or this fabric leaves out. Each prints its name and the reason.
+//! Tests with two users are left out without root.
 
 use std::io::Write;
+
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 
 use crate::device;
 
@@ -32,3 +36,26 @@ pub fn device_or_left_out() -> Option<String> {
     }
     device
 }
+
+/// Returns whether this test is left out because it takes root, and prints that it is.
+pub fn left_out_without_root(why: &str) -> bool {
+    let is_left_out = !rustix::process::geteuid().is_root();
+    if is_left_out {
+        left_out("without root", why);
+    }
+    is_left_out
+}
+
+/// Runs `work` on a thread of a user that is neither root nor the tests' own. Takes root.
+pub fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let become_stranger_and_work = || {
+        // The system call changes only this thread, not the process.
+        let user = Uid::from_raw(STRANGER);
+        set_thread_res_uid(user, user, user).unwrap();
+        work()
+    };
+    std::thread::scope(|scope| scope.spawn(become_stranger_and_work).join().unwrap())
+}
+
+/// The user id of [`as_stranger`].
+pub const STRANGER: u32 = 54_321;

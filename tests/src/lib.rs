@@ -22,7 +22,9 @@ pub mod recorder;
 mod server_process;
 mod worker;
 
-pub use left_out::{device_or_left_out, left_out, left_out_over_rdma};
+pub use left_out::{
+    STRANGER, as_stranger, device_or_left_out, left_out, left_out_over_rdma, left_out_without_root,
+};
 pub use server_process::ServerProcess;
 pub use worker::Worker;
 

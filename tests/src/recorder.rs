@@ -24,7 +24,7 @@ pub const HOT_KEYS: u64 = 64;
 /// The offsets of a record's words. The time when the operation began; 0 if it has not.
 const BEGAN: u64 = 0;
 /// The operation, an index into `OPERATIONS`, and its result, an index into `ENDS`.
-const WHAT: u64 = 8;
+const OPERATION_AND_END: u64 = 8;
 const KEY: u64 = 16;
 const ARGUMENT: u64 = 24;
 const EXPECTED: u64 = 32;
@@ -189,9 +189,13 @@ impl RecordingSession {
         let (operation, expected) = recorded(action, key);
         let code = OPERATIONS.iter().position(|known| *known == operation).unwrap() as u64;
         let began = (BEGAN, boot_time_ns());
-        for (offset, word) in
-            [(WHAT, code), (KEY, key), (ARGUMENT, argument), (EXPECTED, expected), began]
-        {
+        for (offset, word) in [
+            (OPERATION_AND_END, code),
+            (KEY, key),
+            (ARGUMENT, argument),
+            (EXPECTED, expected),
+            began,
+        ] {
             self.words.store(at + offset, word).unwrap();
         }
         // Without the fence a verb could be executed before the clock was read.
@@ -216,7 +220,10 @@ impl RecordingSession {
             Err(_) => Ended::Failed,
         };
         let end = ENDS.iter().position(|known| *known == ended).unwrap() as u64;
-        store(WHAT, self.words.load(record.at + WHAT).unwrap() | end << 8);
+        store(
+            OPERATION_AND_END,
+            self.words.load(record.at + OPERATION_AND_END).unwrap() | end << 8,
+        );
         store(RETURNED, returned);
     }
 
@@ -309,7 +316,7 @@ pub fn read(path: &Path, process: u64, died: Option<u64>) -> std::io::Result<Vec
     Ok(began
         .map(|record| {
             let field = |offset| word(record, offset);
-            let operation = OPERATIONS[field(WHAT) as usize & 0xff];
+            let operation = OPERATIONS[field(OPERATION_AND_END) as usize & 0xff];
             let has_ended = field(RETURNED) != 0;
             let value = |offset| (field(offset) != NONE).then(|| text(field(offset)));
             let version = |offset| (field(offset) != 0).then(|| format!("{:016x}", field(offset)));
@@ -321,7 +328,11 @@ pub fn read(path: &Path, process: u64, died: Option<u64>) -> std::io::Result<Vec
                 argument: value(ARGUMENT),
                 expected: if is_version { version(EXPECTED) } else { value(EXPECTED) },
                 // A process may be killed while it records a result.
-                result: if has_ended { ENDS[field(WHAT) as usize >> 8] } else { Ended::Unknown },
+                result: if has_ended {
+                    ENDS[field(OPERATION_AND_END) as usize >> 8]
+                } else {
+                    Ended::Unknown
+                },
                 found: value(FOUND).filter(|_| has_ended),
                 version: version(VERSION).filter(|_| has_ended),
                 invoke: field(BEGAN),

@@ -163,6 +163,11 @@ impl ServerProcess {
         self.wait().code()
     }
 
+    /// Whether it has exited.
+    pub fn has_exited(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits for its exit.
     pub fn wait(&mut self) -> ExitStatus {
         let started = Instant::now();

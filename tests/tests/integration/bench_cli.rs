@@ -145,8 +145,8 @@ fn a_property_file_configures_the_run_and_unknown_properties_are_reported() {
                 fieldcount=2\nfieldlength=8\nrequestdistribution=hotspot\nredis.host=here\n";
     std::fs::write(file.path(), text).unwrap();
     let name = file.path().to_str().unwrap();
-    let rest = ["--warmup-seconds", "0", "--limit-seconds", "0", "--json", "-"];
-    let said = bench(&[&["ycsb", "-P", name][..], &rest].concat()).succeeded();
+    let line = format!("ycsb -P {name} --warmup-seconds 0 --limit-seconds 0 --json -");
+    let said = bench(&words(&line)).succeeded();
     assert!(said.stderr.ends_with("these properties are not known here: redis.host\n"));
     let json: Json = serde_json::from_slice(&said.stdout).unwrap();
     assert_eq!((count(&json), &json["records"]), (200, &100.into()));
@@ -191,10 +191,12 @@ fn several_processes_make_one_run() {
 fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("history.jsonl");
-    let name = file.to_str().unwrap();
-    let ycsb = ["ycsb", "--workload", workload, "--records", "50", "--threads", "3"];
-    let short = ["--depth", depth, "--warmup-seconds", "0", "--seconds", "0.2", "--history", name];
-    bench(&[&ycsb[..], &short].concat()).succeeded();
+    let line = format!(
+        "ycsb --workload {workload} --records 50 --threads 3 --depth {depth} --warmup-seconds 0 \
+         --seconds 0.2 --history {}",
+        file.display()
+    );
+    bench(&words(&line)).succeeded();
     farside_linearizability::read(std::io::BufReader::new(std::fs::File::open(file).unwrap()))
         .unwrap()
 }

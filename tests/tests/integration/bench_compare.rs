@@ -3,19 +3,19 @@
 
 use serde_json::Value as Json;
 
-use crate::bench_cli::{expect_fields, measuring};
+use crate::bench_cli::{expect_fields, measuring, words};
 use crate::bench_mistakes::expected_code;
 
 /// The JSON of a short comparison on few records.
-fn compared(arguments: &[&str]) -> Json {
-    let few = ["--records", "1000", "--seconds", "0.1", "--warmup-seconds", "0.02"];
-    let arguments = [&few[..], &["--rounds", "2", "--json", "-"], arguments].concat();
-    serde_json::from_slice(&measuring("kv-compare", &arguments).succeeded().stdout).unwrap()
+fn compared(arguments: &str) -> Json {
+    let few = "--records 1000 --seconds 0.1 --warmup-seconds 0.02 --rounds 2 --json -";
+    let said = measuring("kv-compare", &words(&format!("{few} {arguments}"))).succeeded();
+    serde_json::from_slice(&said.stdout).unwrap()
 }
 
 #[test]
 fn stores_are_compared_on_the_same_fabric() {
-    let json = compared(&["--depth", "4"]);
+    let json = compared("--depth 4");
     let stores = ["farside", "fusee", "race", "smart", "swarm"];
     expect_fields(&json["stores"], &stores);
     assert_eq!((&json["network"], &json["left_out"]), (&Json::Null, &serde_json::json!({})));
@@ -47,9 +47,9 @@ fn stores_are_compared_on_the_same_fabric() {
 #[test]
 fn stores_over_a_socket_are_compared_if_they_are_installed() {
     let services = ["redis", "valkey", "memcached"];
-    for depth in ["1", "4"] {
-        let stores = ["--stores", "farside,redis,valkey,memcached", "--depth", depth];
-        let json = compared(&[&stores[..], &["--workloads", "a,d,f"]].concat());
+    for depth in [1, 4] {
+        let stores = "--stores farside,redis,valkey,memcached --workloads a,d,f";
+        let json = compared(&format!("{stores} --depth {depth}"));
         let left_out = json["left_out"].as_object().unwrap();
         assert!(left_out.values().all(|why| why == "it is not installed"), "{left_out:?}");
         for workload in json["workloads"].as_array().unwrap() {
@@ -70,10 +70,8 @@ fn stores_over_a_socket_are_compared_if_they_are_installed() {
 
 #[test]
 fn results_on_an_emulated_network_say_so() {
-    let emulated = ["--network", "emulated", "--bandwidth", "6GiB", "--depth", "1"];
-    let json = compared(
-        &[&emulated[..], &["--workloads", "c", "--stores", "farside,race,redis"]].concat(),
-    );
+    let emulated = "--network emulated --bandwidth 6GiB --depth 1";
+    let json = compared(&format!("{emulated} --workloads c --stores farside,race,redis"));
     assert!(json["left_out"]["redis"].as_str().unwrap().contains("network"));
     let network = json["network"].as_str().unwrap();
     assert!(network.starts_with("emulated network") && network.ends_with(", 6GiB a second"));
@@ -87,17 +85,17 @@ fn results_on_an_emulated_network_say_so() {
 #[test]
 fn each_mistake_is_reported_in_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
-    for (arguments, parts) in [
-        (&["--stores", "farside,rocksdb"][..], &["'rocksdb'", "farside, fusee"][..]),
-        (&["--json", "/nowhere/x"], &["cannot write /nowhere/x: /nowhere is no folder"]),
-        (&["--stores", "race,race"], &["--stores has race twice"]),
-        (&["--workloads", "c,e"], &["workload e needs range scans"]),
-        (&["--network", "real"], &["emulated"]),
-        (&["--bandwidth", "6GiB"], &["--network"]),
-        (&["--network", "emulated", "--bandwidth", "0B"], &["--bandwidth <SIZE>", "above 0"]),
-        (&["--server", nowhere], &["no server answers at", nowhere]),
+    for (line, parts) in [
+        ("--stores farside,rocksdb", &["'rocksdb'", "farside, fusee"][..]),
+        ("--json /nowhere/x", &["cannot write /nowhere/x: /nowhere is no folder"]),
+        ("--stores race,race", &["--stores has race twice"]),
+        ("--workloads c,e", &["workload e needs range scans"]),
+        ("--network real", &["emulated"]),
+        ("--bandwidth 6GiB", &["--network"]),
+        ("--network emulated --bandwidth 0B", &["--bandwidth <SIZE>", "above 0"]),
+        (&format!("--server {nowhere}"), &["no server answers at", nowhere]),
     ] {
-        let said = measuring("kv-compare", arguments);
+        let said = measuring("kv-compare", &words(line));
         said.expect_line(expected_code(parts), parts);
         assert!(said.stderr.starts_with("kv-compare: "), "{}", said.stderr);
     }

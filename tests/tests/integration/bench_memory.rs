@@ -3,7 +3,7 @@
 
 use farside_tests::ServerProcess;
 
-use crate::bench_cli::{bench, count, measured};
+use crate::bench_cli::{bench, count, measured, words};
 
 #[test]
 fn a_run_works_in_less_memory_than_all_its_inserts_could_take() {
@@ -14,7 +14,8 @@ fn a_run_works_in_less_memory_than_all_its_inserts_could_take() {
 #[test]
 fn raw_verbs_take_no_block_that_others_could_need() {
     let verbs = |server: &ServerProcess, span: &str| {
-        bench(&["verbs", "--server", &server.address(), "--span", span, "--seconds", "0.05"])
+        let address = server.address();
+        bench(&words(&format!("verbs --server {address} --span {span} --seconds 0.05")))
     };
     let roomy = ServerProcess::start("--memory 32MiB");
     let mut session = roomy.session();
@@ -35,13 +36,12 @@ fn raw_verbs_take_no_block_that_others_could_need() {
 
 #[test]
 fn the_raw_limit_is_measured_for_few_records_or_the_report_says_why_not() {
-    let rest = ["--warmup-seconds", "0", "--operations", "999", "--limit-seconds", "0.1"];
-    for (records, depth, size, part) in [
-        ("100", "128", "64", "by raw verbs alone"),
-        ("9", "256", "400000", "not measured: 256 operations"),
+    let rest = "--workload c --warmup-seconds 0 --operations 999 --limit-seconds 0.1";
+    for (line, part) in [
+        ("--records 100 --depth 128 --value-size 64", "by raw verbs alone"),
+        ("--records 9 --depth 256 --value-size 400000", "not measured: 256 operations"),
     ] {
-        let ycsb = ["ycsb", "--workload", "c", "--records", records, "--depth", depth];
-        let said = bench(&[&ycsb[..], &["--value-size", size], &rest].concat());
+        let said = bench(&words(&format!("ycsb {line} {rest}")));
         assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
     }
 }

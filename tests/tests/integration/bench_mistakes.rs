@@ -1,7 +1,7 @@
 //! Proves that kv-bench reports each mistake and each failure in one line, with the exit code that
 //! kv-cli has for it.
 
-use crate::bench_cli::bench;
+use crate::bench_cli::{bench, words};
 
 /// The exit code: 3 without a server, 5 for another failure, and 2 for a mistake in the arguments.
 pub(crate) fn expected_code(parts: &[&str]) -> i32 {
@@ -15,50 +15,45 @@ pub(crate) fn expected_code(parts: &[&str]) -> i32 {
 
 #[test]
 fn each_mistake_and_failure_is_reported_in_one_line() {
+    const C: &str = "ycsb --workload c";
+    const FEW: &str = "--records 50 --warmup-seconds 0 --seconds 0.1";
     let nowhere = "shm:///nowhere/kv.sock";
-    let c = &["ycsb", "--workload", "c"];
-    let few = ["--records", "50", "--warmup-seconds", "0", "--seconds", "0.1"];
-    for (arguments, parts) in [
-        (&["ycsb", "--workload", "e"][..], &["workload e needs range scans"][..]),
-        (&["ycsb"], &["--workload", "--help"]),
-        (&["ycsb", "-p", "scanproportion=1"], &["scanproportion=1", "range scans"]),
+    let failed = "of the benchmark failed: connecting: no server answers at";
+    for (line, parts) in [
+        ("ycsb --workload e", &["workload e needs range scans"][..]),
+        ("ycsb", &["--workload", "--help"]),
+        ("ycsb -p scanproportion=1", &["scanproportion=1", "range scans"]),
+        (&format!("{C} --processes 2 --server {nowhere}"), &[failed, nowhere]),
+        ("ycsb -P /nowhere/a", &["/nowhere/a: No such file"]),
+        ("ycsb --wrkload a", &["'--wrkload'", "'--workload'"]),
+        (&format!("{C} --memory 1GiB --server {nowhere}"), &["--memory"]),
+        (&format!("{C} --server {nowhere}"), &["no server answers at", nowhere]),
+        (&format!("{C} --memory 250GiB"), &["did not start", "of memory available"]),
         (
-            &[c, &["--processes", "2", "--server", nowhere][..]].concat(),
-            &["of the benchmark failed: connecting: no server answers at", nowhere],
-        ),
-        (&["ycsb", "-P", "/nowhere/a"], &["/nowhere/a: No such file"]),
-        (&["ycsb", "--wrkload", "a"], &["'--wrkload'", "'--workload'"]),
-        (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
-        (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
-        (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
-        (
-            &[c, &["--records", "10000000000"][..]].concat(),
+            &format!("{C} --records 10000000000"),
             &["this run needs", "--memory", "--operations", "--target-rate"],
         ),
         (
-            &["ycsb", "-p", "insertproportion=1", "--memory", "16MiB"],
+            "ycsb -p insertproportion=1 --memory 16MiB",
             &["out of space", "--memory", "--operations", "--target-rate"],
         ),
+        (&format!("{C} --history /nowhere/h"), &["the history /nowhere/h: No such file"]),
+        (&format!("{C} --history /dev/full {FEW}"), &["/dev/full: No space left"]),
         (
-            &[c, &["--history", "/nowhere/h"][..]].concat(),
-            &["the history /nowhere/h: No such file"],
-        ),
-        (&[c, &["--history", "/dev/full"][..], &few[..]].concat(), &["/dev/full: No space left"]),
-        (
-            &[c, &few[..], &["--target-rate", "0.001", "--arrivals", "poisson"]].concat(),
+            &format!("{C} {FEW} --target-rate 0.001 --arrivals poisson"),
             &["no operation ended", "--seconds"],
         ),
-        (&[c, &["--history", "h", "--value-size", "7"][..]].concat(), &["--value-size of 8"]),
+        (&format!("{C} --history h --value-size 7"), &["--value-size of 8"]),
         (
-            &[c, &["--json", "/nowhere/x.json"][..]].concat(),
+            &format!("{C} --json /nowhere/x.json"),
             &["cannot write /nowhere/x.json: /nowhere is no folder"],
         ),
-        (&["verbs", "--server", nowhere], &["no server answers at", nowhere]),
-        (&["verbs", "--server", "kv.sock"], &["no scheme"]),
-        (&["verbs", "--config", "/nowhere/client.toml"], &["/nowhere/client.toml"]),
-        (&["verbs", "--config", "/dev/null"], &["names no server"]),
+        (&format!("verbs --server {nowhere}"), &["no server answers at", nowhere]),
+        ("verbs --server kv.sock", &["no scheme"]),
+        ("verbs --config /nowhere/client.toml", &["/nowhere/client.toml"]),
+        ("verbs --config /dev/null", &["names no server"]),
     ] {
-        let said = bench(arguments);
+        let said = bench(&words(line));
         said.expect_line(expected_code(parts), parts);
         assert!(said.stderr.starts_with("kv-bench: "), "{}", said.stderr);
     }

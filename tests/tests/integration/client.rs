@@ -3,80 +3,64 @@
 
 use std::time::Duration;
 
-use farside::{BatchOutcome, Client, ClientBuilder, Outcome, Store};
-use farside_config::ServerConfig;
-use farside_config::size::ByteSize;
-use farside_tests::engine::TestServer;
+use farside::{BatchOutcome, Outcome, Store};
+use farside_tests::ServerProcess;
 
-/// Calls `test` with a builder of clients of a new server.
-fn with_server(test: impl FnOnce(ClientBuilder)) {
-    with_address(|address| test(Client::builder().server(address)));
-}
-
-fn with_address(test: impl FnOnce(&str)) {
-    let config = ServerConfig { memory: Some(ByteSize::mib(8)), ..Default::default() };
-    test(&TestServer::start(config).address);
+fn server() -> ServerProcess {
+    ServerProcess::start("--memory 8MiB")
 }
 
 #[test]
 fn no_timeout_is_too_long_for_the_clock() {
-    with_server(|builder| {
-        let client = builder.connect_timeout(Duration::MAX).connect().unwrap();
-        assert!(client.session().is_ok());
-    });
+    let server = server();
+    let client = server.client_builder().connect_timeout(Duration::MAX).connect().unwrap();
+    assert!(client.session().is_ok());
 }
 
 #[test]
 fn a_depth_out_of_range_is_refused() {
-    with_server(|builder| {
-        for depth in [0, 1025] {
-            let error = builder.clone().pipeline_depth(depth).connect().err().unwrap();
-            assert_eq!(
-                error.to_string(),
-                format!("pipeline_depth = {depth}: write a number from 1 to 1024")
-            );
-        }
-        for depth in [1, 1024] {
-            let client = builder.clone().pipeline_depth(depth).connect().unwrap();
-            let mut session = client.session().unwrap();
-            assert_eq!(session.pipeline().unwrap().depth(), usize::from(depth));
-        }
-    });
+    let server = server();
+    let builder = server.client_builder();
+    for depth in [0, 1025] {
+        let error = builder.clone().pipeline_depth(depth).connect().err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            format!("pipeline_depth = {depth}: write a number from 1 to 1024")
+        );
+    }
+    for depth in [1, 1024] {
+        let client = builder.clone().pipeline_depth(depth).connect().unwrap();
+        let mut session = client.session().unwrap();
+        assert_eq!(session.pipeline().unwrap().depth(), usize::from(depth));
+    }
 }
 
 #[test]
 fn debug_output_describes_every_type_and_shows_no_secret() {
-    with_address(|server| {
-        let builder = Client::builder().server(server);
-        let secret = "open sesame";
-        let builder = builder.pipeline_depth(7).secret(secret);
-        let shown = format!("{builder:?}");
-        assert!(shown.contains("pipeline_depth: 7") && !shown.contains(secret), "{shown}");
-        assert!(!shown.contains("token"), "{shown}");
-        let client = builder.connect().unwrap();
-        let mut session = client.session().unwrap();
-        assert_eq!(
-            format!("{client:?}"),
-            format!("Client {{ server: {server:?}, role: Writer, .. }}")
-        );
-        assert_eq!(format!("{session:?}"), format!("Session {{ server: {server:?}, .. }}"));
-        let mut batch = session.batch();
-        batch.get(b"a").get(b"b");
-        assert_eq!(format!("{batch:?}"), "Batch { operations: 2, .. }");
-        let mut pipeline = session.pipeline().unwrap();
-        pipeline.get(b"a").unwrap();
-        assert_eq!(format!("{pipeline:?}"), "Pipeline { depth: 7, in_flight: 1, .. }");
-        drop(pipeline);
-        assert_eq!(format!("{:?}", session.scan().unwrap()), "Scan { has_ended: false, .. }");
-    });
+    let running = server();
+    let (server, secret) = (running.address(), "open sesame");
+    let builder = running.client_builder().pipeline_depth(7).secret(secret);
+    let shown = format!("{builder:?}");
+    assert!(shown.contains("pipeline_depth: 7") && !shown.contains(secret), "{shown}");
+    assert!(!shown.contains("token"), "{shown}");
+    let client = builder.connect().unwrap();
+    let mut session = client.session().unwrap();
+    assert_eq!(format!("{client:?}"), format!("Client {{ server: {server:?}, role: Writer, .. }}"));
+    assert_eq!(format!("{session:?}"), format!("Session {{ server: {server:?}, .. }}"));
+    let mut batch = session.batch();
+    batch.get(b"a").get(b"b");
+    assert_eq!(format!("{batch:?}"), "Batch { operations: 2, .. }");
+    let mut pipeline = session.pipeline().unwrap();
+    pipeline.get(b"a").unwrap();
+    assert_eq!(format!("{pipeline:?}"), "Pipeline { depth: 7, in_flight: 1, .. }");
+    drop(pipeline);
+    assert_eq!(format!("{:?}", session.scan().unwrap()), "Scan { has_ended: false, .. }");
 }
 
 #[test]
 fn the_expected_value_need_only_outlive_the_operation() {
-    let config = ServerConfig { memory: Some(ByteSize::mib(8)), ..Default::default() };
-    let server = TestServer::start(config);
-    let client = Client::builder().server(&server.address).connect().unwrap();
-    let mut session = client.session().unwrap();
+    let server = server();
+    let mut session = server.session();
     session.put(b"key", b"one").unwrap();
     let (one, two) = (b"one".to_vec(), b"two".to_vec());
     let mut batch = session.batch();
@@ -95,32 +79,30 @@ fn the_expected_value_need_only_outlive_the_operation() {
 /// The programs in the documentation of the crate `farside`, except for the address.
 #[test]
 fn the_programs_of_the_documentation_work() {
-    with_server(|builder| {
-        let client = builder.connect().unwrap();
-        let mut session = client.session().unwrap();
+    let server = server();
+    let mut session = server.session();
 
-        session.put(b"greeting", b"hello").unwrap();
-        let value = session.get(b"greeting").unwrap().expect("it was just put");
-        assert_eq!(*value, *b"hello");
-        assert!(!session.insert(b"greeting", b"only if absent").unwrap());
-        session.compare_exchange_version(b"greeting", value.version, b"hi").unwrap();
-        assert!(session.delete(b"greeting").unwrap());
-        assert_eq!(session.get(b"greeting").unwrap(), None);
+    session.put(b"greeting", b"hello").unwrap();
+    let value = session.get(b"greeting").unwrap().expect("it was just put");
+    assert_eq!(*value, *b"hello");
+    assert!(!session.insert(b"greeting", b"only if absent").unwrap());
+    session.compare_exchange_version(b"greeting", value.version, b"hi").unwrap();
+    assert!(session.delete(b"greeting").unwrap());
+    assert_eq!(session.get(b"greeting").unwrap(), None);
 
-        let mut batch = session.batch();
-        batch.put(b"one", b"1").put(b"two", b"2").delete(b"three");
-        for result in batch.run().unwrap() {
-            assert!(matches!(result.unwrap(), BatchOutcome::Stored | BatchOutcome::Applied(false)));
-        }
+    let mut batch = session.batch();
+    batch.put(b"one", b"1").put(b"two", b"2").delete(b"three");
+    for result in batch.run().unwrap() {
+        assert!(matches!(result.unwrap(), BatchOutcome::Stored | BatchOutcome::Applied(false)));
+    }
 
-        let mut pipeline = session.pipeline().unwrap();
-        let ticket = pipeline.get(b"two").unwrap();
-        while let Some(completed) = pipeline.wait() {
-            assert_eq!(completed.ticket, ticket);
-            let Outcome::Value(Some((value, _version))) = completed.result.unwrap() else {
-                panic!("absent")
-            };
-            assert_eq!(value, b"2");
-        }
-    });
+    let mut pipeline = session.pipeline().unwrap();
+    let ticket = pipeline.get(b"two").unwrap();
+    while let Some(completed) = pipeline.wait() {
+        assert_eq!(completed.ticket, ticket);
+        let Outcome::Value(Some((value, _version))) = completed.result.unwrap() else {
+            panic!("absent")
+        };
+        assert_eq!(value, b"2");
+    }
 }

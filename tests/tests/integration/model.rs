@@ -11,9 +11,7 @@ use proptest::test_runner::TestRunner;
 #[derive(Clone, Debug)]
 enum ModelStep {
     Get(u8),
-    Put(u8, Vec<u8>),
-    Insert(u8, Vec<u8>),
-    Update(u8, Vec<u8>),
+    Store(StoreKind, u8, Vec<u8>),
     Delete(u8),
     Exchange(u8, Option<Vec<u8>>, Vec<u8>),
     /// The key; whether the expected version is the current one, otherwise the one before it; and
@@ -22,6 +20,13 @@ enum ModelStep {
     Batch(Vec<(u8, Vec<u8>)>),
     Scan,
     ClearCache,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum StoreKind {
+    Put,
+    Insert,
+    Update,
 }
 
 fn value() -> impl Strategy<Value = Vec<u8>> {
@@ -34,11 +39,14 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 
 fn operation() -> impl Strategy<Value = ModelStep> {
     let key = 0u8..12;
+    let kind = prop_oneof![
+        2 => Just(StoreKind::Put),
+        1 => Just(StoreKind::Insert),
+        1 => Just(StoreKind::Update),
+    ];
     prop_oneof![
         4 => key.clone().prop_map(ModelStep::Get),
-        4 => (key.clone(), value()).prop_map(|(k, v)| ModelStep::Put(k, v)),
-        2 => (key.clone(), value()).prop_map(|(k, v)| ModelStep::Insert(k, v)),
-        2 => (key.clone(), value()).prop_map(|(k, v)| ModelStep::Update(k, v)),
+        8 => (kind, key.clone(), value()).prop_map(|(kind, k, v)| ModelStep::Store(kind, k, v)),
         3 => key.clone().prop_map(ModelStep::Delete),
         2 => (key.clone(), proptest::option::of(value()), value())
             .prop_map(|(k, e, v)| ModelStep::Exchange(k, e, v)),
@@ -76,24 +84,16 @@ impl Model {
                     assert!(seen.is_none_or(|seen| seen == value.version));
                 }
             }
-            ModelStep::Put(key, value) => {
-                let key = self.key(*key);
-                self.sessions[session].put(&key, value).unwrap();
-                self.set(key, value);
-            }
-            ModelStep::Insert(key, value) => {
-                let key = self.key(*key);
-                let inserted = self.sessions[session].insert(&key, value).unwrap();
-                assert_eq!(inserted, !self.values.contains_key(&key));
-                if inserted {
-                    self.set(key, value);
-                }
-            }
-            ModelStep::Update(key, value) => {
-                let key = self.key(*key);
-                let updated = self.sessions[session].update(&key, value).unwrap();
-                assert_eq!(updated, self.values.contains_key(&key));
-                if updated {
+            ModelStep::Store(kind, key, value) => {
+                let (key, session) = (self.key(*key), &mut self.sessions[session]);
+                let is_there = self.values.contains_key(&key);
+                let (stored, expected) = match kind {
+                    StoreKind::Put => (session.put(&key, value).map(|()| true), true),
+                    StoreKind::Insert => (session.insert(&key, value), !is_there),
+                    StoreKind::Update => (session.update(&key, value), is_there),
+                };
+                assert_eq!(stored.unwrap(), expected, "{kind:?}");
+                if expected {
                     self.set(key, value);
                 }
             }

@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 
 use farside::ConnectError::Unreachable;
 use farside::{BatchOutcome, Contact, Error};
-use farside_fabric::{
-    ChainError, Completion, Fabric, Intercept, Intercepted, Interceptor, LaneId, Nanos,
-    RegionIndex, Verb,
-};
-use farside_tests::{ServerProcess, device};
+use farside_fabric::Intercept;
+use farside_tests::faults::Fence;
+use farside_tests::{ServerProcess, device, fill};
 use rustix::process::{Pid, Signal, kill_process};
 
 const KEYS: u64 = 1000;
@@ -76,48 +74,14 @@ fn sessions_of_a_lost_server_fail_together() {
 
 /// Fences a client at one chain: its connection executes neither that chain nor any later one.
 #[derive(Clone)]
-struct Fence {
+struct FenceAt {
     /// The number of chains before it, on all connections of the client.
     chains_before: Arc<AtomicU64>,
     /// Called at that chain.
     on_fence: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// One fabric of such a client.
-struct Fenced {
-    fence: Fence,
-    is_fenced: bool,
-    refused: Vec<LaneId>,
-}
-
-impl<F: Fabric + ?Sized> Interceptor<F> for Fenced {
-    fn post(
-        &mut self,
-        fabric: &mut F,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-    ) {
-        if self.fence.chains_before.fetch_sub(1, Ordering::Relaxed) == 0 {
-            self.is_fenced = true;
-            (self.fence.on_fence)();
-        }
-        if self.is_fenced {
-            self.refused.push(lane);
-        } else {
-            fabric.post(lane, region, chain, deadline);
-        }
-    }
-
-    fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
-        let refused = self.refused.pop();
-        let refused = refused.map(|lane| Completion { lane, result: Err(ChainError::Fenced) });
-        refused.or_else(|| fabric.poll())
-    }
-}
-
-impl Fence {
+impl FenceAt {
     /// A fence that is not set.
     fn new(on_fence: impl Fn() + Send + Sync + 'static) -> Self {
         Self { chains_before: Arc::new(AtomicU64::new(u64::MAX)), on_fence: Arc::new(on_fence) }
@@ -135,8 +99,14 @@ impl Fence {
     fn wrap(&self) -> Intercept {
         let fence = self.clone();
         Arc::new(move |fabric, _| {
-            let (fence, is_fenced, refused) = (fence.clone(), false, Vec::new());
-            Box::new(Intercepted { interceptor: Fenced { fence, is_fenced, refused }, fabric })
+            let (fence, mut is_fenced) = (fence.clone(), false);
+            Box::new(Fence::around(fabric, move || {
+                if fence.chains_before.fetch_sub(1, Ordering::Relaxed) == 0 {
+                    is_fenced = true;
+                    (fence.on_fence)();
+                }
+                !is_fenced
+            }))
         })
     }
 }
@@ -146,7 +116,7 @@ impl Fence {
 fn a_batch_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 12;
     let server = ServerProcess::start("--memory 32MiB");
-    let fence = Fence::new(|| {});
+    let fence = FenceAt::new(|| {});
     let client =
         server.client_builder().pipeline_depth(8).intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
@@ -190,7 +160,7 @@ fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     const CHAINS_BEFORE: u64 = 5;
     let server = ServerProcess::start("--memory 32MiB");
     let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
-    let fence = Fence::new(move || kill_process(pid, Signal::KILL).unwrap());
+    let fence = FenceAt::new(move || kill_process(pid, Signal::KILL).unwrap());
     let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
     let builder = server.client_builder().pipeline_depth(4).connect_timeout(timeout);
     let client = builder.intercept_fabric(fence.wrap()).connect().unwrap();
@@ -218,10 +188,10 @@ fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
 fn a_scan_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 40;
     let server = ServerProcess::start("--memory 32MiB --index 64KiB");
-    let fence = Fence::new(|| {});
+    let fence = FenceAt::new(|| {});
     let client = server.client_builder().intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
-    (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), b"value").unwrap());
+    fill(&mut session, 0..KEYS, |_| b"value");
     for before in 0.. {
         fence.set(before);
         let keys = session.scan().unwrap().map(|entry| entry.unwrap().key.try_into().unwrap());
@@ -242,7 +212,7 @@ fn a_scan_ends_with_its_region() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
     let mut session = client.session().unwrap();
-    (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), b"value").unwrap());
+    fill(&mut session, 0..KEYS, |_| b"value");
     let mut scan = session.scan().unwrap();
     assert!(scan.next().unwrap().is_ok());
     server.kill();

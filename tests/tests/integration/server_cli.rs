@@ -2,17 +2,22 @@
 //! no existing file.
 
 use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use farside_tests::command::CommandOutput;
-use farside_tests::{ServerProcess, binary};
+use farside_tests::{STRANGER, ServerProcess, binary, left_out_without_root};
 
 /// Runs `kv-server <arguments>`, which must end by itself.
-fn server(arguments: &[&str]) -> CommandOutput {
-    run(Command::new(binary("kv-server")).args(arguments))
+fn server(arguments: &str) -> CommandOutput {
+    run(Command::new(binary("kv-server")).args(arguments.split_whitespace()))
+}
+
+/// Runs `kv-server` with this socket and 16 MiB of memory.
+fn listen(address: &str) -> CommandOutput {
+    server(&format!("--listen {address} --memory 16MiB"))
 }
 
 /// Runs the command under `timeout`, because a server that starts after all would run forever.
@@ -30,14 +35,14 @@ fn address(folder: &Path) -> String {
 fn a_socket_in_use_is_reported() {
     let running = ServerProcess::start("--memory 16MiB");
     running.session().put(b"key", b"value").unwrap();
-    let said = server(&["--listen", &running.address(), "--memory", "16MiB"]);
+    let said = listen(&running.address());
     said.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
     let value = running.session().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
     // A socket in use by another program.
     let folder = tempfile::tempdir().unwrap();
     let _other = std::os::unix::net::UnixListener::bind(folder.path().join("kv.sock")).unwrap();
-    let said = server(&["--listen", &address(folder.path()), "--memory", "16MiB"]);
+    let said = listen(&address(folder.path()));
     said.expect_line(1, &["another server listens at"]);
 }
 
@@ -46,13 +51,13 @@ fn a_path_that_cannot_be_a_socket_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kv.sock");
     fs::write(&file, "precious").unwrap();
-    let said = server(&["--listen", &address(folder.path()), "--memory", "16MiB"]);
+    let said = listen(&address(folder.path()));
     said.expect_line(1, &["is not a socket"]);
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     let none = address(&folder.path().join("none"));
-    server(&["--listen", &none]).expect_line(1, &["none/kv.sock", "create it first"]);
+    listen(&none).expect_line(1, &["none/kv.sock", "create it first"]);
     let long = address(&folder.path().join("x".repeat(200)));
-    server(&["--listen", &long]).expect_line(2, &["xxx/kv.sock", "over 107 bytes"]);
+    listen(&long).expect_line(2, &["xxx/kv.sock", "over 107 bytes"]);
 }
 
 fn permit(path: &Path, mode: u32) {
@@ -61,16 +66,15 @@ fn permit(path: &Path, mode: u32) {
 
 /// Runs `kv-server <arguments>` as a user without special rights. Root becomes another user, who
 /// needs an own copy of the binary.
-fn server_of_a_user(folder: &Path, arguments: &[&str]) -> CommandOutput {
-    const OTHER_USER: u32 = 65_534;
+fn server_of_a_user(folder: &Path, arguments: &str) -> CommandOutput {
     let program = folder.join("kv-server");
     fs::copy(binary("kv-server"), &program).unwrap();
     permit(&program, 0o755);
     permit(folder, 0o755);
     let mut command = Command::new("timeout");
-    command.arg("20").arg(&program).args(arguments);
+    command.arg("20").arg(&program).args(arguments.split_whitespace());
     if rustix::process::geteuid().is_root() {
-        command.uid(OTHER_USER).gid(OTHER_USER);
+        command.uid(STRANGER).gid(STRANGER);
     }
     CommandOutput::of(command.stdin(Stdio::null()))
 }
@@ -81,15 +85,14 @@ fn a_socket_in_a_write_protected_folder_is_refused() {
     let closed = folder.path().join("closed");
     fs::create_dir(&closed).unwrap();
     permit(&closed, 0o555);
-    let said =
-        server_of_a_user(folder.path(), &["--listen", &address(&closed), "--memory", "16MiB"]);
+    let line = format!("--listen {} --memory 16MiB", address(&closed));
+    let said = server_of_a_user(folder.path(), &line);
     said.expect_line(1, &["closed/kv.sock", "may not write there"]);
 }
 
-/// Only root can create files of another user.
 #[test]
 fn files_of_another_user_are_refused() {
-    if !rustix::process::geteuid().is_root() {
+    if left_out_without_root("only root can create files of another user") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -100,17 +103,16 @@ fn files_of_another_user_are_refused() {
     fs::write(&lock, "").unwrap();
     permit(&lock, 0o600);
     let listen = address(&open);
-    let start = |more: &[&str]| {
-        let arguments = [&["--listen", &listen, "--memory", "16MiB"], more].concat();
-        server_of_a_user(folder.path(), &arguments)
+    let start = |more: &str| {
+        server_of_a_user(folder.path(), &format!("--listen {listen} --memory 16MiB {more}"))
     };
-    start(&[])
+    start("")
         .expect_line(1, &["open/kv.sock.lock: it belongs to user 0", "or root remove the file"]);
     fs::remove_file(&lock).unwrap();
     for content in [&b""[..], b"region"] {
         fs::write(&region, content).unwrap();
         permit(&region, 0o666);
-        let said = start(&["--region-file", region.to_str().unwrap()]);
+        let said = start(&format!("--region-file {}", region.display()));
         said.expect_line(1, &["open/region belongs to another user: chown it"]);
         assert_eq!(fs::read(&region).unwrap(), content);
     }
@@ -119,13 +121,12 @@ fn files_of_another_user_are_refused() {
 #[test]
 fn more_memory_than_is_available_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let listen = address(folder.path());
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
     // 1.5 times this machine's memory, in whole GiB.
     let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
-    let said = server(&["--listen", &listen, "--memory", &memory]);
+    let said = server(&format!("--listen {} --memory {memory}", address(folder.path())));
     said.expect_line(
         1,
         &["kv-server: ", "GiB are more than the ", "of memory available", "ask for less"],
@@ -140,10 +141,10 @@ fn region_file() -> ServerProcess {
     run
 }
 
-fn start_on(file: &Path, more: &[&str]) -> CommandOutput {
+fn start_on(file: &Path, more: &str) -> CommandOutput {
     let folder = tempfile::tempdir().unwrap();
-    let (listen, file) = (address(folder.path()), file.to_str().unwrap());
-    server(&[&["--listen", &listen, "--region-file", file], more].concat())
+    let listen = address(folder.path());
+    server(&format!("--listen {listen} --region-file {} {more}", file.display()))
 }
 
 /// Reading a hole through a mapping would fill it, or kill the process if the disk is full.
@@ -153,7 +154,7 @@ fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("file");
     fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-    let said = start_on(&file, &[]);
+    let said = start_on(&file, "");
     said.expect_line(1, &["/file", "holds no region", "no magic"]);
     assert_eq!(said.stderr.matches("no magic").count(), 1, "{}", said.stderr);
     let found = fs::metadata(&file).unwrap();
@@ -161,30 +162,10 @@ fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
 }
 
 #[test]
-fn a_region_of_another_format_is_refused_and_not_changed() {
-    let mut run = region_file();
-    let file = fs::OpenOptions::new().read(true).write(true).open(run.region_file()).unwrap();
-    // The version follows the magic.
-    let mut version = [0; 4];
-    file.read_exact_at(&mut version, 8).unwrap();
-    assert_eq!(u32::from_le_bytes(version), farside_layout::FORMAT_VERSION);
-    file.write_all_at(&99u32.to_le_bytes(), 8).unwrap();
-    let before = fs::read(run.region_file()).unwrap();
-    start_on(&run.region_file(), &[]).expect_line(
-        1,
-        &["/region has format version 99", "that made it", "kv-cli snapshot", "--restore"],
-    );
-    assert!(fs::read(run.region_file()).unwrap() == before);
-    file.write_all_at(&version, 8).unwrap();
-    run.restart();
-    assert_eq!(*run.session().get(b"key").unwrap().unwrap(), *b"value");
-}
-
-#[test]
 fn a_new_region_that_cannot_be_created_leaves_no_zeros() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("region");
-    let said = start_on(&file, &["--memory", "8MiB", "--index", "1GiB"]);
+    let said = start_on(&file, "--memory 8MiB --index 1GiB");
     said.expect_line(1, &["index = 1GiB", "at most \"2MiB\""]);
     assert_eq!(fs::metadata(&file).map_or(0, |metadata| metadata.len()), 0);
 }
@@ -205,7 +186,7 @@ fn a_region_file_beyond_the_file_size_limit_is_refused() {
 fn a_region_file_in_use_by_a_server_is_refused() {
     let running = ServerProcess::start_with_file("--memory 16MiB");
     running.session().put(b"key", b"value").unwrap();
-    start_on(&running.region_file(), &[]).expect_line(1, &["/region", "another"]);
+    start_on(&running.region_file(), "").expect_line(1, &["/region", "another"]);
     assert_eq!(running.client().statistics().unwrap().incarnation, 1);
     let value = running.session().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
@@ -219,24 +200,24 @@ fn each_mistake_is_reported_in_one_line() {
     let path = config.to_str().unwrap();
     let listen = address(folder.path());
     let absent = folder.path().join("no/region").display().to_string();
-    for (arguments, code, parts) in [
-        (&["--bogus"][..], 2, &["unexpected argument '--bogus'", "--help"][..]),
-        (&["--memory", "1GB"], 2, &["`1GB` is no size; write", "1GiB"]),
-        (&["--secret", "x"], 2, &["unexpected argument '--secret'"]),
-        (&["--huge-pages", "yes"], 2, &["write auto, never or require"]),
-        (&["--listen", "kv.sock"], 2, &["write for example shm:///"]),
-        (&["--listen", "tcp://x"], 2, &["tcp://x", "shm://"]),
-        (&[], 1, &["listen is missing: write for example", "--listen"]),
-        (&["--config", "/nonexistent/x.toml"], 1, &["cannot read the config file /nonexistent/x"]),
-        (&["--listen", &listen, "--memory", "9MiB"], 1, &["9MiB: write a multiple of 2MiB"]),
+    for (line, code, parts) in [
+        ("--bogus", 2, &["unexpected argument '--bogus'", "--help"][..]),
+        ("--memory 1GB", 2, &["`1GB` is no size; write", "1GiB"]),
+        ("--secret x", 2, &["unexpected argument '--secret'"]),
+        ("--huge-pages yes", 2, &["write auto, never or require"]),
+        ("--listen kv.sock", 2, &["write for example shm:///"]),
+        ("--listen tcp://x", 2, &["tcp://x", "shm://"]),
+        ("", 1, &["listen is missing: write for example", "--listen"]),
+        ("--config /nonexistent/x.toml", 1, &["cannot read the config file /nonexistent/x"]),
+        (&format!("--listen {listen} --memory 9MiB"), 1, &["9MiB: write a multiple of 2MiB"]),
         (
-            &["--listen", &listen, "--memory", "100TiB"],
+            &format!("--listen {listen} --memory 100TiB"),
             1,
             &["memory = 100TiB: write a size from 8MiB to 256GiB"],
         ),
-        (&["--listen", &listen, "--region-file", &absent], 1, &["not exist: create it first"]),
+        (&format!("--listen {listen} --region-file {absent}"), 1, &["not exist: create it first"]),
     ] {
-        let said = server(arguments);
+        let said = server(line);
         said.expect_line(code, parts);
         assert!(said.stderr.starts_with("kv-server: "), "{}", said.stderr);
     }
@@ -247,7 +228,7 @@ fn each_mistake_is_reported_in_one_line() {
         ("memory = \n", &["server.toml:1"]),
     ] {
         fs::write(&config, text).unwrap();
-        server(&["--config", path]).expect_line(1, parts);
+        server(&format!("--config {path}")).expect_line(1, parts);
     }
 }
 
@@ -257,8 +238,8 @@ fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
     let config = folder.path().join("server.toml");
     fs::write(&config, "secret = \"hush\"\n").unwrap();
     let path = config.to_str().unwrap();
-    let strict =
-        || server(&["--config", path, "--strict-config", "--listen", "shm:///none/kv.sock"]);
+    let line = format!("--config {path} --strict-config --listen shm:///none/kv.sock");
+    let strict = || server(&line);
     for mode in [0o644, 0o666, 0o604] {
         permit(&config, mode);
         strict().expect_line(1, &["server.toml has a secret", &format!("{mode:04o}"), "chmod 600"]);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farside::OperationError::Contended;
-use farside::{Error, Outcome};
+use farside::{Error, Outcome, Session};
 use farside_bench_compare::emulation::{Link, wrap};
 use farside_tests::{ServerProcess, fill, left_out_over_rdma, proof};
 
@@ -35,6 +35,22 @@ fn large_values_are_read_once_at_any_depth() {
     }
 }
 
+/// Makes so many GETs of the keys below `keys` in turn, as many at a time as the pipeline takes.
+/// Each must find a value of `bytes` bytes.
+pub(crate) fn get_in_turn(session: &mut Session, gets: u64, keys: u64, bytes: usize) {
+    let mut pipeline = session.pipeline().unwrap();
+    let mut started = 0;
+    for _ in 0..gets {
+        while started < gets && pipeline.get(&(started % keys).to_le_bytes()).is_ok() {
+            started += 1;
+        }
+        let result = pipeline.wait().unwrap().result;
+        let is_found =
+            matches!(&result, Ok(Outcome::Value(Some((value, _)))) if value.len() == bytes);
+        assert!(is_found, "{:?}", result.err());
+    }
+}
+
 fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     let time = Arc::new(AtomicU64::new(0));
     let link = Link { bytes_per_s: BYTES_PER_S, simulated_clock: Some(time.clone()) };
@@ -48,22 +64,8 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
         (0..keys).for_each(|key| assert!(session.get(&key.to_le_bytes()).unwrap().is_some()));
     }
     let (begun, before) = (time.load(Ordering::Relaxed), session.counters());
-    let mut pipeline = session.pipeline().unwrap();
     let gets = 2 * keys;
-    let (mut started, mut taken) = (0, 0);
-    while taken < gets {
-        while started < gets && pipeline.get(&(started % keys).to_le_bytes()).is_ok() {
-            started += 1;
-        }
-        let result = pipeline.wait().unwrap().result;
-        assert!(
-            matches!(&result, Ok(Outcome::Value(Some((value, _)))) if value.len() == BYTES),
-            "{depth} in flight, cached {is_cached}: {:?}",
-            result.err()
-        );
-        taken += 1;
-    }
-    drop(pipeline);
+    get_in_turn(&mut session, gets, keys, BYTES);
     let (returned, read) = (gets * BYTES as u64, (session.counters() - before).read_bytes);
     let seconds = (time.load(Ordering::Relaxed) - begun) as f64 / 1e9;
     let carried = returned as f64 / (BYTES_PER_S as f64 * seconds);
@@ -104,20 +106,12 @@ fn the_first_gets_of_a_deep_pipeline_all_succeed() {
     const LARGE: usize = 1_000_000;
     const DEPTH: u16 = 64;
     let server = ServerProcess::start("--memory 128MiB --grace-ms 100");
-    let mut writer = server.session();
     let value = proof::value(0, 0, 0, LARGE);
-    (0..DEPTH).for_each(|key| writer.put(&key.to_le_bytes(), &value).unwrap());
+    fill(&mut server.session(), 0..DEPTH.into(), |_| &value);
     let link =
         Link { bytes_per_s: BYTES_PER_S, simulated_clock: Some(Arc::new(AtomicU64::new(0))) };
     let builder =
         server.client_builder().pipeline_depth(DEPTH).cache_bytes(0).intercept_fabric(wrap(link));
     let mut session = builder.connect().unwrap().session().unwrap();
-    let mut pipeline = session.pipeline().unwrap();
-    for key in 0..DEPTH {
-        pipeline.get(&key.to_le_bytes()).unwrap();
-    }
-    for _ in 0..DEPTH {
-        let result = pipeline.wait().unwrap().result;
-        assert!(matches!(&result, Ok(Outcome::Value(Some(_)))), "{:?}", result.err());
-    }
+    get_in_turn(&mut session, DEPTH.into(), DEPTH.into(), LARGE);
 }

@@ -9,8 +9,9 @@
 
 use std::time::Duration;
 
-use farside::Outcome;
 use farside_tests::{ServerProcess, fill, left_out_over_rdma, proof};
+
+use crate::slow_link::get_in_turn;
 
 #[test]
 fn a_pipeline_with_a_slow_caller_loses_nothing() {
@@ -59,18 +60,7 @@ fn values_are_read_once_even_with_more_in_flight_than_grace_allows() {
     let mut session = client.session().unwrap();
     fill(&mut session, 0..KEYS, |key| proof::value(key, 0, 0, BYTES));
     let before = session.counters();
-    let mut pipeline = session.pipeline().unwrap();
-    let (mut started, mut taken) = (0, 0);
-    while taken < GETS {
-        while started < GETS && pipeline.get(&(started % KEYS).to_le_bytes()).is_ok() {
-            started += 1;
-        }
-        let completed = pipeline.wait().unwrap();
-        assert!(matches!(completed.result.unwrap(), Outcome::Value(Some((value, _)))
-            if value.len() == BYTES));
-        taken += 1;
-    }
-    drop(pipeline);
+    get_in_turn(&mut session, GETS, KEYS, BYTES);
     // Bytes are bounded, not READs: a descheduled thread READs its window again, which is cheap.
     let bytes = (session.counters() - before).read_bytes;
     assert!(bytes < 2 * GETS * BYTES as u64, "READ {bytes} bytes for {GETS} GETs");

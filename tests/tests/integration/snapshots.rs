@@ -257,18 +257,17 @@ fn a_region_file_is_verified_without_a_server() {
     let pipe = server.folder().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     assert!(verify(&pipe).2.contains("pipe is not a file"), "it would wait for a writer");
-    // Damage the index: the server names the command, which names the places.
+    // Damage the index: the server names the command, which reports the damage.
     let mut bytes = std::fs::read(&region).unwrap();
     let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
     let index = format.geometry().chunk_offset(0).unwrap();
-    // The subtables of the chunk in order. A split has emptied the first.
+    // One after the other, the first of which a split has emptied.
+    let slot_of = |n: usize| slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
     let word = (index..index + CHUNK_BYTES)
         .step_by(SUBTABLE_BYTES as usize)
         .flat_map(|subtable| {
-            let slots = (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW).map(|n| (n / SLOTS_PER_ROW, n));
-            slots.map(move |(row, n)| subtable + slot_in_subtable(row, n % SLOTS_PER_ROW))
+            (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW).map(move |n| (subtable + slot_of(n)) as usize)
         })
-        .map(|at| at as usize)
         .find(|at| {
             let bits = u64::from_le_bytes(bytes[*at..at + 8].try_into().unwrap());
             SlotWord::from_bits(bits).state() == SlotState::Live

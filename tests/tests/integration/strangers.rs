@@ -14,7 +14,7 @@ use farside_control::{
 use farside_fabric::rdma::Options;
 use farside_fabric::shm::Connection;
 use farside_layout::SizeClass;
-use farside_tests::{PATIENCE, ServerProcess, device, device_or_left_out, scaled};
+use farside_tests::{PATIENCE, ServerProcess, device_or_left_out, scaled, wait_until};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -79,18 +79,35 @@ fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
     ConnectRequest { role, purpose, token: Token::of("secret") }.encode()
 }
 
+fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
+    let (address, timeout) = (address.parse().unwrap(), Duration::from_secs(20));
+    ConnectOptions { address, role, token, timeout, rdma: Options::default() }
+}
+
 /// A server with a secret, and options that connect to it.
 fn guarded() -> (ServerProcess, ConnectOptions) {
     let config = "secret = 'secret'\nlog_level = 'debug'\n";
     let server = ServerProcess::start_with_config(config, "--memory 16MiB");
-    let options = ConnectOptions {
-        address: server.address().parse().unwrap(),
-        role: Role::Reader,
-        token: Token::of("secret"),
-        timeout: Duration::from_secs(20),
-        rdma: Options::default(),
-    };
+    let options = options(&server.address(), Role::Reader, Token::of("secret"));
     (server, options)
+}
+
+/// The size of the region of a false server.
+const REGION_BYTES: u64 = 8 << 20;
+
+/// The welcome that a real server sends over a socket.
+fn false_welcome() -> Welcome {
+    Welcome {
+        client_id: 3,
+        lease: 1 << 32 | 7,
+        region_id: [7; 16],
+        incarnation: 1,
+        base_address: 0,
+        region_bytes: REGION_BYTES,
+        rkey: 0,
+        round_trip_min_ns: 0,
+        ticket: 0,
+    }
 }
 
 /// A client with the secret; checks that it is served.
@@ -148,11 +165,9 @@ fn no_invalid_hello_harms_a_server() {
     println!("{versions}");
     // A hello with a flipped bit in the role is a valid one: a reader's, with the right secret.
     println!("{accepted} hellos were accepted");
-    let started = Instant::now();
-    while client.statistics().unwrap().clients != 1 {
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", client.statistics());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("no other client is connected", PATIENCE, || {
+        client.statistics().unwrap().clients == 1
+    });
     assert_eq!(client.statistics().unwrap().clients_lost, accepted);
     legitimate_client(&server);
 }

@@ -8,16 +8,14 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farside_config::ServerConfig;
-use farside_config::size::ByteSize;
 use farside_layout::SLOTS_PER_ROW;
 use rustix::process::Signal;
 
 use farside::Client;
 use farside_protocol::{Action, Expected, Lifetime};
-use farside_tests::engine::{TestServer, engine_over};
+use farside_tests::engine::engine_over;
 use farside_tests::faults::{Faults, Rates};
-use farside_tests::{blocks_with_clients, fill};
+use farside_tests::{ServerProcess, blocks_with_clients, fill};
 
 const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
 const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
@@ -98,17 +96,13 @@ fn kill_one(address: &str, operation: usize, verbs: u64) -> bool {
 
 #[test]
 fn clients_may_die_at_every_verb() {
-    let server = TestServer::start(ServerConfig {
-        memory: Some(ByteSize::mib(32)),
-        grace_ms: 5,
-        ..Default::default()
-    });
-    let client = Client::builder().server(&server.address).connect().unwrap();
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
+    let client = server.client();
     let mut deaths = 0;
     for (number, (name, ..)) in OPERATIONS.iter().enumerate() {
         for verbs in 0..VERBS_MAX {
             prepare(&client);
-            let died = kill_one(&server.address, number, verbs);
+            let died = kill_one(&server.address(), number, verbs);
             deaths += u64::from(died);
             check(&client, &format!("{name}, killed after {verbs} verbs"));
             if !died {

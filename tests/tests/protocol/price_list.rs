@@ -6,21 +6,21 @@ mod expiry;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use farside_config::ServerConfig;
-use farside_config::size::ByteSize;
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{
-    ChainError, Completion, Counters, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex,
-    Verb,
+    ChainError, Completion, Counters, Endpoint, Fabric, Intercepted, Interceptor, LaneId, Nanos,
+    RegionIndex, Verb,
 };
 use farside_protocol::{Expected, Failure, LANE, Lifetime, Operation, ScanCursor, next_entry};
-use farside_tests::engine::{TestEngine, TestServer, engine_over};
+use farside_tests::ServerProcess;
+use farside_tests::engine::{TestEngine, engine_over};
 
 const FOREVER: Lifetime = Lifetime::Forever;
+const VALUE: &[u8] = b"value";
 
 /// Replaces the fabric's clock by the test's, and refuses chains whose deadline has passed.
 struct TestClock {
@@ -79,105 +79,161 @@ impl Interceptor<ShmFabric> for TestClock {
 type ClockedFabric = Intercepted<ShmFabric, TestClock>;
 type ClockedEngine = TestEngine<ClockedFabric>;
 
-fn run<T>(
-    engine: &ClockedEngine,
+/// Round trips, READs, WRITEs and compare-and-swaps.
+type Price = (u64, u64, u64, u64);
+
+/// A client of the test's server. Its operations on a key return what they cost.
+#[derive(Clone, Copy)]
+struct Bench<'a> {
+    engine: &'a ClockedEngine,
+    clock: &'a Clock,
     key: u64,
-    call: impl AsyncFn(&Operation<'_, ClockedFabric>) -> Result<T, Failure>,
-) -> (T, (u64, u64, u64, u64)) {
-    run_with(engine, key, b"value", call)
 }
 
-fn run_with<T>(
-    engine: &ClockedEngine,
-    key: u64,
-    value: &[u8],
-    call: impl AsyncFn(&Operation<'_, ClockedFabric>) -> Result<T, Failure>,
-) -> (T, (u64, u64, u64, u64)) {
-    let before = engine.counters();
-    let operation = Operation::stage(engine.handle(), LANE, &key.to_le_bytes(), value);
-    let output = engine.endpoint.drive(call(&operation)).unwrap();
-    let counters = engine.counters() - before;
-    let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
-    assert_eq!(doorbells, round_trips);
-    (output, (round_trips, reads, writes, compare_swaps))
+impl Bench<'_> {
+    /// The same client, on another key.
+    fn at(self, key: u64) -> Self {
+        Self { key, ..self }
+    }
+
+    /// The same client, with an empty cache.
+    fn uncached(self) -> Self {
+        self.engine.region.cache.clear();
+        self
+    }
+
+    fn run<T>(
+        self,
+        value: &[u8],
+        call: impl AsyncFn(&Operation<'_, ClockedFabric>) -> Result<T, Failure>,
+    ) -> (T, Price) {
+        let before = self.engine.counters();
+        let operation =
+            Operation::stage(self.engine.handle(), LANE, &self.key.to_le_bytes(), value);
+        let output = self.engine.endpoint.drive(call(&operation)).unwrap();
+        let counters = self.engine.counters() - before;
+        let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
+        assert_eq!(doorbells, round_trips);
+        (output, (round_trips, reads, writes, compare_swaps))
+    }
+
+    fn get(self) -> (bool, Price) {
+        self.run(VALUE, async |operation| operation.get().await.map(|found| found.is_some()))
+    }
+
+    fn put(self) -> Price {
+        self.put_value(VALUE)
+    }
+
+    fn put_value(self, value: &[u8]) -> Price {
+        self.run(value, async |operation| operation.put(FOREVER).await).1
+    }
+
+    fn insert(self) -> (bool, Price) {
+        self.run(VALUE, async |operation| operation.insert(FOREVER).await)
+    }
+
+    fn update(self) -> (bool, Price) {
+        self.run(VALUE, async |operation| operation.update(FOREVER).await)
+    }
+
+    fn delete(self) -> (bool, Price) {
+        self.run(VALUE, async |operation| operation.delete().await)
+    }
+
+    /// Exchanges the value for the same one, with another lifetime.
+    fn exchange(self, lifetime: Lifetime) -> (bool, Price) {
+        let expected = Expected::Value(VALUE);
+        self.run(VALUE, async |operation| {
+            operation.compare_exchange(expected, lifetime).await.map(|(exchanged, _)| exchanged)
+        })
+    }
+
+    /// The size of the value that a GET finds.
+    fn found_bytes(self) -> usize {
+        let (found, _) = self.run(VALUE, async |operation| operation.get().await);
+        found.unwrap().value_bytes as usize
+    }
 }
 
-/// Calls `test` with an engine of a new server, and the engine's clock.
-fn with_engine(test: impl FnOnce(&ClockedEngine, &Clock)) {
-    with_engines(|[engine], clock| test(engine, clock));
+/// Lets an operation that is not complete post a chain, and completes the chain after `meanwhile`.
+fn step(
+    endpoint: &Endpoint<ClockedFabric>,
+    operation: Pin<&mut impl Future>,
+    meanwhile: impl FnOnce(),
+) {
+    endpoint.tick();
+    assert!(operation.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    meanwhile();
+    endpoint.step(|_| ());
 }
 
-/// Calls `test` with `N` engines of a new server, each a separate client, and their shared clock.
-fn with_engines<const N: usize>(test: impl FnOnce([&ClockedEngine; N], &Clock)) {
-    let server = TestServer::start(ServerConfig {
-        memory: Some(ByteSize::mib(64)),
-        // Large enough that no subtable is split.
-        index: Some(ByteSize::mib(16)),
-        ..Default::default()
-    });
+/// Calls `test` with a client of a new server.
+fn with_bench(test: impl FnOnce(Bench<'_>)) {
+    with_benches(|[bench]| test(bench));
+}
+
+/// Calls `test` with `N` clients of a new server, which share a clock.
+fn with_benches<const N: usize>(test: impl FnOnce([Bench<'_>; N])) {
+    // The index is so large that no subtable is split.
+    let server = ServerProcess::start("--memory 64MiB --index 16MiB");
     let clock = Rc::new(Clock::default());
     let engines = [(); N].map(|()| {
         let interceptor = TestClock { clock: clock.clone(), late: VecDeque::new() };
-        engine_over(&server.address, |fabric| Intercepted { interceptor, fabric: Box::new(fabric) })
+        engine_over(&server.address(), |fabric| Intercepted {
+            interceptor,
+            fabric: Box::new(fabric),
+        })
     });
-    test(engines.each_ref(), &clock);
+    test(engines.each_ref().map(|engine| Bench { engine, clock: &clock, key: 1 }));
 }
 
 #[test]
 fn every_operation_costs_what_the_price_list_says() {
-    with_engine(|engine, _| {
-        let unseen = (0..10_000).filter(|key| assert_price_list(engine, *key)).count();
+    with_bench(|bench| {
+        let unseen = (0..10_000).filter(|key| assert_price_list(bench.at(*key))).count();
         // The exceptions: the first INSERTs, the first in each of 2,048 subtables, wrong guesses.
         assert!(unseen > 7_500, "{unseen} INSERTs in two round trips");
         // The last key is still there: the first INSERT claims a slot in vain, the next only READs.
-        let insert = || run(engine, 9_999, async |operation| operation.insert(FOREVER).await);
-        assert_eq!(insert(), (false, (1, 1, 1, 1)), "INSERT refused for the first time");
-        assert_eq!(insert(), (false, (1, 1, 0, 0)), "refused INSERT");
+        let last = bench.at(9_999);
+        assert_eq!(last.insert(), (false, (1, 1, 1, 1)), "INSERT refused for the first time");
+        assert_eq!(last.insert(), (false, (1, 1, 0, 0)), "refused INSERT");
     });
 }
 
 /// Checks the costs of a key's operations; returns whether its INSERT needed no READ first.
-fn assert_price_list(engine: &ClockedEngine, key: u64) -> bool {
-    let insert = run(engine, key, async |operation| operation.insert(FOREVER).await);
+fn assert_price_list(bench: Bench<'_>) -> bool {
+    let insert = bench.insert();
     let is_unseen = insert == (true, (2, 1, 1, 2));
     // The first INSERTs READ the window first. A wrong guess costs one more compare-and-swap, and
     // so does the hint of a used slot.
     let has_looked = matches!(insert, (true, (3, 2, 1, 2..=4)));
     assert!(is_unseen || has_looked, "INSERT: {insert:?}");
-    let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
-    assert_eq!(get, (true, (1, 1, 0, 0)), "cached GET");
-    let put = run(engine, key, async |operation| operation.put(FOREVER).await);
-    assert_eq!(put.1, (1, 0, 2, 1), "cached PUT");
-    engine.region.cache.clear();
-    let put = run(engine, key, async |operation| operation.put(FOREVER).await);
-    assert_eq!(put.1, (2, 2, 2, 1), "uncached PUT");
-    engine.region.cache.clear();
-    let get = run(engine, key, async |operation| operation.get().await.map(|f| f.is_some()));
-    assert_eq!(get, (true, (2, 2, 0, 0)), "uncached GET");
-    if key.is_multiple_of(2) {
-        engine.region.cache.clear();
-        let delete = run(engine, key, async |operation| operation.delete().await);
-        assert_eq!(delete, (true, (2, 2, 1, 1)), "uncached DELETE");
-    } else if key % 4 == 1 {
-        let delete = run(engine, key, async |operation| operation.delete().await);
-        assert_eq!(delete, (true, (1, 0, 1, 1)), "cached DELETE");
+    assert_eq!(bench.get(), (true, (1, 1, 0, 0)), "cached GET");
+    assert_eq!(bench.put(), (1, 0, 2, 1), "cached PUT");
+    assert_eq!(bench.uncached().put(), (2, 2, 2, 1), "uncached PUT");
+    assert_eq!(bench.uncached().get(), (true, (2, 2, 0, 0)), "uncached GET");
+    match bench.key % 4 {
+        0 | 2 => assert_eq!(bench.uncached().delete(), (true, (2, 2, 1, 1)), "uncached DELETE"),
+        1 => assert_eq!(bench.delete(), (true, (1, 0, 1, 1)), "cached DELETE"),
+        _ => {}
     }
     is_unseen
 }
 
 #[test]
 fn a_put_of_a_new_key_costs_three_round_trips() {
-    with_engine(|engine, _| {
+    with_bench(|bench| {
         let (mut unused, mut used) = (0, 0);
         for key in 0..2000 {
-            match run(engine, key, async |operation| operation.put(FOREVER).await).1 {
+            match bench.at(key).put() {
                 // READ window; WRITE block, CAS of the hint, READ window; CAS.
                 (3, 2, 1, 2) => unused += 1,
                 // READ window; WRITE block, CAS, READ window; CAS of the hint, CAS.
                 (3, 2, 1, 3) => used += 1,
                 price => panic!("PUT of the new key {key}: {price:?}"),
             }
-            run(engine, key, async |operation| operation.delete().await);
+            bench.at(key).delete();
         }
         assert!(unused > 0 && used > 0, "{unused} {used}");
     });
@@ -187,32 +243,25 @@ fn a_put_of_a_new_key_costs_three_round_trips() {
 /// no such limit (I10), and proves the word for the next operation.
 #[test]
 fn a_proof_of_a_word_lasts_for_t_word() {
-    with_engine(|engine, clock| {
-        let proof_age_ns_max = engine.region.constants.proof_age_ns_max;
-        let later = |nanos: Nanos| clock.advance(nanos);
-        let put = || run(engine, 1, async |operation| operation.put(FOREVER).await).1;
-        let get = || run(engine, 1, async |operation| operation.get().await.map(drop)).1;
-        let exchange = || {
-            let value = Expected::Value(b"value");
-            let call = async |operation: &Operation<'_, _>| {
-                operation.compare_exchange(value, FOREVER).await.map(|(exchanged, _)| exchanged)
-            };
-            run(engine, 1, call)
-        };
-        put();
+    with_bench(|bench| {
+        let constants = &bench.engine.region.constants;
+        let proof_age_ns_max = constants.proof_age_ns_max;
+        let later = |nanos: Nanos| bench.clock.advance(nanos);
+        bench.put();
         // The cache stores a proof's time rounded down, to a fraction of its maximum age.
         later(proof_age_ns_max - proof_age_ns_max / 16);
-        assert_eq!(put(), (1, 0, 2, 1), "PUT on a proof of almost T_word");
+        assert_eq!(bench.put(), (1, 0, 2, 1), "PUT on a proof of almost T_word");
         later(proof_age_ns_max + 1);
-        assert_eq!(put(), (2, 2, 2, 1), "PUT on an older proof");
+        assert_eq!(bench.put(), (2, 2, 2, 1), "PUT on an older proof");
         // With drifting clocks, the word may recur for another key before 256 x GRACE.
-        later(engine.region.constants.grace_ns * 256 / 8 * 7);
-        assert_eq!(put(), (2, 2, 2, 1), "PUT on a proof of 7/8 of 256 x GRACE");
+        later(constants.grace_ns * 256 / 8 * 7);
+        assert_eq!(bench.put(), (2, 2, 2, 1), "PUT on a proof of 7/8 of 256 x GRACE");
         later(proof_age_ns_max + 1);
-        assert_eq!(get(), (1, 1, 0, 0), "GET, however long ago");
-        assert_eq!(put(), (1, 0, 2, 1), "PUT after the GET");
+        assert_eq!(bench.get(), (true, (1, 1, 0, 0)), "GET, however long ago");
+        assert_eq!(bench.put(), (1, 0, 2, 1), "PUT after the GET");
         later(proof_age_ns_max + 1);
-        assert_eq!(exchange(), (true, (2, 1, 2, 1)), "exchange, which relies on its own GET");
+        let exchange = bench.exchange(FOREVER);
+        assert_eq!(exchange, (true, (2, 1, 2, 1)), "exchange, which relies on its own GET");
     });
 }
 
@@ -220,32 +269,25 @@ fn a_proof_of_a_word_lasts_for_t_word() {
 /// word: neither needs the window.
 #[test]
 fn an_operation_with_a_stale_location_follows_it_to_the_present_value() {
-    with_engines(|[engine, other], _| {
-        let put = |engine| run(engine, 1, async |operation| operation.put(FOREVER).await).1;
-        let get = |engine| {
-            run(engine, 1, async |operation| operation.get().await.map(|found| found.is_some()))
-        };
-        put(other);
-        put(engine);
-        assert_eq!(get(other), (true, (2, 3, 0, 0)), "GET of a replaced value");
-        assert_eq!(get(other), (true, (1, 1, 0, 0)), "the next GET");
-        put(engine);
-        put(engine);
-        assert_eq!(get(other), (true, (3, 4, 0, 0)), "GET of a value replaced twice");
-        let put_long = |bytes: usize| {
-            run_with(engine, 1, &vec![0; bytes], async |operation| operation.put(FOREVER).await);
-        };
-        put_long(200);
-        assert_eq!(get(other), (true, (3, 4, 0, 0)), "GET of a value replaced by a longer one");
-        put_long(5000);
-        get(other);
-        put_long(5000);
-        assert_eq!(get(other), (true, (3, 3, 0, 0)), "GET of a replaced long value");
-        put(engine);
-        assert_eq!(put(other), (3, 1, 3, 2), "PUT over a replaced value");
-        assert_eq!(put(other), (1, 0, 2, 1), "the next PUT");
-        run(engine, 1, async |operation| operation.delete().await);
-        assert_eq!(get(other), (false, (2, 2, 0, 0)), "GET of a deleted value");
+    with_benches(|[bench, other]| {
+        other.put();
+        bench.put();
+        assert_eq!(other.get(), (true, (2, 3, 0, 0)), "GET of a replaced value");
+        assert_eq!(other.get(), (true, (1, 1, 0, 0)), "the next GET");
+        bench.put();
+        bench.put();
+        assert_eq!(other.get(), (true, (3, 4, 0, 0)), "GET of a value replaced twice");
+        bench.put_value(&[0; 200]);
+        assert_eq!(other.get(), (true, (3, 4, 0, 0)), "GET of a value replaced by a longer one");
+        bench.put_value(&[0; 5000]);
+        other.get();
+        bench.put_value(&[0; 5000]);
+        assert_eq!(other.get(), (true, (3, 3, 0, 0)), "GET of a replaced long value");
+        bench.put();
+        assert_eq!(other.put(), (3, 1, 3, 2), "PUT over a replaced value");
+        assert_eq!(other.put(), (1, 0, 2, 1), "the next PUT");
+        bench.delete();
+        assert_eq!(other.get(), (false, (2, 2, 0, 0)), "GET of a deleted value");
     });
 }
 
@@ -253,27 +295,20 @@ fn an_operation_with_a_stale_location_follows_it_to_the_present_value() {
 /// connection stays usable.
 #[test]
 fn a_late_chain_is_repeated() {
-    with_engine(|engine, clock| {
-        let late = 10 * engine.region.constants.lateness_ns.max(engine.region.constants.grace_ns);
-        let get =
-            || run(engine, 1, async |operation| operation.get().await.map(|found| found.is_some()));
-        let put = || run(engine, 1, async |operation| operation.put(FOREVER).await).1;
-        put();
-        clock.stall.set(late);
-        assert_eq!(get(), (true, (3, 3, 0, 0)), "cached GET, then an uncached one");
-        engine.region.cache.clear();
-        clock.stall.set(late);
-        assert_eq!(get(), (true, (3, 3, 0, 0)), "uncached GET, its window twice");
-        clock.stall.set(late);
-        let (round_trips, reads, ..) = put();
-        assert!(
-            (round_trips, reads) == (2, 2),
-            "cached PUT that was refused, then an uncached one"
-        );
-        engine.region.cache.clear();
-        clock.stall.set(late);
-        assert_eq!(put(), (3, 3, 2, 1), "uncached PUT, its window twice");
-        assert!(get().0);
+    with_bench(|bench| {
+        let constants = &bench.engine.region.constants;
+        let stall = || bench.clock.stall.set(10 * constants.lateness_ns.max(constants.grace_ns));
+        bench.put();
+        stall();
+        assert_eq!(bench.get(), (true, (3, 3, 0, 0)), "cached GET, then an uncached one");
+        stall();
+        assert_eq!(bench.uncached().get(), (true, (3, 3, 0, 0)), "uncached GET, its window twice");
+        stall();
+        let (round_trips, reads, ..) = bench.put();
+        assert_eq!((round_trips, reads), (2, 2), "refused cached PUT, then an uncached one");
+        stall();
+        assert_eq!(bench.uncached().put(), (3, 3, 2, 1), "uncached PUT, its window twice");
+        assert!(bench.get().0);
     });
 }
 
@@ -281,35 +316,30 @@ fn a_late_chain_is_repeated() {
 /// tries again.
 #[test]
 fn a_put_that_loses_to_a_put_of_its_own_session_is_overwritten() {
-    with_engines(|[engine, other], clock| {
-        let put_long =
-            |engine| run_with(engine, 1, b"longer", async |operation| operation.put(FOREVER).await);
-        for (winner, value_bytes) in [(engine, 6), (other, 3)] {
-            put_long(engine);
-            engine.region.cache.clear();
+    with_benches(|[bench, other]| {
+        let engine = bench.engine;
+        for (winner, value_bytes) in [(bench, 6), (other, 3)] {
+            bench.put_value(b"longer");
+            bench.uncached();
             let operation =
                 Operation::stage(engine.handle(), LaneId(1), &1u64.to_le_bytes(), b"new");
             let mut put = pin!(operation.put(FOREVER));
             // Two READs: the window, whose hints prove nothing after so long, and the block.
+            let late = 2 * engine.region.constants.exact_hint_read_ns_max;
             for _ in 0..2 {
-                engine.endpoint.tick();
-                assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-                clock.advance(2 * engine.region.constants.exact_hint_read_ns_max);
-                engine.endpoint.step(|_| ());
+                step(&engine.endpoint, put.as_mut(), || bench.clock.advance(late));
             }
-            put_long(winner);
+            winner.put_value(b"longer");
             engine.endpoint.drive_lanes(put).unwrap();
-            let (found, _) = run(engine, 1, async |operation| operation.get().await);
-            assert_eq!(found.unwrap().value_bytes, value_bytes);
+            assert_eq!(bench.found_bytes(), value_bytes);
         }
     });
 }
 
 #[test]
 fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
-    with_engines(|[engine, other], _| {
-        let put = || run(other, 1, async |operation| operation.put(FOREVER).await);
-        put();
+    with_benches(|[Bench { engine, .. }, other]| {
+        other.put();
         let mut progress = ScanCursor::default();
         let mut next = pin!(next_entry(engine.handle(), LANE, &mut progress));
         let entry = loop {
@@ -318,7 +348,7 @@ fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
                 Poll::Ready(entry) => break entry,
                 Poll::Pending => engine.endpoint.step(|_| ()),
             }
-            put();
+            other.put();
         };
         assert_eq!(entry.unwrap().unwrap().key, 1u64.to_le_bytes());
     });
@@ -327,18 +357,18 @@ fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
 /// The cached location comes from a PUT of the same session, or from a GET.
 #[test]
 fn a_cached_get_reads_only_the_used_part_of_a_block() {
-    with_engines(|[engine, other], _| {
+    with_benches(|[bench, other]| {
         // 32 bytes of header, 8 of the key; classes of 64, 128, 5,120 and 98,304 bytes.
         for (value, read) in
             [(24, 64), (41, 96), (64, 112), (88, 128), (4096, 4352), (90_000, 90_112)]
         {
-            run_with(engine, 1, &vec![7; value], async |operation| operation.put(FOREVER).await);
-            run(other, 1, async |operation| operation.get().await.map(drop));
-            for engine in [engine, other] {
-                let before = engine.counters();
-                let (found, _) = run(engine, 1, async |operation| operation.get().await);
-                assert_eq!(found.unwrap().value_bytes as usize, value);
-                assert_eq!((engine.counters() - before).read_bytes, read, "{value} bytes");
+            bench.put_value(&vec![7; value]);
+            other.get();
+            for bench in [bench, other] {
+                let before = bench.engine.counters();
+                assert_eq!(bench.found_bytes(), value);
+                let counters = bench.engine.counters() - before;
+                assert_eq!(counters.read_bytes, read, "{value} bytes");
             }
         }
     });

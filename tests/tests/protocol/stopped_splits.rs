@@ -3,57 +3,45 @@
 //! or lost.
 
 use std::cell::Cell;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use farside_config::ServerConfig;
-use farside_config::size::ByteSize;
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{
-    Buffer, ChainError, Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex,
-    Verb,
+    Buffer, Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex, Verb,
 };
 use farside_layout::{SUBTABLE_BYTES, prefix_of};
 
 use farside::{Client, Session};
 use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::{LANE, ScanCursor, next_entry};
-use farside_tests::engine::{TestServer, engine_over};
-
-/// Executes a number of chains, and refuses all later ones.
-struct Stopping {
-    chains_left: Rc<Cell<u64>>,
-    refused: VecDeque<LaneId>,
-}
-
-impl Interceptor<ShmFabric> for Stopping {
-    fn post(
-        &mut self,
-        fabric: &mut ShmFabric,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-    ) {
-        match self.chains_left.get().checked_sub(1) {
-            Some(left) => {
-                self.chains_left.set(left);
-                fabric.post(lane, region, chain, deadline);
-            }
-            None => self.refused.push_back(lane),
-        }
-    }
-
-    fn poll(&mut self, fabric: &mut ShmFabric) -> Option<Completion> {
-        let refused = |lane| Completion { lane, result: Err(ChainError::Fenced) };
-        self.refused.pop_front().map(refused).or_else(|| fabric.poll())
-    }
-}
+use farside_tests::engine::{TestEngine, engine_over};
+use farside_tests::faults::Fence;
+use farside_tests::{ServerProcess, fill};
 
 /// The directory's depth: there are 2^DEPTH subtables.
 const DEPTH: u8 = 6;
 /// The number of keys; every subtable has some.
 const KEYS: u64 = 60 << DEPTH;
+
+/// Returns the offset of the `number`-th last subtable in the index's first chunk, which the server
+/// has cleared. The server splits no subtable in these tests.
+fn space<F: Fabric>(engine: &TestEngine<F>, number: u64) -> u64 {
+    let index = engine.region.geometry.chunk_offset(0).unwrap();
+    index + (255 - number) * SUBTABLE_BYTES
+}
+
+/// Returns the subtable of a prefix in the directory before all splits.
+fn subtable<F: Fabric>(engine: &TestEngine<F>, prefix: u32) -> u64 {
+    engine.region.directory().subtable(prefix << (32 - DEPTH)).offset
+}
+
+/// The sorted keys of a scan.
+fn scanned(session: &mut Session) -> Vec<Vec<u8>> {
+    let mut keys: Vec<_> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    keys.sort_unstable();
+    keys
+}
 
 fn find(session: &mut Session, number: u64) {
     let value = session.get(&number.to_le_bytes()).unwrap();
@@ -61,15 +49,12 @@ fn find(session: &mut Session, number: u64) {
     assert_eq!(value.data, number.to_le_bytes());
 }
 
-fn with_keys() -> (TestServer, Client, Session) {
-    let server = TestServer::start(ServerConfig {
-        memory: Some(ByteSize::mib(64)),
-        index: Some(ByteSize(SUBTABLE_BYTES << DEPTH)),
-        ..Default::default()
-    });
-    let client = Client::builder().server(&server.address).connect().unwrap();
+fn with_keys() -> (ServerProcess, Client, Session) {
+    let index_bytes = SUBTABLE_BYTES << DEPTH;
+    let server = ServerProcess::start(&format!("--memory 64MiB --index {index_bytes}B"));
+    let client = server.client();
     let mut session = client.session().unwrap();
-    (0..KEYS).for_each(|n| session.put(&n.to_le_bytes(), &n.to_le_bytes()).unwrap());
+    fill(&mut session, 0..KEYS, u64::to_le_bytes);
     (server, client, session)
 }
 
@@ -78,27 +63,29 @@ fn clients_find_all_keys_wherever_a_split_stops() {
     let (server, client, mut session) = with_keys();
     // Three sessions: one without a cache, one that has cached all old locations, and one with the
     // old directory that shares the first one's cache.
-    let mut other = Client::builder().server(&server.address).connect().unwrap().session().unwrap();
+    let mut other = server.session();
     let mut sibling = client.session().unwrap();
     (0..KEYS).for_each(|n| find(&mut other, n));
     let chains_left = Rc::new(Cell::new(u64::MAX));
-    let interceptor = Stopping { chains_left: chains_left.clone(), refused: VecDeque::new() };
-    let around = |fabric| Intercepted { interceptor, fabric: Box::new(fabric) };
-    let engine = engine_over(&server.address, around);
+    let left = chains_left.clone();
+    let admits = move || {
+        let admits = left.get() > 0;
+        left.update(|left| left - u64::from(admits));
+        admits
+    };
+    let engine = engine_over(&server.address(), |fabric| Fence::around(Box::new(fabric), admits));
     let keys_of = |prefix: u32| {
         let is_here = |n: &u64| {
             prefix_of(engine.region.hasher.hash(&n.to_le_bytes()).directory(), DEPTH) == prefix
         };
         (0..KEYS).filter(is_here).collect::<Vec<u64>>()
     };
-    let index = engine.region.geometry.chunk_offset(0).unwrap();
     // `total` is the number of chains of a whole split, counted with the first one.
     let (mut depth, mut total) = (DEPTH, u64::MAX);
     for prefix in 0..1u32 << DEPTH {
-        let old = engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
-        // The server has cleared all these places, and splits no subtable in this test.
-        let place = |n: u32| index + u64::from(255 - 2 * prefix - n) * SUBTABLE_BYTES;
-        let split = Split { prefix, local_depth: DEPTH, old, new: [place(0), place(1)] };
+        let new = [0, 1].map(|n| space(&engine, u64::from(2 * prefix + n)));
+        let old = subtable(&engine, prefix);
+        let split = Split { prefix, local_depth: DEPTH, old, new };
         let splitter = SubtableSplitter::new(
             &engine.endpoint,
             RegionIndex::FIRST,
@@ -135,8 +122,7 @@ fn clients_find_all_keys_wherever_a_split_stops() {
         }
     }
     assert_eq!(depth, DEPTH + 1);
-    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
-    seen.sort_unstable();
+    let mut seen = scanned(&mut session);
     seen.dedup();
     assert_eq!(seen.len() as u64, KEYS);
 }
@@ -144,11 +130,9 @@ fn clients_find_all_keys_wherever_a_split_stops() {
 #[test]
 fn a_scan_returns_each_key_once_while_a_split_is_unpublished() {
     let (server, _client, mut session) = with_keys();
-    let engine = engine_over(&server.address, |fabric| fabric);
-    let index = engine.region.geometry.chunk_offset(0).unwrap();
-    let old = engine.region.directory().subtable(0).offset;
-    let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
-    let split = Split { prefix: 0, local_depth: DEPTH, old, new: [place(0), place(1)] };
+    let engine = engine_over(&server.address(), |fabric| fabric);
+    let new = [0, 1].map(|n| space(&engine, n));
+    let split = Split { prefix: 0, local_depth: DEPTH, old: subtable(&engine, 0), new };
     let splitter =
         SubtableSplitter::new(&engine.endpoint, RegionIndex::FIRST, 1, &engine.region.format);
     assert_eq!(engine.endpoint.drive(splitter.split(&split)), Ok(SplitProgress::Done));
@@ -157,9 +141,8 @@ fn a_scan_returns_each_key_once_while_a_split_is_unpublished() {
     session.clear_cache();
     let key_in_first_half = (0..KEYS).find(|n| prefix_of(hash(n), DEPTH + 1) == 0).unwrap();
     find(&mut session, key_in_first_half);
-    let mut seen: Vec<Vec<u8>> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
+    let mut seen = scanned(&mut session);
     let count = seen.len();
-    seen.sort_unstable();
     seen.dedup();
     assert_eq!((seen.len() as u64, count as u64), (KEYS, KEYS), "distinct, returned");
 }
@@ -208,15 +191,12 @@ impl Interceptor<ShmFabric> for Tearing {
 #[test]
 fn a_scan_whose_read_spans_a_split_misses_no_key() {
     let (server, _client, mut session) = with_keys();
-    let engine = Rc::new(engine_over(&server.address, |fabric| fabric));
-    let index = engine.region.geometry.chunk_offset(0).unwrap();
+    let engine = Rc::new(engine_over(&server.address(), |fabric| fabric));
     let grace_ns = engine.region.constants.grace_ns;
     let hasher = engine.region.hasher;
-    // Splits the subtable that the scan READs, and reuses its place for another subtable.
+    // Splits the subtable that the scan READs, and reuses its memory for another subtable.
     let change = Box::new(move || {
-        let subtable =
-            |prefix: u32| engine.region.directory().subtable(prefix << (32 - DEPTH)).offset;
-        let place = |n: u64| index + (255 - n) * SUBTABLE_BYTES;
+        let [a, b, c] = [0, 1, 2].map(|n| space(&engine, n));
         let splitter =
             SubtableSplitter::new(&engine.endpoint, RegionIndex::FIRST, 1, &engine.region.format);
         let drive = |split: &Split, depth: u8| {
@@ -224,18 +204,18 @@ fn a_scan_whose_read_spans_a_split_misses_no_key() {
             assert_eq!(progress, SplitProgress::Done);
             depth
         };
-        let (first, second) = (subtable(0), subtable(1));
-        let split = Split { prefix: 0, local_depth: DEPTH, old: first, new: [place(0), place(1)] };
+        let (first, second) = (subtable(&engine, 0), subtable(&engine, 1));
+        let split = Split { prefix: 0, local_depth: DEPTH, old: first, new: [a, b] };
         let depth = drive(&split, DEPTH);
         std::thread::sleep(std::time::Duration::from_nanos(grace_ns * 3 / 2));
         assert!(engine.endpoint.drive(splitter.vacate(first)).unwrap());
-        let split = Split { prefix: 1, local_depth: DEPTH, old: second, new: [first, place(2)] };
+        let split = Split { prefix: 1, local_depth: DEPTH, old: second, new: [first, c] };
         drive(&split, depth);
     });
     let hash = |n: &u64| hasher.hash(&n.to_le_bytes()).directory();
     let reads_before = (0..KEYS).filter(|n| prefix_of(hash(n), DEPTH) == 0).count() - 1;
     let interceptor = Tearing { change: Some(change), reads_before, header: None };
-    let scanning = engine_over(&server.address, |fabric| Intercepted {
+    let scanning = engine_over(&server.address(), |fabric| Intercepted {
         interceptor,
         fabric: Box::new(fabric),
     });

@@ -1,5 +1,5 @@
 //! Attacks by another user of the host, through the server's socket: descriptors that do not
-//! close, endless requests, and taking every client's place. Other clients are still served.
+//! close, endless requests, and as many clients as the server admits. Others are still served.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -8,31 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use farside_fabric::ControlChannel;
 use farside_fabric::shm::ShmChannel;
+use farside_tests::{as_stranger, left_out_without_root};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::Signal;
-use rustix::thread::set_thread_res_uid;
 
-use super::command::Running;
+use super::command::process_with_file;
 use super::*;
-
-/// A user other than root and the one that runs the tests.
-const STRANGER: u32 = 54321;
-
-/// Runs `work` as another user; `None` if this user may not change to another.
-#[allow(clippy::print_stdout, reason = "a test that is left out says so")]
-fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
-    if !rustix::process::geteuid().is_root() {
-        println!("left out: it takes root to become another user");
-        return None;
-    }
-    let become_stranger_and_work = || {
-        // The system call changes only this thread, not the process.
-        let uid = rustix::process::Uid::from_raw(STRANGER);
-        set_thread_res_uid(uid, uid, uid).unwrap();
-        work()
-    };
-    std::thread::scope(|scope| Some(scope.spawn(become_stranger_and_work).join().unwrap()))
-}
 
 /// A descriptor whose last copy takes a minute to close, and its peer, which does not read.
 fn lingering() -> (OwnedFd, TcpStream) {
@@ -50,10 +31,9 @@ fn lingering() -> (OwnedFd, TcpStream) {
 #[test]
 fn a_descriptor_that_closes_slowly_delays_no_client() {
     let folder = TestFolder::new();
-    let mut server = Running::start(&folder);
+    let mut server = process_with_file(&folder);
     let reader = folder.attach(Role::Reader).unwrap();
-    let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
-    let (before_hello, with_hello) = (connect(), connect());
+    let (before_hello, with_hello) = (folder.connect(), folder.connect());
     let mut receivers = Vec::new();
     // The server reads only after this test has closed its copies, so it has the last ones.
     server.signal(Signal::STOP);
@@ -73,16 +53,14 @@ fn a_descriptor_that_closes_slowly_delays_no_client() {
     server.signal(Signal::CONT);
     // The timeouts here are far below the minute that a close takes.
     assert_eq!(folder.writer().take(class(64), 1).len(), 1);
-    server.signal(Signal::TERM);
-    assert!(server.exits_well(), "the control thread closes a descriptor");
+    assert_eq!(server.terminate(), Some(0), "the control thread closes a descriptor");
 }
 
 /// In each round a new client connects and is served.
 #[test]
 fn readers_that_send_endless_requests_keep_no_client_out() {
     const READERS: usize = 400;
-    let folder = TestFolder::new();
-    let server = folder.start();
+    let (folder, server) = serving();
     let stop = AtomicBool::new(false);
     let mut request = Vec::new();
     Request::Statistics.encode(&mut request);
@@ -117,7 +95,7 @@ fn readers_that_send_endless_requests_keep_no_client_out() {
 }
 
 #[test]
-fn readers_leave_places_for_writers() {
+fn readers_do_not_take_all_client_ids() {
     let mut folder = TestFolder::new();
     folder.config.clients_max = 16;
     let _server = folder.start();
@@ -130,7 +108,10 @@ fn readers_leave_places_for_writers() {
 }
 
 #[test]
-fn a_user_leaves_places_for_others() {
+fn one_user_does_not_take_all_client_ids() {
+    if left_out_without_root("it takes two users") {
+        return;
+    }
     let mut folder = TestFolder::new();
     folder.config.clients_max = 16;
     let _server = folder.start();
@@ -141,30 +122,22 @@ fn a_user_leaves_places_for_others() {
         assert_eq!(write().err(), Some(Refusal::FullForUser { clients: 14 }));
         taken
     });
-    let Some(taken) = taken else { return };
     drop((write().unwrap(), write().unwrap(), taken));
 }
 
 /// A connection that is slow to send its hello stays open, whatever another user does.
 #[test]
 fn silent_connections_of_one_user_close_only_connections_of_that_user() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
-    open_to_all(&folder);
-    let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
-    let slow = connect();
-    assert_eq!(folder.writer().statistics().clients, 1, "a silent connection is no client");
-    let Some(silent) = as_stranger(|| (0..200).map(|_| connect()).collect::<Vec<_>>()) else {
+    if left_out_without_root("it takes two users") {
         return;
-    };
-    let first = &silent[0];
-    first.set_receive_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(first.receive(&mut [0; 8]).unwrap().0, 0, "the server closes the oldest");
-    slow.set_receive_timeout(Some(PATIENCE)).unwrap();
-    slow.send(&hello(Role::Reader), None).unwrap();
-    let mut buffer = [0; 256];
-    let (bytes, _) = slow.receive(&mut buffer).unwrap();
-    assert!(decode_reply(&buffer[..bytes]).unwrap().is_ok());
+    }
+    let (folder, _server) = serving();
+    open_to_all(&folder);
+    let slow = folder.connect();
+    assert_eq!(folder.writer().statistics().clients, 1, "a silent connection is no client");
+    let silent = as_stranger(|| (0..200).map(|_| folder.connect()).collect::<Vec<_>>());
+    assert_eq!(silent[0].receive(&mut [0; 8]).unwrap().0, 0, "the server closes the oldest");
+    assert!(answer(&slow, &hello(Role::Reader)).unwrap().is_ok());
 }
 
 /// Lets all users connect to the socket.

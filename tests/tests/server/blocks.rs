@@ -6,8 +6,7 @@ use super::*;
 
 #[test]
 fn a_block_is_delivered_to_one_client_and_can_be_given_back() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (one, two) = (folder.writer(), folder.writer());
     let class = class(1000);
     let (first, second) = (one.take(class, 100), two.take(class, 100));
@@ -27,8 +26,7 @@ fn a_block_is_delivered_to_one_client_and_can_be_given_back() {
 
 #[test]
 fn all_blocks_can_be_taken_and_then_the_request_is_denied() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let client = folder.writer();
     let class = class(2 << 20);
     let mut blocks = Vec::new();
@@ -47,8 +45,7 @@ fn all_blocks_can_be_taken_and_then_the_request_is_denied() {
 
 #[test]
 fn an_invalid_message_ends_only_its_sender() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let good = folder.writer();
     for bytes in 0..=200 {
         let bad = folder.writer();
@@ -74,8 +71,7 @@ fn both_chunks_of_a_large_block_are_resting() {
 
 #[test]
 fn a_client_that_gives_a_block_it_does_not_hold_is_fenced() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (good, class) = (folder.writer(), class(64));
     let lies: [fn(FreeBlock) -> Vec<FreeBlock>; 3] = [
         |block| vec![block, block],
@@ -95,10 +91,7 @@ fn a_client_that_gives_a_block_it_does_not_hold_is_fenced() {
     for _ in 0..4 {
         taken.extend(good.take(class, 4096));
     }
-    let mut addresses: Vec<_> = taken.iter().map(|block| block.address).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    assert_eq!(addresses.len(), taken.len());
+    assert_distinct(&taken);
 }
 
 #[test]
@@ -124,10 +117,7 @@ fn answers_wait_for_a_client_that_reads_slowly() {
         }
     }
     assert_eq!(taken.len() as u64, all);
-    let mut addresses: Vec<_> = taken.iter().map(|block| block.address).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    assert_eq!(addresses.len() as u64, all);
+    assert_distinct(&taken);
     let statistics = slow.statistics();
     assert_eq!((statistics.clients, statistics.clients_lost), (2, 0));
     assert_eq!(statistics.blocks_taken, all);
@@ -135,8 +125,7 @@ fn answers_wait_for_a_client_that_reads_slowly() {
 
 #[test]
 fn the_server_reads_no_requests_of_a_client_that_reads_no_answers() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (good, not_reading) = (folder.writer(), folder.writer());
     let mut bytes = Vec::new();
     Request::TakeBlocks { class: class(64), count: 4096 }.encode(&mut bytes);
@@ -172,8 +161,7 @@ fn blocks_out(client: &Client) -> u64 {
 /// there are many rounds.
 #[test]
 fn a_client_that_signs_off_without_reading_keeps_no_block() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (good, class) = (folder.writer(), class(64));
     for round in 0..200 {
         let hasty = folder.writer();
@@ -198,8 +186,7 @@ fn a_client_that_signs_off_without_reading_keeps_no_block() {
 
 #[test]
 fn blocks_in_answers_that_cannot_be_sent_are_taken_back() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (good, class) = (folder.writer(), class(64));
     for says_goodbye in [true, false] {
         let hasty = folder.writer();
@@ -258,14 +245,11 @@ fn after_a_restart_a_fresh_block_has_the_generation_after_its_headers() {
 /// The index never shrinks, so a client may not turn the heap into index by mere requests.
 #[test]
 fn only_a_subtable_with_a_full_window_is_split() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let client = folder.writer();
     let before = client.statistics();
     let depth = before.directory_depth as u8;
-    let subtables =
-        || (depth..12).flat_map(|depth| (0..1 << depth).map(move |prefix| (prefix, depth)));
-    for (prefix, depth) in subtables() {
+    for (prefix, depth) in subtables_from(depth).take_while(|(_, depth)| *depth < 12) {
         assert_eq!(
             client.split(prefix, depth),
             SplitOutcome::Done,

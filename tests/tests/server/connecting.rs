@@ -4,24 +4,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::*;
 
-/// The server's answer to these bytes; `None` if it disconnects without one.
-fn answer(folder: &TestFolder, request: &[u8]) -> Option<Result<Welcome, Refusal>> {
-    let connection = folder.connect_with(request);
-    let mut buffer = [0; 256];
-    match connection.receive(&mut buffer).unwrap() {
-        (0, _) => None,
-        (bytes, descriptor) => {
-            let reply = decode_reply(&buffer[..bytes]).unwrap();
-            assert_eq!(descriptor.is_some(), reply.is_ok());
-            Some(reply)
-        }
-    }
-}
-
 #[test]
 fn a_writer_gets_a_welcome_a_region_and_a_lease() {
-    let folder = TestFolder::new();
-    let server = folder.start();
+    let (folder, server) = serving();
     assert_eq!(server.address(), folder.config.listen.as_ref().unwrap());
     let client = folder.writer();
     let (superblock, format) = client.superblock();
@@ -42,17 +27,17 @@ fn a_writer_gets_a_welcome_a_region_and_a_lease() {
 
 #[test]
 fn garbage_of_every_length_is_refused_and_harms_no_client() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let client = folder.writer();
+    let refusal = |request: &[u8]| Some(answer(&folder.connect(), request)?.err());
     for bytes in 1..=200 {
         let malformed = Refusal::Malformed { bytes: bytes as u64 };
         for byte in [0x00, 0xa5] {
-            assert_eq!(answer(&folder, &vec![byte; bytes]), Some(Err(malformed)));
+            assert_eq!(refusal(&vec![byte; bytes]), Some(Some(malformed)));
         }
     }
-    assert_eq!(answer(&folder, &[]), None);
-    assert_eq!(answer(&folder, &vec![1; MESSAGE_BYTES_MAX + 1]), None);
+    assert_eq!(refusal(&[]), None);
+    assert_eq!(refusal(&vec![1; MESSAGE_BYTES_MAX + 1]), None);
     assert_eq!(client.statistics().clients, 1);
     assert_eq!(client.statistics().clients_lost, 0);
 }
@@ -71,13 +56,12 @@ fn a_full_server_refuses_clients_until_one_signs_off() {
     let third = folder.writer();
     assert_eq!(third.statistics().clients_lost, 0);
     drop(second);
-    eventually("the lost client's place is free", || folder.attach(Role::Writer).is_ok());
+    eventually("the lost client's id is free", || folder.attach(Role::Writer).is_ok());
 }
 
 #[test]
 fn a_reader_cannot_write() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let writer = folder.writer();
     let reader = folder.attach(Role::Reader).unwrap();
     let error = Region::map(&reader.file).err().unwrap();

@@ -8,19 +8,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::process::Command;
 
+use farside_tests::{STRANGER, left_out_without_root};
+
 use super::*;
-
-const OTHER_USER: u32 = 65_534;
-
-/// Returns whether this process may change the owner of files; if not, prints what is left out.
-#[allow(clippy::print_stderr, reason = "a test that leaves something out says so")]
-fn may_change_owners(what: &str) -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        eprintln!("left out, because only root can change the owner of a file: {what}");
-    }
-    is_root
-}
 
 /// A description, and the function that makes such a file under a name.
 type Trap = (&'static str, fn(&std::path::Path));
@@ -75,7 +65,7 @@ fn a_trap_under_the_name_of_a_lock_is_left_alone() {
 
 #[test]
 fn files_of_another_user_are_refused_even_by_root() {
-    if !may_change_owners("files of another user under the names of region and lock") {
+    if left_out_without_root("it changes the owners of files") {
         return;
     }
     let folder = TestFolder::with_file();
@@ -83,13 +73,13 @@ fn files_of_another_user_are_refused_even_by_root() {
     let set_owner = |name: &str, user: u32| {
         chown(folder.dir.path().join(name), Some(user), None).unwrap();
     };
-    set_owner("region", OTHER_USER);
+    set_owner("region", STRANGER);
     let line = folder.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
     set_owner("region", 0);
-    set_owner("kv.sock.lock", OTHER_USER);
+    set_owner("kv.sock.lock", STRANGER);
     let line = folder.start_error();
-    assert!(line.contains("kv.sock.lock: it belongs to user 65534"), "{line}");
+    assert!(line.contains("kv.sock.lock: it belongs to user 54321"), "{line}");
     set_owner("kv.sock.lock", 0);
     folder.start().stop();
     // Another user can point their link at any file.
@@ -98,7 +88,7 @@ fn files_of_another_user_are_refused_even_by_root() {
     fs::rename(&region, &elsewhere).unwrap();
     symlink(&elsewhere, &region).unwrap();
     folder.start().stop();
-    std::os::unix::fs::lchown(&region, Some(OTHER_USER), None).unwrap();
+    std::os::unix::fs::lchown(&region, Some(STRANGER), None).unwrap();
     let line = folder.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
 }

@@ -2,13 +2,13 @@
 //! It says that the memory gets full, that it is full no longer, and that the index cannot grow. It
 //! also says which client was fenced, and why.
 
-use super::command::Running;
+use super::command::process;
 use super::*;
 
 #[test]
 fn the_log_says_that_memory_gets_full_and_which_client_was_fenced() {
     let folder = TestFolder::new();
-    let server = Running::start_with(&folder, &["--grace-ms", "1", "--memory", "48MiB"]);
+    let server = process(&folder, "--grace-ms 1 --memory 48MiB");
     let count = |line: &str| server.log().matches(line).count();
     let (client, gone) = (folder.writer(), folder.writer());
     let class = class(2 << 20);
@@ -25,9 +25,7 @@ fn the_log_says_that_memory_gets_full_and_which_client_was_fenced() {
     }
     assert!(client.take(class, 1).is_empty());
     // The first splits use the free places of the index's chunks.
-    let subtables =
-        (0..).flat_map(|depth: u8| (0..1u32 << depth).map(move |prefix| (prefix, depth)));
-    let stuck = subtables.map(|(prefix, depth)| {
+    let stuck = subtables_from(0).map(|(prefix, depth)| {
         client.fill_window(prefix, depth);
         std::iter::repeat_with(|| client.split(prefix, depth))
             .find(|outcome| *outcome != SplitOutcome::Later)
@@ -51,25 +49,19 @@ fn silent_connections_do_not_fill_the_log() {
     const ROUNDS: usize = 10;
     const CONNECTIONS: usize = 300;
     let folder = TestFolder::new();
-    let server = Running::start_with(&folder, &["--grace-ms", "1", "--memory", "16MiB"]);
+    let server = process(&folder, "--grace-ms 1 --memory 16MiB");
     let lines = || server.log().lines().count();
     let (before, since) = (lines(), Instant::now());
-    let connect = || Connection::connect(&folder.socket(), PATIENCE).unwrap();
     for round in 0..ROUNDS {
-        (0..CONNECTIONS).for_each(|_| drop(connect()));
-        let silent: Vec<_> = (0..CONNECTIONS).map(|_| connect()).collect();
+        (0..CONNECTIONS).for_each(|_| drop(folder.connect()));
+        let silent: Vec<_> = (0..CONNECTIONS).map(|_| folder.connect()).collect();
         // The server keeps the youngest 64, and closes the others.
         let dropped = &silent[CONNECTIONS - 65];
-        dropped.set_receive_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(dropped.receive(&mut [0; 8]).unwrap().0, 0);
         if round == 0 {
             // The youngest may still become a client.
             let youngest = silent.last().unwrap();
-            youngest.set_receive_timeout(Some(PATIENCE)).unwrap();
-            youngest.send(&hello(Role::Reader), None).unwrap();
-            let mut buffer = [0; 256];
-            let (bytes, _) = youngest.receive(&mut buffer).unwrap();
-            assert!(decode_reply(&buffer[..bytes]).unwrap().is_ok());
+            assert!(answer(youngest, &hello(Role::Reader)).unwrap().is_ok());
         }
     }
     assert_eq!(folder.writer().take(class(64), 1).len(), 1);

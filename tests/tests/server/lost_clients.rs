@@ -8,8 +8,7 @@ use super::*;
 
 #[test]
 fn unfinished_inserts_of_lost_clients_are_emptied_and_of_living_ones_kept() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (lost, living) = (folder.writer(), folder.writer());
     let class = class(64);
     let (lost_blocks, living_blocks) = (lost.take(class, 3), living.take(class, 2));
@@ -40,8 +39,7 @@ fn unfinished_inserts_of_lost_clients_are_emptied_and_of_living_ones_kept() {
 
 #[test]
 fn many_clients_lost_at_once_are_swept_and_their_ids_are_reused() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let living = folder.writer();
     let class = class(64);
     for round in 0..3 {
@@ -63,8 +61,7 @@ fn many_clients_lost_at_once_are_swept_and_their_ids_are_reused() {
 /// that place: it must also recall blocks that sessions hold and do not need.
 #[test]
 fn a_place_that_a_stopped_client_blocks_does_not_keep_the_index_from_recalling_blocks() {
-    let folder = TestFolder::new();
-    let _server = folder.start();
+    let (folder, _server) = serving();
     let (hoarder, stopped) = (folder.writer(), folder.writer());
     let block = stopped.take(class(64), 1)[0];
     while !hoarder.take(class(2 << 20), 64).is_empty() {}
@@ -77,8 +74,7 @@ fn a_place_that_a_stopped_client_blocks_does_not_keep_the_index_from_recalling_b
     assert_eq!(split(0, depth), SplitOutcome::Done);
     // The state in which a split leaves the client's unfinished insert.
     stopped.link(slot, class(64), block, |word| word.with_state(SlotState::Aborted));
-    let mut subtables =
-        (depth..).flat_map(|depth| (0..1 << depth).map(move |prefix| (prefix, depth)));
+    let mut subtables = subtables_from(depth);
     let (mut prefix, mut depth) = subtables.next().unwrap();
     eventually("the server recalls blocks for the index", || {
         let outcome = loop {

@@ -12,7 +12,9 @@ mod logs;
 mod lost_clients;
 mod restart;
 
+use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,20 +87,17 @@ impl TestFolder {
         line
     }
 
-    /// Connects, and sends these bytes as the request.
-    fn connect_with(&self, request: &[u8]) -> Connection {
+    /// Connects without a request.
+    fn connect(&self) -> Connection {
         let connection = Connection::connect(&self.socket(), PATIENCE).unwrap();
         connection.set_receive_timeout(Some(PATIENCE)).unwrap();
-        connection.send(request, None).unwrap();
         connection
     }
 
     fn attach(&self, role: Role) -> Result<Client, Refusal> {
-        let connection = self.connect_with(&hello(role));
-        let mut buffer = [0; 256];
-        let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
-        let welcome = decode_reply(&buffer[..bytes]).unwrap()?;
-        let file = File::from(descriptor.unwrap());
+        let connection = self.connect();
+        let (welcome, descriptor) = answer(&connection, &hello(role)).unwrap()?;
+        let file = File::from(descriptor);
         let region = match role {
             Role::Reader => Region::map_read_only(&file).unwrap(),
             Role::Writer => Region::map(&file).unwrap(),
@@ -109,6 +108,37 @@ impl TestFolder {
     fn writer(&self) -> Client {
         self.attach(Role::Writer).unwrap()
     }
+}
+
+/// Sends a request; returns the server's answer, or `None` if it disconnects without one.
+fn answer(connection: &Connection, request: &[u8]) -> Option<Result<(Welcome, OwnedFd), Refusal>> {
+    connection.send(request, None).unwrap();
+    let mut buffer = [0; 256];
+    let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
+    if bytes == 0 {
+        return None;
+    }
+    let reply = decode_reply(&buffer[..bytes]).unwrap();
+    assert_eq!(descriptor.is_some(), reply.is_ok(), "only a welcome has a descriptor");
+    Some(reply.map(|welcome| (welcome, descriptor.unwrap())))
+}
+
+/// A server with the usual configuration, and its folder.
+fn serving() -> (TestFolder, Server) {
+    let folder = TestFolder::new();
+    let server = folder.start();
+    (folder, server)
+}
+
+/// The subtables that splits can make, from this depth on: their prefixes, and the prefixes' bits.
+fn subtables_from(depth: u8) -> impl Iterator<Item = (u32, u8)> {
+    (depth..31).flat_map(|depth| (0..1 << depth).map(move |prefix| (prefix, depth)))
+}
+
+/// Checks that no two of these blocks are at one address.
+fn assert_distinct(blocks: &[FreeBlock]) {
+    let addresses: BTreeSet<_> = blocks.iter().map(|block| block.address).collect();
+    assert_eq!(addresses.len(), blocks.len());
 }
 
 /// A client that the server accepted, at the level of messages.
@@ -187,14 +217,25 @@ impl Client {
         self.superblock().1.geometry()
     }
 
-    /// Returns the offset of a slot of the first subtable.
-    fn slot(&self, row: usize, slot: usize) -> u64 {
+    /// Returns the offset of the directory, and its depth.
+    fn directory(&self) -> (u64, u8) {
         let (superblock, format) = self.superblock();
         let geometry = format.geometry();
         let depth = superblock.directory_depth(&geometry).unwrap();
-        let entry = self.region.load(geometry.directory_offset(depth).unwrap()).unwrap();
-        let subtable = DirectoryEntry::from_bits(entry).subtable(&geometry).unwrap();
-        subtable + slot_in_subtable(row, slot)
+        (geometry.directory_offset(depth).unwrap(), depth)
+    }
+
+    /// Returns the offset of the subtable with this prefix of `depth` bits.
+    fn subtable(&self, prefix: u32, depth: u8) -> u64 {
+        let (directory, directory_depth) = self.directory();
+        let entry = directory + (u64::from(prefix) << (directory_depth - depth)) * 8;
+        let entry = DirectoryEntry::from_bits(self.region.load(entry).unwrap());
+        entry.subtable(&self.geometry()).unwrap()
+    }
+
+    /// Returns the offset of a slot of the first subtable.
+    fn slot(&self, row: usize, slot: usize) -> u64 {
+        self.subtable(0, 0) + slot_in_subtable(row, slot)
     }
 
     /// Requests the split of the subtable with this prefix of `depth` bits.
@@ -209,17 +250,10 @@ impl Client {
 
     /// Leaves no EMPTY word in the last window of the subtable with this prefix of `depth` bits.
     fn fill_window(&self, prefix: u32, depth: u8) {
-        let (superblock, format) = self.superblock();
-        let geometry = format.geometry();
-        let directory_depth = superblock.directory_depth(&geometry).unwrap();
-        let entry = u64::from(prefix) << (directory_depth - depth);
-        let directory = geometry.directory_offset(directory_depth).unwrap();
-        let entry = DirectoryEntry::from_bits(self.region.load(directory + entry * 8).unwrap());
-        let subtable = entry.subtable(&geometry).unwrap();
+        let subtable = self.subtable(prefix, depth);
         let tomb = SlotWord::empty(1).with_state(SlotState::Tomb).bits();
-        for (row, slot) in [62, 63].into_iter().flat_map(|row| (0..7).map(move |slot| (row, slot)))
-        {
-            self.region.store(subtable + slot_in_subtable(row, slot), tomb).unwrap();
+        for n in 0..14 {
+            self.region.store(subtable + slot_in_subtable(62 + n / 7, n % 7), tomb).unwrap();
         }
     }
 

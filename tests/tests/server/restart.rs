@@ -8,7 +8,7 @@ use farside_fabric::{Endpoint, LaneId};
 use farside_layout::{ChunkEntry, ChunkUse, RegionState, RowHeader, SUBTABLE_BYTES};
 use farside_tools::check::{Scope, check};
 use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
+use rand::{Rng, RngExt, SeedableRng};
 
 use super::*;
 
@@ -110,6 +110,14 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
     };
     let mut longer = whole.clone();
     longer.resize(whole.len() + 4096, 0);
+    let refuse = |content: &[u8], expected: &str| {
+        fs::write(folder.region_file(), content).unwrap();
+        let line = folder.start_error();
+        assert!(line.contains(expected), "{line}");
+        assert!(line.contains(folder.region_file().to_str().unwrap()), "{line}");
+        assert!(fs::read(folder.region_file()).unwrap() == content, "{line}");
+        assert!(!folder.socket().exists(), "there is no socket after a refused start");
+    };
     for (content, expected) in [
         (b"a letter, not a region".repeat(100), "holds no region"),
         (vec![0; REGION_BYTES as usize], "no magic"),
@@ -118,16 +126,33 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
         (whole[..100].to_vec(), "truncated"),
         (whole[..16].to_vec(), "holds no region"),
         (vec![1], "too short"),
-        (with_version(99), "format version 99"),
+        (with_version(99), "format version 99, and this server knows 5"),
         // In version 4 blocks expired at a full second.
         (with_version(4), "format version 4, and this server knows 5"),
     ] {
-        fs::write(folder.region_file(), &content).unwrap();
-        let line = folder.start_error();
-        assert!(line.contains(expected), "{line}");
-        assert!(fs::read(folder.region_file()).unwrap() == content, "{line}");
-        assert!(!folder.socket().exists(), "there is no socket after a refused start");
+        refuse(&content, expected);
     }
+    // The server that made the region can make a snapshot of it.
+    refuse(&with_version(99), "kv-cli snapshot");
+    refuse(&with_version(99), "--restore");
+    let bytes = whole.len();
+    for length in [7, 8, 87, 88, 4095, 4096, 1 << 20, bytes / 2, bytes - 1] {
+        refuse(&whole[..length], "");
+    }
+    let mut random = vec![0; bytes];
+    SmallRng::seed_from_u64(7).fill_bytes(&mut random);
+    for intact in [0, 8, 12, 32, 48, 71] {
+        random[..intact].copy_from_slice(&whole[..intact]);
+        refuse(&random, "");
+    }
+    // The superblock has a checksum.
+    for byte in 0..72 {
+        let mut flipped = whole.clone();
+        flipped[byte] ^= 1 << (byte % 8);
+        refuse(&flipped, "");
+    }
+    fs::write(folder.region_file(), &whole).unwrap();
+    folder.start().stop();
 }
 
 /// Returns the offset of the word to change, and its new value.
@@ -152,12 +177,7 @@ fn damage(folder: &TestFolder, change: &WordChange<'_>) -> String {
 #[test]
 fn damaged_regions_are_refused_with_the_location_of_the_damage() {
     let folder = TestFolder::with_file();
-    let directory = |client: &Client| {
-        let (superblock, format) = client.superblock();
-        let geometry = format.geometry();
-        let depth = superblock.directory_depth(&geometry).unwrap();
-        geometry.directory_offset(depth).unwrap()
-    };
+    let directory = |client: &Client| client.directory().0;
     let index_chunk = |client: &Client| client.geometry().chunk_offset(0).unwrap();
     let live_at = |client: &Client, offset: u64| {
         let word = client.word(client.slot(0, 0)).bits();

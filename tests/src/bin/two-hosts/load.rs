@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farside::{Client, Session};
-use farside_tests::counters::{self, Seen};
+use farside_tests::counters::{self, Observation};
 use farside_tests::ledger::Ledger;
 
 use crate::worker::{Worker, check_own};
@@ -150,7 +150,7 @@ impl Load {
     /// Ends all sessions; panics if one of them panicked.
     pub(crate) fn stop(mut self) -> Finished {
         self.stop.store(true, Ordering::Relaxed);
-        let described = self.describe();
+        let figures = self.describe();
         let threads = std::mem::take(&mut self.threads);
         let workers: Vec<Worker> = threads
             .into_iter()
@@ -159,7 +159,14 @@ impl Load {
             })
             .collect();
         let slowest = self.slowest();
-        Finished { client: self.client.clone(), workers, described, slowest }
+        Finished { client: self.client.clone(), workers, figures, slowest }
+    }
+
+    /// The same; panics if a call took longer than `call_max`.
+    pub(crate) fn stop_within(self, call_max: Duration) -> Finished {
+        let finished = self.stop();
+        assert!(finished.slowest <= call_max, "over {call_max:?}: {}", finished.figures);
+        finished
     }
 }
 
@@ -180,13 +187,13 @@ pub(crate) fn reason(panic: &(dyn std::any::Any + Send)) -> String {
 pub(crate) struct Finished {
     pub(crate) client: Client,
     workers: Vec<Worker>,
-    pub(crate) described: String,
-    pub(crate) slowest: Duration,
+    pub(crate) figures: String,
+    slowest: Duration,
 }
 
 impl Finished {
     /// The operations of all sessions on the counters.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Observation> {
         self.workers.iter().flat_map(|worker| worker.seen.iter().copied()).collect()
     }
 
@@ -223,8 +230,8 @@ pub(crate) fn run_elsewhere(arguments: &[String]) {
     for seen in finished.seen().iter().filter(|seen| seen.is_increment) {
         println!("increment {} {}", seen.counter, seen.value);
     }
-    let described = finished.described.clone();
+    let figures = finished.figures.clone();
     let started = Instant::now();
     drop(finished);
-    println!("{described}, ended in {:.2} s", started.elapsed().as_secs_f64());
+    println!("{figures}, ended in {:.2} s", started.elapsed().as_secs_f64());
 }

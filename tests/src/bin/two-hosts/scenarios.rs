@@ -1,5 +1,5 @@
-//! Failures of hosts and processes, and what clients must see of them. Each scenario uses the
-//! server in the state that the previous one left; the last two cut the power of a host.
+//! Failures of hosts and processes, and the results that clients must get. Each scenario uses the
+//! server in the state that the previous one left. The last two cut the power of a host.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -36,7 +36,7 @@ const CALL_MAX: Duration = Duration::from_secs(5);
 const SLACK: Duration = Duration::from_secs(1);
 const ADDRESS: &str = "10.9.0.1:7400";
 
-/// The hosts, and what runs there.
+/// The hosts, and the server that runs there.
 pub(crate) struct World {
     server_host: Guest,
     other_host: Guest,
@@ -145,6 +145,15 @@ impl World {
         self.elsewhere = rows.iter().map(|row| (row[1], row[0])).collect();
     }
 
+    /// Ends sessions, none of whose calls may have taken longer than `call_max`. Checks what they
+    /// stored; returns their figures.
+    fn finish(&mut self, load: Load, call_max: Duration) -> String {
+        let finished = load.stop_within(call_max);
+        let figures = finished.figures.clone();
+        self.check(finished);
+        figures
+    }
+
     /// Checks that every acknowledged write is there, no increment is lost, the region is intact,
     /// and no other client is connected.
     fn check(&mut self, finished: Finished) {
@@ -192,10 +201,6 @@ fn dead_host_max() -> Duration {
     retries + Duration::from_secs(3) + SLACK
 }
 
-fn assert_bounded(finished: &Finished, call_max: Duration) {
-    assert!(finished.slowest <= call_max, "over {call_max:?}: {}", finished.described);
-}
-
 fn two_client_hosts(world: &mut World) -> String {
     let lost = world.lost();
     let mut load = world.load();
@@ -215,14 +220,14 @@ fn two_client_hosts(world: &mut World) -> String {
     assert!(!here.is_empty() && !elsewhere.is_empty(), "{} and {}", here.len(), elsewhere.len());
     let said = format!(
         "{}; elsewhere {}; {} and {} increments",
-        finished.described,
+        finished.figures,
         output.lines().last().unwrap_or_default(),
         here.len(),
         elsewhere.len()
     );
     counters::check_unique(here.into_iter().chain(elsewhere)).unwrap();
     world.check(finished);
-    assert_eq!(world.lost(), lost, "all said goodbye");
+    assert_eq!(world.lost(), lost, "every client signs off");
     said
 }
 
@@ -233,20 +238,13 @@ fn killed_server(world: &mut World) -> String {
     load.wait_for_unreachable(PATIENCE);
     world.serve();
     load.wait_for(5, PATIENCE);
-    let finished = load.stop();
-    assert_bounded(&finished, CALL_MAX);
-    let first = finished.described.clone();
-    world.check(finished);
+    let first = world.finish(load, CALL_MAX);
     // A server that is back at once: calls wait for it.
     let mut load = world.load();
     world.kill_server();
     world.serve();
     load.wait_for(5, PATIENCE);
-    let finished = load.stop();
-    assert_bounded(&finished, CALL_MAX);
-    let said = format!("{first}; back at once: {}", finished.described);
-    world.check(finished);
-    said
+    format!("{first}; back at once: {}", world.finish(load, CALL_MAX))
 }
 
 fn frozen_server_host(world: &mut World) -> String {
@@ -256,11 +254,7 @@ fn frozen_server_host(world: &mut World) -> String {
     let down = load.describe();
     world.server_host.power("thaw");
     load.wait_for(5, PATIENCE);
-    let finished = load.stop();
-    assert_bounded(&finished, dead_host_max());
-    let said = format!("frozen: {down}; thawed: {}", finished.described);
-    world.check(finished);
-    said
+    format!("frozen: {down}; thawed: {}", world.finish(load, dead_host_max()))
 }
 
 fn stopped_server(world: &mut World) -> String {
@@ -305,12 +299,8 @@ fn killed_client(world: &mut World) -> String {
         said.push(format!("{:.2} s", world.wait_for_loss(lost).as_secs_f64()));
     }
     load.wait_for(1, CALL_MAX);
-    let finished = load.stop();
-    assert_bounded(&finished, CALL_MAX);
     world.read_ledger_elsewhere();
-    let said = format!("noticed after {}; others: {}", said.join(", "), finished.described);
-    world.check(finished);
-    said
+    format!("noticed after {}; others: {}", said.join(", "), world.finish(load, CALL_MAX))
 }
 
 /// The host stays frozen for half a minute after the loss: longer than any of its proofs lasts.
@@ -349,17 +339,11 @@ fn paused_client(
     // The client finds itself fenced, reconnects, and checks all its keys at the end.
     other.wait(Duration::from_secs(60));
     load.wait_for(1, CALL_MAX);
-    let finished = load.stop();
-    assert_bounded(&finished, CALL_MAX);
     world.read_ledger_elsewhere();
-    let said = format!(
-        "noticed after {:.2} s; others: {}; itself: {}",
-        noticed.as_secs_f64(),
-        finished.described,
-        other.output().lines().last().unwrap_or_default()
-    );
-    world.check(finished);
-    said
+    let others = world.finish(load, CALL_MAX);
+    let output = other.output();
+    let itself = output.lines().last().unwrap_or_default();
+    format!("noticed after {:.2} s; others: {others}; itself: {itself}", noticed.as_secs_f64())
 }
 
 fn dead_client_host(world: &mut World) -> String {
@@ -369,21 +353,16 @@ fn dead_client_host(world: &mut World) -> String {
     world.other_host.power("kill");
     let noticed = world.wait_for_loss(lost);
     load.wait_for(1, CALL_MAX);
-    let finished = load.stop();
-    assert_bounded(&finished, CALL_MAX);
-    let said =
-        format!("noticed after {:.2} s; others: {}", noticed.as_secs_f64(), finished.described);
-    world.check(finished);
-    said
+    let others = world.finish(load, CALL_MAX);
+    format!("noticed after {:.2} s; others: {others}", noticed.as_secs_f64())
 }
 
 fn dead_server_host(world: &mut World) -> String {
     let mut load = world.load();
     world.server_host.power("kill");
     load.wait_for_unreachable(PATIENCE);
-    let finished = load.stop();
-    assert_bounded(&finished, dead_host_max());
-    let said = finished.described.clone();
+    let finished = load.stop_within(dead_host_max());
+    let said = finished.figures.clone();
     let started = Instant::now();
     drop(finished);
     let client_took = started.elapsed();

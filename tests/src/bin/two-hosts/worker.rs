@@ -1,12 +1,12 @@
-//! One session at work. It panics when an operation returns what it must not.
+//! One session at work. It panics when an operation returns a wrong result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farside::ConnectError::Unreachable;
 use farside::OperationError::{Contended, Indeterminate};
-use farside::{Error, Exchange, Result, Session};
-use farside_tests::counters::Seen;
+use farside::{Error, Exchange, Result, Session, Value};
+use farside_tests::counters::Observation;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::proof;
 use rand::rngs::SmallRng;
@@ -20,13 +20,13 @@ const HOT_KEYS: u64 = 16;
 const OWN_KEYS: u64 = 8;
 const SIZES: [usize; 4] = [24, 100, 500, 2000];
 
-/// Why a call did not succeed.
+/// The effect of a call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failed {
-    /// Nothing happened.
-    Certainly,
-    /// It may have happened.
-    Perhaps,
+enum CallFailure {
+    /// The operation has not happened, and will not.
+    NotDone,
+    /// The operation may have happened.
+    Unknown,
 }
 
 pub(crate) struct Worker {
@@ -41,7 +41,7 @@ pub(crate) struct Worker {
     /// The possible values of each of its own keys, by their counts; 0 if the key may be absent.
     own: Vec<Vec<u64>>,
     /// Its operations on the counters.
-    pub(crate) seen: Vec<Seen>,
+    pub(crate) seen: Vec<Observation>,
 }
 
 /// The name of a key that a session alone writes.
@@ -64,15 +64,20 @@ fn count_of(value: &[u8]) -> u64 {
     u64::from_le_bytes(value[16..24].try_into().unwrap())
 }
 
+/// Checks that a value of an own key is possible; returns its count, or 0 if the key is absent.
+fn checked_count(name: u64, value: Option<Value>, possible: &[u64]) -> u64 {
+    let count = value.as_ref().map_or(0, |value| count_of(&value.data));
+    let is_written = value.is_none_or(|value| proof::holds(name, &value));
+    assert!(is_written, "key {name:#x}: no session wrote its value");
+    assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
+    count
+}
+
 /// Checks, through another session, that the own keys of an ended session hold a possible value.
 pub(crate) fn check_own(session: &mut Session, worker: &Worker) {
     for (key, possible) in (0..).zip(&worker.own) {
         let name = own_name(worker.writer, key);
-        let value = session.get(&name.to_le_bytes()).unwrap();
-        let count = value.as_ref().map_or(0, |value| count_of(&value.data));
-        let is_written = value.is_none_or(|value| proof::holds(name, &value));
-        assert!(is_written, "key {name:#x}: no session wrote its value");
-        assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
+        checked_count(name, session.get(&name.to_le_bytes()).unwrap(), possible);
     }
 }
 
@@ -114,7 +119,7 @@ impl Worker {
     fn call<T>(
         &mut self,
         call: impl FnOnce(&mut Session) -> Result<T>,
-    ) -> (std::result::Result<T, Failed>, u64, u64) {
+    ) -> (std::result::Result<T, CallFailure>, u64, u64) {
         let (result, began, ended) = self.progress.timed(self.clock, || call(&mut self.session));
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         let result = match result {
@@ -124,15 +129,15 @@ impl Worker {
             }
             Err(Error::Connect(Unreachable { .. })) => {
                 count(&self.progress.unreachable);
-                Err(Failed::Certainly)
+                Err(CallFailure::NotDone)
             }
             Err(Error::Operation(Contended { .. })) => {
                 count(&self.progress.contended);
-                Err(Failed::Certainly)
+                Err(CallFailure::NotDone)
             }
             Err(Error::Operation(Indeterminate)) => {
                 count(&self.progress.indeterminate);
-                Err(Failed::Perhaps)
+                Err(CallFailure::Unknown)
             }
             Err(error) => panic!("{error}: {error:?}"),
         };
@@ -151,11 +156,11 @@ impl Worker {
     }
 
     /// Notes the result of a write after which an own key would hold `count`.
-    fn note(&mut self, key: usize, count: u64, failed: Option<Failed>) {
+    fn note(&mut self, key: usize, count: u64, failed: Option<CallFailure>) {
         match failed {
             None => self.own[key] = vec![count],
-            Some(Failed::Perhaps) => self.own[key].push(count),
-            Some(Failed::Certainly) => {}
+            Some(CallFailure::Unknown) => self.own[key].push(count),
+            Some(CallFailure::NotDone) => {}
         }
     }
 
@@ -170,12 +175,8 @@ impl Worker {
         let (key, name, possible) = self.pick_own();
         let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
         let Ok(value) = result else { return };
-        let count = value.as_ref().map_or(0, |value| count_of(&value.data));
-        let is_written = value.is_none_or(|value| proof::holds(name, &value));
-        assert!(is_written, "key {name:#x}: no session wrote its value");
-        assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
         // A write whose outcome was unknown has happened by now, or never will.
-        self.own[key] = vec![count];
+        self.own[key] = vec![checked_count(name, value, &possible)];
     }
 
     /// Inserts one of its own keys, or deletes it if it may be there.
@@ -200,18 +201,14 @@ impl Worker {
         }
     }
 
-    fn pick_hot(&mut self) -> u64 {
-        self.random.random_range(0..HOT_KEYS)
-    }
-
     fn put_hot(&mut self) {
-        let name = self.pick_hot();
+        let name = self.random.random_range(0..HOT_KEYS);
         let value = self.new_value(name);
         let _ = self.call(|session| session.put(&name.to_le_bytes(), &value));
     }
 
     fn get_hot(&mut self) {
-        let name = self.pick_hot();
+        let name = self.random.random_range(0..HOT_KEYS);
         let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
         if let Ok(Some(value)) = result {
             assert!(proof::holds(name, &value), "key {name}: no session wrote {:?}", value.data);
@@ -219,13 +216,13 @@ impl Worker {
     }
 
     fn delete_hot(&mut self) {
-        let name = self.pick_hot();
+        let name = self.random.random_range(0..HOT_KEYS);
         let _ = self.call(|session| session.delete(&name.to_le_bytes()));
     }
 
     fn saw(&mut self, counter: u64, value: u64, is_increment: bool, (began, ended): (u64, u64)) {
         let (invoked_ns, returned_ns) = (began, ended);
-        self.seen.push(Seen { counter, value, is_increment, invoked_ns, returned_ns });
+        self.seen.push(Observation { counter, value, is_increment, invoked_ns, returned_ns });
     }
 
     fn read_counter(&mut self) -> Option<(u64, u64)> {
@@ -251,8 +248,8 @@ impl Worker {
                 self.ledger.acknowledge(counter);
                 self.saw(counter, value + 1, true, (began, ended));
             }
-            Ok(Exchange::Mismatch(_)) | Err(Failed::Certainly) => self.ledger.retract(counter),
-            Err(Failed::Perhaps) => {}
+            Ok(Exchange::Mismatch(_)) | Err(CallFailure::NotDone) => self.ledger.retract(counter),
+            Err(CallFailure::Unknown) => {}
         }
     }
 }

@@ -1,5 +1,5 @@
-//! How a user can repair damage, and what damage costs a scan. Also the later effects of damaged
-//! words, when blocks that changes freed are used again.
+//! Proves that users can repair damage, and that it costs a scan few READs. Also proves that no key
+//! gets the value of another one when blocks that damage freed are used again.
 
 use farside::Error;
 use farside::OperationError::Layout;

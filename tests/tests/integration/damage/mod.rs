@@ -19,8 +19,8 @@ use farside::{Exchange, Result, Session};
 use farside_fabric::shm::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    DirectoryEntry, Format, Geometry, HINT_OFFSET, SLOTS_PER_ROW, SlotState, SlotWord, Superblock,
-    WINDOW_BYTES, slot_in_subtable,
+    DirectoryEntry, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SlotState,
+    SlotWord, Superblock, WINDOW_BYTES, slot_in_subtable,
 };
 use farside_tests::{ServerProcess, proof};
 
@@ -95,6 +95,12 @@ impl Scene {
     fn slots(&self, window: u64) -> impl Iterator<Item = u64> + use<> {
         (0..2 * SLOTS_PER_ROW)
             .map(move |n| window + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
+    }
+
+    /// The offsets of the slots of a subtable.
+    fn subtable_slots(&self, subtable: u64) -> impl Iterator<Item = u64> + use<> {
+        (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW)
+            .map(move |n| subtable + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
     }
 
     fn word(&self, slot: u64) -> SlotWord {

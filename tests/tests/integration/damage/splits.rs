@@ -2,7 +2,7 @@
 
 use farside::OperationError::{Contended, Layout, OutOfSpace};
 use farside::{Client, Error, Exhausted};
-use farside_layout::{BLOCK_HEADER_BYTES, FORWARD_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE};
+use farside_layout::{BLOCK_HEADER_BYTES, FORWARD_OFFSET, ROW_BYTES};
 
 use super::*;
 use crate::growth::{key, number_at};
@@ -15,9 +15,7 @@ impl Scene {
 
     /// The slots of the first subtable.
     fn first_slots(&self) -> impl Iterator<Item = u64> {
-        let start = self.first_subtable();
-        (0..SLOTS_PER_ROW * ROWS_PER_SUBTABLE)
-            .map(move |n| start + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
+        self.subtable_slots(self.first_subtable())
     }
 
     fn a_live_word(&self) -> SlotWord {

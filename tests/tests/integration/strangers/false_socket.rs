@@ -8,11 +8,9 @@ use std::time::Duration;
 use farside::Client;
 use farside_control::encode_reply;
 use farside_fabric::shm::{HugePages, Listener, RegionMemory};
-use farside_tests::{left_out_over_rdma, new_address};
+use farside_tests::{as_stranger, left_out_over_rdma, left_out_without_root, new_address};
 
 use super::*;
-
-const REGION_BYTES: u64 = 8 << 20;
 
 /// Over a socket the region's descriptor comes with the welcome, and may be any file.
 #[test]
@@ -25,25 +23,8 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
     let socket = Listener::bind(&folder.path().join("kv.sock")).unwrap();
     let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
     let no_region: File = memory.reader_descriptor().unwrap();
-    let welcome = Welcome {
-        client_id: 3,
-        lease: 7,
-        region_id: [7; 16],
-        incarnation: 1,
-        base_address: 0,
-        region_bytes: REGION_BYTES,
-        rkey: 0,
-        round_trip_min_ns: 0,
-        ticket: 0,
-    };
-    let valid = encode_reply(&Ok(welcome));
-    let options = ConnectOptions {
-        address: address.parse().unwrap(),
-        role: Role::Reader,
-        token: Token::NONE,
-        timeout: Duration::from_secs(20),
-        rdma: Options::default(),
-    };
+    let valid = encode_reply(&Ok(false_welcome()));
+    let options = options(&address, Role::Reader, Token::NONE);
     let mut random = SmallRng::seed_from_u64(11);
     let mut lines = std::collections::BTreeSet::new();
     for round in 0..2_000 {
@@ -71,8 +52,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
 /// The client must not send its token, which would admit the socket's owner to the server.
 #[test]
 fn a_socket_of_another_user_gets_no_secret() {
-    if device().is_some() || !rustix::process::geteuid().is_root() {
-        println!("left out: it takes a socket, and root to become another user");
+    if left_out_over_rdma("it is about the socket") || left_out_without_root("it takes two users") {
         return;
     }
     // All users may create files in this folder, as in /tmp.
@@ -83,15 +63,7 @@ fn a_socket_of_another_user_gets_no_secret() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
     let address = format!("shm://{}/kv.sock", shared.display());
-    let socket = std::thread::scope(|scope| {
-        let bind = || {
-            // The system call changes only this thread, not the process.
-            let user = rustix::process::Uid::from_raw(54321);
-            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            Listener::bind(&shared.join("kv.sock")).unwrap()
-        };
-        scope.spawn(bind).join().unwrap()
-    });
+    let socket = as_stranger(|| Listener::bind(&shared.join("kv.sock")).unwrap());
     std::thread::scope(|scope| {
         let received = scope.spawn(|| {
             let connection = socket.accept().unwrap();

@@ -16,8 +16,6 @@ use farside_tests::device_or_left_out;
 
 use super::*;
 
-const REGION_BYTES: u64 = 8 << 20;
-
 /// An imposter's answer to a request.
 enum ImposterReply {
     /// Accepts with the first bytes as private data; then sends the others as a message, if any.
@@ -47,30 +45,21 @@ impl Imposter {
     }
 
     fn options(&self) -> ConnectOptions {
-        ConnectOptions {
-            address: format!("rdma://{}", self.listener.local_address().unwrap()).parse().unwrap(),
-            role: Role::Writer,
-            token: Token::NONE,
-            timeout: Duration::from_secs(20),
-            rdma: Options::default(),
-        }
+        let address = format!("rdma://{}", self.listener.local_address().unwrap());
+        options(&address, Role::Writer, Token::NONE)
     }
 
     /// The welcome of a real server.
     fn welcome(&self) -> Welcome {
         let remote = self.protection.remote();
         let RemoteRegion { base_address, region_bytes, rkey, round_trip_min_ns, .. } = remote;
-        let (client_id, lease, region_id, incarnation) = (3, 1 << 32 | 7, [7; 16], 1);
         Welcome {
-            client_id,
-            lease,
-            region_id,
-            incarnation,
             base_address,
             region_bytes,
             rkey,
             round_trip_min_ns,
             ticket: 5,
+            ..false_welcome()
         }
     }
 

@@ -12,70 +12,35 @@ const MILLISECOND: Nanos = 1_000_000;
 const TTL_NS: Nanos = 10_500 * MILLISECOND;
 const TTL: Lifetime = Lifetime::For(Duration::from_nanos(TTL_NS));
 
-struct Bench<'a> {
-    engine: &'a ClockedEngine,
-    clock: &'a Clock,
-}
-
 impl Bench<'_> {
     /// Stores a value that expires after exactly [`TTL_NS`], at a full millisecond.
-    fn store(&self) {
+    fn store(self) {
         self.clock.now.set(self.clock.now.get().next_multiple_of(MILLISECOND));
-        run(self.engine, 1, async |operation| operation.put(TTL).await);
+        self.put_for(TTL);
+    }
+
+    fn put_for(self, lifetime: Lifetime) -> Price {
+        self.run(VALUE, async |operation| operation.put(lifetime).await).1
     }
 
     /// Lets the value expire.
-    fn expire(&self) {
+    fn expire(self) {
         self.clock.advance(TTL_NS);
-    }
-
-    fn uncached(&self) -> &Self {
-        self.engine.region.cache.clear();
-        self
-    }
-
-    fn get(&self) -> (bool, (u64, u64, u64, u64)) {
-        run(self.engine, 1, async |operation| operation.get().await.map(|found| found.is_some()))
-    }
-
-    fn insert(&self) -> (bool, (u64, u64, u64, u64)) {
-        run(self.engine, 1, async |operation| operation.insert(FOREVER).await)
-    }
-
-    fn update(&self) -> (bool, (u64, u64, u64, u64)) {
-        run(self.engine, 1, async |operation| operation.update(FOREVER).await)
-    }
-
-    fn delete(&self) -> (bool, (u64, u64, u64, u64)) {
-        run(self.engine, 1, async |operation| operation.delete().await)
-    }
-
-    fn exchange(&self) -> (bool, (u64, u64, u64, u64)) {
-        let expected = Expected::Value(b"value");
-        let call = async |operation: &Operation<'_, _>| {
-            operation.compare_exchange(expected, FOREVER).await.map(|(exchanged, _)| exchanged)
-        };
-        run(self.engine, 1, call)
     }
 }
 
 #[test]
 fn the_successor_of_a_cached_value_may_have_expired() {
-    with_engines(|engines, clock| {
-        let [bench, other] = engines.map(|engine| Bench { engine, clock });
+    with_benches(|[bench, other]| {
         for operation in [Bench::get, Bench::update] {
-            run(bench.engine, 1, async |operation| operation.put(FOREVER).await);
+            bench.put();
             assert!(other.get().0);
             bench.store();
             bench.expire();
-            let cost = operation(&other);
+            let cost = operation(other);
             assert!(matches!(cost, (false, (2, 1 | 3, ..))), "{cost:?}");
         }
     });
-}
-
-fn with_bench(test: impl FnOnce(&Bench<'_>)) {
-    with_engine(|engine, clock| test(&Bench { engine, clock }));
 }
 
 #[test]
@@ -88,7 +53,7 @@ fn a_value_is_present_before_its_expiry_millisecond_and_absent_from_it_on() {
         bench.clock.advance(1);
         assert_eq!(bench.get(), (false, (1, 1, 0, 0)), "cached GET, on the millisecond");
         assert_eq!(bench.uncached().get(), (false, (2, 2, 0, 0)), "uncached GET, likewise");
-        assert!(!bench.uncached().exchange().0, "exchange, likewise");
+        assert!(!bench.uncached().exchange(FOREVER).0, "exchange, likewise");
     });
 }
 
@@ -129,7 +94,7 @@ fn a_live_value_costs_a_verb_where_its_expiry_is_unknown() {
         assert_eq!(bench.uncached().update(), (true, (3, 2, 2, 1)), "uncached UPDATE");
         bench.store();
         assert_eq!(bench.delete(), (true, (1, 1, 1, 1)), "cached DELETE");
-        run(bench.engine, 1, async |operation| operation.put(FOREVER).await);
+        bench.put();
         assert_eq!(bench.uncached().insert(), (false, (1, 1, 0, 0)), "refused INSERT, no expiry");
         assert_eq!(bench.uncached().update(), (true, (2, 2, 2, 1)), "UPDATE, no expiry");
     });
@@ -138,35 +103,25 @@ fn a_live_value_costs_a_verb_where_its_expiry_is_unknown() {
 #[test]
 fn a_put_costs_the_same_with_and_without_an_expiry() {
     with_bench(|bench| {
-        let put =
-            |lifetime| run(bench.engine, 1, async |operation| operation.put(lifetime).await).1;
+        let put = |lifetime| bench.put_for(lifetime);
         assert_eq!(put(FOREVER), (3, 2, 1, 2), "new");
         assert_eq!([put(TTL), put(TTL), put(FOREVER)], [(1, 0, 2, 1); 3], "cached");
         put(TTL);
         bench.expire();
         assert_eq!(put(TTL), (1, 0, 2, 1), "over an expired value");
-        bench.engine.region.cache.clear();
-        assert_eq!(put(FOREVER), (2, 2, 2, 1), "uncached");
+        assert_eq!(bench.uncached().put(), (2, 2, 2, 1), "uncached");
     });
 }
 
 /// The DELETE found the key absent, so the PUT must come after it: it cannot count as overwritten.
 #[test]
 fn a_put_that_loses_to_the_deletion_of_an_expired_value_is_stored() {
-    with_engines(|engines, clock| {
-        let [bench, other] = engines.map(|engine| Bench { engine, clock });
+    with_benches(|[bench, other]| {
         let endpoint = &bench.engine.endpoint;
-        let exchange_for_expired = || {
-            let call = async |operation: &Operation<'_, _>| {
-                let expired = Lifetime::For(Duration::ZERO);
-                operation.compare_exchange(Expected::Value(b"value"), expired).await
-            };
-            assert!(run(other.engine, 1, call).0.0);
-        };
         for expires_meanwhile in [false, true] {
             bench.store();
             if expires_meanwhile {
-                run(bench.engine, 1, async |operation| operation.put(FOREVER).await);
+                bench.put();
             } else {
                 bench.expire();
             }
@@ -174,12 +129,10 @@ fn a_put_that_loses_to_the_deletion_of_an_expired_value_is_stored() {
             let operation =
                 Operation::stage(bench.engine.handle(), LANE, &1u64.to_le_bytes(), b"new");
             let mut put = pin!(operation.put(FOREVER));
-            endpoint.tick();
-            assert!(put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-            endpoint.step(|_| ());
+            step(endpoint, put.as_mut(), || ());
             // The PUT has READ the window, and swapped no word yet.
             if expires_meanwhile {
-                exchange_for_expired();
+                assert!(other.exchange(Lifetime::For(Duration::ZERO)).0);
             }
             assert!(!other.delete().0);
             endpoint.drive_lanes(put).unwrap();
