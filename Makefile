@@ -4,7 +4,7 @@
 .PHONY: bench-compare slow-link deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
-# What is built once need not be prepared for being built again.
+# In CI everything is built once, so preparing for the next build would be wasted.
 ifdef CI
 export CARGO_INCREMENTAL ?= 0
 endif
@@ -16,17 +16,17 @@ export FARSIDE_BALANCE_PASSES ?= 20
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-build: ## Builds the four commands into target/release, and installs what that takes
+build: ## Builds the four commands into target/release, and installs the packages that this needs
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && \
 	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench --bin kv-compare
 
-demo: ## Shows it: loads a real tree of files (DIR=...), dumps and compares it, runs a benchmark
+demo: ## Loads a real tree of files (DIR=...), dumps and compares it, runs a short benchmark
 	@tools/scripts/needs.sh
 	@tools/scripts/demo.sh
 
-test: ## Proves it: format, lints, documentation, all tests, also over RDMA in guests with soft-RoCE
+test: ## Checks format, lints and documentation; runs all tests, over RDMA in guests with soft-RoCE
 	@tools/scripts/needs.sh --test
 	@tests/vm/needs.sh
 	cargo fmt --check
@@ -47,11 +47,11 @@ soak: ## Records histories for MINUTES=10 while everything goes wrong at once, a
 	    --ignored --exact --nocapture
 
 SECONDS ?= 60
-fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; takes nightly and cargo-fuzz
+fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; needs nightly and cargo-fuzz
 	@tools/scripts/needs.sh
 	@tools/scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
-miri: ## Runs the tests of layout, hash and messages under Miri; takes nightly
+miri: ## Runs the tests of layout, hash and messages under Miri; needs nightly
 	@tools/scripts/needs.sh
 	@tools/scripts/miri.sh
 
@@ -59,33 +59,33 @@ instructions: ## Counts a client's instructions for an operation, and compares t
 	@tools/scripts/needs.sh
 	@tools/scripts/instructions.sh
 
-test-verbs: ## Of these, only those over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
+test-verbs: ## Runs the tests over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh
 	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
 
-vm: ## Builds the guest in which tests find soft-RoCE, and installs what it takes
+vm: ## Builds the guest in which tests find soft-RoCE, and installs the packages that this needs
 	@tests/vm/build.sh
 
-bench-verbs: build ## Farside beside perftest over soft-RoCE, in one boot: target/bench-verbs.json
+bench-verbs: build ## Compares with perftest over soft-RoCE, in one boot: target/bench-verbs.json
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-verbs
 
-bench-compare: build ## Farside beside what others published, in one boot: target/bench-compare-*.json
+bench-compare: build ## Compares with published protocols, in one boot: target/bench-compare-*.json
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-compare
 
-slow-link: ## Large values over RDMA on a link of 25 MB/s, at each depth, in one boot
+slow-link: ## Measures large values over RDMA on a link of 25 MB/s, at each depth, in one boot
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh
 	. tools/scripts/verbs-env.sh && \
 	    cargo build --release --locked --bin kv-server --bin slow-link
 	@tests/vm/slow-link
 
-deny: ## Checks licences and sources of all dependencies, and what is known against them
+deny: ## Checks licences, sources and known vulnerabilities of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	tools/scripts/deny.sh
 
-clean: ## Removes what was built
+clean: ## Removes all build output
 	cargo clean

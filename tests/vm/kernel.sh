@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches the distribution's kernel and unpacks of it what a guest takes. Nothing is installed: no
+# Fetches the distribution's kernel and unpacks the parts that a guest needs. Installs nothing: no
 # boot loader, no initramfs of the machine's own. Called by tests/vm/build.sh.
 #
 #   tests/vm/kernel.sh FOLDER
@@ -8,9 +8,9 @@
 # than the rest of the boot), modules/*.ko, modules/list (the order to load them in) and version.
 set -euo pipefail
 
-# What the guest needs; a kernel may have any of these built in.
+# The modules that the guest needs; a kernel may have any of these built in.
 modules=(virtio_pci 9pnet_virtio 9p overlay virtio_net veth sch_tbf rdma_rxe rdma_ucm ib_uverbs)
-# What rdma_rxe asks for by name at run time, when no modprobe is there to find it.
+# Modules that rdma_rxe requests by name at run time. The guest has no modprobe that would find them.
 modules_if_any=(crc32_generic crc32_pclmul)
 
 out=$1
@@ -96,5 +96,5 @@ done <"$work/paths"
 
 rm -rf "$out/modules"
 mv "$work/vmlinux" "$work/modules" "$out/"
-# Last: it says that the rest is there.
+# Last: this file shows that the others are complete.
 echo "$version" >"$out/version"

@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# What tests/vm/run and tests/vm/hosts share: a temporary folder, and guests in it. Sourced.
+# Functions of tests/vm/run and tests/vm/hosts: they make a temporary folder, and boot guests that
+# have their files in it. Sourced.
 #
 # Each guest has a folder of its own:
-#   job/main      what its init runs, a bash script       job/share   the shared folder's path
+#   job/main      the bash script that its init runs      job/share   the shared folder's path
 #   job/stdout    job/stderr    job/exit                  filled by the guest, as it goes
-#   console       what kernel and init said               qemu        what QEMU said
+#   console       output of kernel and init               qemu        output of QEMU
 
 vm_here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 vm_build=${FARSIDE_VM_BUILD:-$vm_here/../../target/vm}
@@ -13,7 +14,7 @@ vm_pids=()
 
 vm_fail() { echo "$vm_name: $*" >&2; exit 125; }
 
-# Makes $vm_folder; it and all guests are gone when the script ends, by whatever way.
+# Makes $vm_folder. However the script ends, it first ends all guests and removes the folder.
 vm_open() {
     "$vm_here/build.sh" || vm_fail "the guest could not be built"
     vm_folder=$(mktemp -d "${TMPDIR:-/tmp}/farside-vm.XXXXXX")
@@ -27,11 +28,11 @@ vm_close() {
     trap - EXIT
     trap '' HUP INT TERM
     vm_kill "${vm_pids[@]}"
-    # QEMU is gone: nothing is written into what is being removed.
+    # No QEMU is left that could write into the folder meanwhile.
     rm -rf "$vm_folder"
 }
 
-# vm_kill PID...: without bash's remark that it happened.
+# vm_kill PID...: kills processes, without bash's message about it.
 vm_kill() { { kill -KILL "$@"; wait "$@"; } 2>/dev/null || true; }
 vm_alive() { kill -0 "$1" 2>/dev/null; }
 
@@ -42,8 +43,8 @@ vm_background() {
     vm_pids+=("$vm_pid")
 }
 
-# The beginning of job/main: the caller's folder and those of its variables that tests look at;
-# FARSIDE_VM, by which they know where they are, and FARSIDE_BUILT: they cannot build anything.
+# Prints the beginning of job/main. It enters the caller's folder, and sets the variables that tests
+# read. FARSIDE_VM tells tests that they run in a guest, FARSIDE_BUILT that they cannot build there.
 vm_surroundings() {
     local name
     printf 'cd -- %q || exit 125\nexport FARSIDE_VM=1 FARSIDE_BUILT=1\n' "$PWD"
@@ -91,17 +92,18 @@ net.ifnames=0 sysctl.kernel.hung_task_timeout_secs=10"
     vm_background qemu-system-x86_64 "${arguments[@]}" "$@" </dev/null >"$folder/qemu" 2>&1
 }
 
-# vm_follow FILE PID: what is in the file and will be until that process ends.
+# vm_follow FILE PID: prints the file, and what is appended to it until that process ends.
 vm_follow() { tail -c +1 -s 0.05 -f --pid="$2" "$1" 2>/dev/null; }
 
-# vm_code FOLDER: the guest's exit code; without one, 1 is returned.
+# vm_code FOLDER: prints the guest's exit code; returns 1 if there is none.
 vm_code() { grep -x '[0-9]\+' "$1/job/exit" 2>/dev/null; }
 
-# vm_hangs FOLDER: whether the guest's kernel waits for what does not come. Linux 6.1 does, rarely and
-# on a busy machine, when soft-RoCE destroys a queue pair.
+# vm_hangs FOLDER: whether a task of the guest's kernel is blocked for good. That happens to Linux 6.1
+# when soft-RoCE destroys a queue pair, rarely and on a busy machine.
 vm_hangs() { grep -q 'INFO: task .* blocked for more than' "$1/console"; }
 
-# vm_explain FOLDER WHAT: why there is no exit code, as far as can be seen from outside.
+# vm_explain FOLDER WHAT: prints WHAT and the end of the console, which may show why there is no exit
+# code.
 vm_explain() {
     echo "$vm_name: $2; the end of its console:" >&2
     tail -n 60 "$1/console" "$1/qemu" 2>/dev/null | tr -d '\r' >&2 || true

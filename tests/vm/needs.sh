@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what the guests of tests/vm take, and what a build with verbs takes, on Debian 12 and 13
-# and Ubuntu 22.04 and 24.04: only what is missing, with sudo unless run as root. Prints what it
-# runs. The guests' kernel is not among it: tests/vm/kernel.sh unpacks one beside the build.
+# Installs the packages that the guests of tests/vm and a build with verbs need, on Debian 12 and 13
+# and Ubuntu 22.04 and 24.04: only missing ones, with sudo unless run as root. Prints its commands.
+# Installs no kernel for the guests: tests/vm/kernel.sh unpacks one beside the build.
 #
 #   tests/vm/needs.sh             all
-#   tests/vm/needs.sh --build     only what `cargo build` with verbs takes
+#   tests/vm/needs.sh --build     only those of a build with verbs
 set -euo pipefail
 
 build=(libibverbs-dev librdmacm-dev pkg-config)
@@ -14,7 +14,7 @@ wanted=("${build[@]}")
 [ "${1:-}" = --build ] || wanted+=("${guest[@]}")
 
 if ! command -v apt-get >/dev/null; then
-    echo "no apt-get here: install what is called ${wanted[*]} on Debian, then run this again" >&2
+    echo "no apt-get here: install what Debian calls ${wanted[*]}, then run this again" >&2
     exit 1
 fi
 
@@ -58,5 +58,5 @@ for package in "${missing[@]}"; do
     known "$package" || update
 done
 install=(apt-get install -y -qq --no-install-recommends "${missing[@]}")
-# Lists of last week name packages that are gone.
+# Old lists name packages that no longer exist.
 run "${install[@]}" || { [ -z "$updated" ] && update && run "${install[@]}"; }
