@@ -1,7 +1,7 @@
-//! Checks the rules of the house that neither the compiler nor clippy checks, in every file that git
-//! tracks or is about to. Code is short and ASCII, and names no machine or workplace.
-//! Paths, links and invariants that documents and comments name exist. Crates use only lower ones.
-//! Prose has short sentences and plain words, and commit subjects are short.
+//! Checks the rules of the house that neither the compiler nor clippy checks, in every file that
+//! git tracks or is about to. Code is short and ASCII, and names no machine or workplace. Paths,
+//! links and invariants that documents and comments name exist. Crates use only lower ones. Prose
+//! has short sentences and plain words, and commit subjects are short.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
