@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use farside::{Client, Session};
+use farside::{Client, Error, Session};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub mod command;
@@ -114,5 +114,21 @@ pub fn send_signal(child: &Child, signal: Signal) {
 pub fn fill<V: AsRef<[u8]>>(session: &mut Session, keys: Range<u64>, value: impl Fn(u64) -> V) {
     for key in keys {
         session.put(&key.to_le_bytes(), value(key).as_ref()).unwrap();
+    }
+}
+
+/// Stores values under `from` and the keys after it until a PUT fails. Returns the key of that PUT,
+/// and its error.
+pub fn fill_up<V: AsRef<[u8]>>(
+    session: &mut Session,
+    from: u64,
+    value: impl Fn(u64) -> V,
+) -> (u64, Error) {
+    let mut key = from;
+    loop {
+        match session.put(&key.to_le_bytes(), value(key).as_ref()) {
+            Ok(()) => key += 1,
+            Err(error) => return (key, error),
+        }
     }
 }

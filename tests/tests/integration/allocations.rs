@@ -1,50 +1,16 @@
 //! Proves that operations allocate nothing on the heap in the steady state.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use farside_bench::allocations::{CountingAllocator, of_this_thread};
 use farside_tests::{ServerProcess, scaled};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that exits may allocate after its counter was dropped.
-    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
-}
-
-#[allow(unsafe_code)]
-// SAFETY: every call goes unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's duties are the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are the same.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Allocations of this thread during the call.
 fn allocations(call: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
+    let before = of_this_thread();
     call();
-    ALLOCATIONS.get() - before
+    of_this_thread() - before
 }
 
 /// The minimum number of allocations of several calls. A call that the system delayed may have to

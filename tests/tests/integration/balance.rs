@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use farside::Client;
 use farside_layout::{CHUNK_BYTES, SizeClass, block_bytes};
-use farside_tests::{PATIENCE, ServerProcess, left_out_over_rdma, scaled, wait_until};
+use farside_tests::{
+    PATIENCE, ServerProcess, fill, fill_up, left_out_over_rdma, scaled, wait_until,
+};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -179,13 +181,13 @@ fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 1");
     let (hoarder, observer) = (server.client(), server.client());
     let mut idle = hoarder.session().unwrap();
-    (0..3u64).for_each(|key| idle.put(&key.to_le_bytes(), &[1; BYTES]).unwrap());
+    fill(&mut idle, 0..3, |_| [1; BYTES]);
     let mut session = observer.session().unwrap();
-    let full = (3u64..).find(|key| session.put(&key.to_le_bytes(), &[2; BYTES]).is_err());
+    let (full, _) = fill_up(&mut session, 3, |_| [2; BYTES]);
     let class = SizeClass::for_bytes(block_bytes(8, BYTES)).unwrap();
     let statistics = observer.statistics().unwrap();
     let found = statistics.classes.iter().find(|found| found.class == class).unwrap();
-    assert_eq!(full, Some(found.blocks), "not all blocks of the class are in use: {statistics:?}");
+    assert_eq!(full, found.blocks, "not all blocks of the class are in use: {statistics:?}");
 }
 
 /// Requests for a size that has no memory left do not keep recalling the blocks of other clients.
@@ -194,7 +196,7 @@ fn a_client_whose_requests_are_denied_does_not_disturb_others() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 1");
     let client = server.client();
     let mut session = client.session().unwrap();
-    (1u64..).find(|key| session.put(&key.to_le_bytes(), &[3; 2000]).is_err()).unwrap();
+    fill_up(&mut session, 1, |_| [3; 2000]);
     let before = client.statistics().unwrap().recalls;
     let is_over = AtomicBool::new(false);
     let denied = std::thread::scope(|scope| {

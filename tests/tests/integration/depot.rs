@@ -4,7 +4,9 @@
 use farside::ConnectError::Unreachable;
 use farside::OperationError::OutOfSpace;
 use farside::{Error, Outcome};
-use farside_tests::{PATIENCE, ServerProcess, blocks_with_clients, device, scaled, wait_until};
+use farside_tests::{
+    PATIENCE, ServerProcess, blocks_with_clients, device, fill, fill_up, scaled, wait_until,
+};
 use rustix::process::Signal;
 
 #[test]
@@ -39,8 +41,7 @@ fn blocks_that_one_session_frees_can_be_used_by_another() {
     // Over RDMA, where each PUT takes long, fewer of them fill the heap.
     let value = vec![1; if device().is_some() { 4000 } else { 400 }];
     let mut first = client.session().unwrap();
-    let stored =
-        (0u64..).take_while(|n| first.put(&n.to_le_bytes(), &value).is_ok()).count() as u64;
+    let (stored, _) = fill_up(&mut first, 0, |_| &value);
     let mut second = client.session().unwrap();
     let denied = second.put(b"new", &value);
     assert!(matches!(denied, Err(Error::Operation(OutOfSpace { .. }))), "{denied:?}");
@@ -54,8 +55,7 @@ fn blocks_that_one_session_frees_can_be_used_by_another() {
     // The first session gives back what it freed within the last GRACE with its next DELETE.
     first.put(b"one", &value).unwrap();
     first.delete(b"one").unwrap();
-    let usable =
-        (0u64..).take_while(|n| second.put(&n.to_le_bytes(), &value).is_ok()).count() as u64;
+    let (usable, _) = fill_up(&mut second, 0, |_| &value);
     assert!(usable > stored / 2, "{usable} of {stored}");
     server.assert_verifies();
 }
@@ -86,8 +86,7 @@ fn a_pipeline_is_disconnected_when_its_server_is_killed() {
 #[test]
 fn a_forgotten_pipeline_does_no_harm() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
-    let client = server.client();
-    let mut session = client.session().unwrap();
+    let mut session = server.session();
     for round in 0..10u64 {
         session.put(b"key", &round.to_le_bytes()).unwrap();
         let mut pipeline = session.pipeline().unwrap();
@@ -136,7 +135,7 @@ fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
     reader.put(b"key", b"value").unwrap();
     server.pause();
     // The writer fails once it has no block left.
-    let error = (0u64..).find_map(|n| writer.put(&n.to_le_bytes(), &[0; 10_000]).err()).unwrap();
+    let (_, error) = fill_up(&mut writer, 0, |_| [0; 10_000]);
     assert!(matches!(error, Error::Connect(Unreachable { .. })), "{error}");
     // Over RDMA a new session needs an answer of the server.
     match client.session() {
@@ -187,7 +186,7 @@ fn a_client_can_be_dropped_while_its_server_is_stopped() {
     let client = server.client();
     let mut session = client.session().unwrap();
     let keys = scaled(100_000);
-    (0..keys).for_each(|n| session.put(&n.to_le_bytes(), b"value").unwrap());
+    fill(&mut session, 0..keys, |_| b"value");
     (0..keys).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
     server.pause();
     // The drop must return although the blocks that it gives back do not fit into the socket.

@@ -49,7 +49,7 @@ fn similar_binary_keys_are_distinguished() {
 }
 
 #[test]
-fn one_byte_too_many() {
+fn one_byte_too_many_is_refused() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 1000");
     let mut session = server.session();
     let before = session.counters();
@@ -81,7 +81,7 @@ fn one_byte_too_many() {
 }
 
 #[test]
-fn the_largest_limits_there_are() {
+fn keys_and_values_of_the_largest_limits_can_be_stored() {
     let key_bytes = 65_535;
     let value_bytes = (4 << 20) - 32 - key_bytes;
     // A READ of 4 MiB takes 100 ms over RDMA in emulation.

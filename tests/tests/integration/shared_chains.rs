@@ -3,7 +3,7 @@
 
 use farside::OperationError::OutOfSpace;
 use farside::{BatchOutcome, Error, Outcome, Session};
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, fill_up};
 
 /// Fewer operations than a pipeline has lanes, so all are started before the first is posted.
 const TIMES: u64 = 8;
@@ -131,7 +131,7 @@ fn if_a_shared_chain_fails_each_operation_has_its_own_result() {
     // The session keeps blocks for small values when there is no room for large ones.
     session.put(b"small", b"small").unwrap();
     let large = vec![7; 256 << 10];
-    let full = (0..).find(|n: &u64| session.put(&n.to_le_bytes(), &large).is_err()).unwrap();
+    let (full, _) = fill_up(session, 0, |_| &large);
     let mut batch = session.batch();
     let key = full.to_le_bytes();
     for _ in 0..TIMES {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use farside::OperationError::OutOfSpace;
-use farside::{Error, Exhausted};
-use farside_tests::{ServerProcess, device, fill, proof, scaled};
+use farside::{Error, Exhausted, Session};
+use farside_tests::{ServerProcess, device, fill, fill_up, proof, scaled};
 
 #[test]
 fn blocks_that_one_client_freed_can_be_used_by_the_next() {
@@ -14,8 +14,7 @@ fn blocks_that_one_client_freed_can_be_used_by_the_next() {
     let bytes = if device().is_some() { 10_000 } else { 1000 };
     let stored = {
         let mut session = server.session();
-        let fill = |n: &u64| session.put(&n.to_le_bytes(), &vec![1; bytes]).is_ok();
-        let stored = (0u64..).take_while(fill).count() as u64;
+        let (stored, _) = fill_up(&mut session, 0, |_| vec![1; bytes]);
         (0..stored).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
         stored
     };
@@ -28,33 +27,26 @@ fn blocks_that_one_client_freed_can_be_used_by_the_next() {
 #[test]
 fn a_full_heap_is_reported_and_a_delete_makes_room() {
     let server = ServerProcess::start("--memory 16MiB --index 2MiB");
-    let client = server.client();
-    let mut session = client.session().unwrap();
-    let mut stored = 0u64;
-    let error = loop {
-        match session.put(&stored.to_le_bytes(), &proof::value(stored, 0, 0, 1000)) {
-            Ok(()) => stored += 1,
-            Err(error) => break error,
-        }
-    };
+    let mut session = server.session();
+    let (stored, error) = fill_up(&mut session, 0, |key| proof::value(key, 0, 0, 1000));
     let Error::Operation(OutOfSpace { what: Exhausted::Blocks { bytes: 1280 } }) = error else {
         panic!("{error}")
     };
     assert!(stored > 5000, "{stored} values of 1000 bytes in 16 MiB");
-    for key in 0..stored {
-        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
-        assert!(proof::holds(key, &value), "key {key}");
-    }
+    let expect_all = |session: &mut Session| {
+        for key in 0..stored {
+            let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+            assert!(proof::holds(key, &value), "key {key}");
+        }
+    };
+    expect_all(&mut session);
     server.assert_verifies();
     for key in 0..stored / 2 {
         assert!(session.delete(&key.to_le_bytes()).unwrap());
     }
     std::thread::sleep(session.limits().grace);
     fill(&mut session, 0..stored / 2, |key| proof::value(key, 1, 0, 1000));
-    for key in 0..stored {
-        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
-        assert!(proof::holds(key, &value), "key {key}");
-    }
+    expect_all(&mut session);
     server.assert_verifies();
 }
 

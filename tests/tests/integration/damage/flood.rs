@@ -92,7 +92,7 @@ impl Scene {
 }
 
 /// Runs every operation on every key. Each value found must have been stored under that key.
-fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
+fn run_every_operation(scene: &Scene, sessions: &mut [Session], round: u64) {
     let mut stored: HashMap<u64, Vec<Vec<u8>>> = HashMap::new();
     for n in 0..KEYS {
         let key = key(n);
@@ -133,7 +133,8 @@ fn use_it(scene: &Scene, sessions: &mut [Session], round: u64) {
 /// A function that damages the region.
 type Flood = fn(&Scene, &mut SmallRng);
 
-fn survives(seeds: u64, flood: Flood) {
+/// Runs every operation, and then another server, on a region that `flood` has damaged.
+fn check_survival(seeds: u64, flood: Flood) {
     for seed in 0..seeds {
         let mut scene = filled("16KiB");
         let mut sessions = [scene.warm(), scene.cold()];
@@ -141,15 +142,15 @@ fn survives(seeds: u64, flood: Flood) {
             assert!(sessions[0].get(&key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
         }
         flood(&scene, &mut SmallRng::seed_from_u64(seed));
-        use_it(&scene, &mut sessions, seed);
+        run_every_operation(&scene, &mut sessions, seed);
         scene.server.terminate();
         files::start_briefly(&scene.server.region_file());
     }
 }
 
 #[test]
-fn a_heap_of_random_bytes() {
-    survives(3, |scene, random| {
+fn sessions_survive_a_heap_of_random_bytes() {
+    check_survival(3, |scene, random| {
         for chunk in 0..scene.geometry.chunks() {
             let start = scene.geometry.chunk_offset(chunk).unwrap();
             let subtables = scene.subtables();
@@ -163,8 +164,8 @@ fn a_heap_of_random_bytes() {
 }
 
 #[test]
-fn an_index_of_random_bytes() {
-    survives(3, |scene, random| {
+fn sessions_survive_an_index_of_random_bytes() {
+    check_survival(3, |scene, random| {
         for subtable in scene.subtables() {
             scene.fill(subtable, SUBTABLE_BYTES, || random.random());
         }
@@ -172,30 +173,30 @@ fn an_index_of_random_bytes() {
 }
 
 #[test]
-fn heap_and_index_of_random_bytes() {
-    survives(3, |scene, random| {
+fn sessions_survive_heap_and_index_of_random_bytes() {
+    check_survival(3, |scene, random| {
         let heap = scene.geometry.chunk_offset(0).unwrap();
         scene.fill(heap, scene.region.bytes() - heap, || random.random());
     });
 }
 
 #[test]
-fn slots_of_random_but_possible_words() {
-    survives(1, Scene::scramble_slots);
+fn sessions_survive_slots_of_random_but_possible_words() {
+    check_survival(1, Scene::scramble_slots);
 }
 
 #[test]
-fn slots_that_point_anywhere() {
-    survives(3, Scene::scramble_pointers);
+fn sessions_survive_slots_that_point_anywhere() {
+    check_survival(3, Scene::scramble_pointers);
 }
 
 #[test]
-fn words_that_point_to_other_keys_blocks() {
-    survives(3, Scene::scramble_keys);
+fn sessions_survive_words_that_point_to_other_keys_blocks() {
+    check_survival(3, Scene::scramble_keys);
 }
 
 #[test]
-fn a_random_directory_with_new_sessions() {
+fn new_sessions_find_every_key_or_an_error_in_a_random_directory() {
     let scene = filled("64KiB");
     let client = scene.server.client();
     let offset = scene.geometry.directory_offset(scene.depth).unwrap();

@@ -4,6 +4,8 @@ use farside::OperationError::{Contended, Layout, OutOfSpace};
 use farside::{Client, Error, Exhausted};
 use farside_layout::{BLOCK_HEADER_BYTES, FORWARD_OFFSET, ROW_BYTES};
 
+use farside_tests::{fill, fill_up};
+
 use super::*;
 use crate::growth::{key, number_at};
 
@@ -24,22 +26,12 @@ impl Scene {
     }
 }
 
-/// Stores keys until one fails; returns the number of the failed key, and its error.
-fn fill(session: &mut Session, from: u64) -> (u64, Error) {
-    for number in from.. {
-        if let Err(error) = session.put(&key(0, number), &number.to_le_bytes()) {
-            return (number, error);
-        }
-    }
-    unreachable!()
-}
-
 /// A server with a hundred keys in its only subtable.
 fn start() -> (Scene, Client, Session) {
     let scene = Scene::new("--memory 64MiB");
     let client = scene.server.client();
     let mut session = client.session().unwrap();
-    (0..100).for_each(|number| session.put(&key(0, number), &number.to_le_bytes()).unwrap());
+    fill(&mut session, 0..100, u64::to_le_bytes);
     (scene, client, session)
 }
 
@@ -51,7 +43,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     let victim = scene.region.load(at).unwrap().to_le_bytes();
     assert!((0..100).any(|number| key(0, number) == victim));
     scene.flip(Bit { offset: at, bit: 20 });
-    let (number, error) = fill(&mut session, 100);
+    let (number, error) = fill_up(&mut session, 100, u64::to_le_bytes);
     assert!(matches!(error, Error::Operation(OutOfSpace { what: Exhausted::Index })), "{error}");
     let statistics = client.statistics().unwrap();
     assert_eq!((statistics.subtables, statistics.splits_stuck), (1, 1));
