@@ -74,7 +74,7 @@ impl Faults {
         self.verbs_left.store(verbs, Ordering::SeqCst);
     }
 
-    /// How often each fault has happened, in the order of [`Fault::NAMES`].
+    /// The number of faults of each kind, in the order of [`Fault::NAMES`].
     pub fn counts(&self) -> [u64; Fault::NAMES.len()] {
         std::array::from_fn(|fault| self.counts[fault].load(Ordering::Relaxed))
     }

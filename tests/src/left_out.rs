@@ -10,7 +10,7 @@ use crate::device;
 
 /// Prints that this test is left out, and why. `circumstance` is a phrase such as "over RDMA".
 ///
-/// Writes to stderr directly: libtest hides what `eprintln` prints in a test that passes, and a
+/// Writes to stderr directly: libtest hides the output of `eprintln` in a test that passes, and a
 /// test that is left out passes.
 pub fn left_out(circumstance: &str, why: &str) {
     let thread = std::thread::current();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Proves that tests/vm/run, tests/vm/hosts and tests/vm/hosts-control do what they say, and prints
-# how long a guest takes. A few minutes; the exit code is the number of steps that failed.
+# Proves that tests/vm/run, tests/vm/hosts and tests/vm/hosts-control do what their comments say, and
+# prints how long a guest takes. A few minutes; the exit code is the number of steps that failed.
 #
 #   tests/vm/selftest.sh
 # shellcheck disable=SC2016 # what is quoted is meant for guests
@@ -8,7 +8,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 "$here/build.sh"
-# Everything temporary goes in here, so that what is left behind can be seen.
+# All temporary files go in here, so that the test sees files that are left behind.
 work=$(mktemp -d "${TMPDIR:-/tmp}/farside-vm-selftest.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tmp" "$work/share" "$work/a folder"

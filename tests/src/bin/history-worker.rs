@@ -27,7 +27,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const SIZES: [usize; 4] = [24, 100, 1000, 6000];
-/// How long a call waits for a server that restarts.
+/// Timeout of a call, during which the server may restart.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit on a session's recorded operations: the check of a longer history would take too long.
 const OPERATIONS_MAX: u64 = 1 << 17;

@@ -43,5 +43,5 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
     assert!(said.contains("Yes: 3 files"), "{said}");
     assert!(tree.join("comes").exists(), "the stub was not called");
     let files_left = fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(files_left, 3, "the demo files_left files");
+    assert_eq!(files_left, 3, "the demo left files behind");
 }

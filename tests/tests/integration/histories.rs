@@ -129,7 +129,7 @@ fn a_history_with_one_wrong_answer_is_refused() {
     };
     let puts = || of_one_key().filter(is_put);
     let is_before = |one: &Record, other: &Record| one.returned < Some(other.invoke);
-    // A GET that finds what was overwritten before it began.
+    // A GET that finds a value which was overwritten before it began.
     let (stale, get) = of_one_key()
         .filter(|record| record.operation == HistoryOperation::Get && record.found.is_some())
         .find_map(|get| {

@@ -198,7 +198,7 @@ fn the_limits_of_a_region_are_restored_with_it() {
     assert_eq!(session.get(&key).unwrap().unwrap().data, value);
     let limits = session.limits();
     assert_eq!((limits.key_bytes_max, limits.value_bytes_max), (2000, 2_000_000));
-    // What a flag says goes first.
+    // A flag overrides the snapshot.
     let arguments = format!("--restore {} --value-bytes-max 3000000", file.display());
     let wide = ServerProcess::start(&arguments);
     let limits = wide.client().session().unwrap().limits();
@@ -223,7 +223,7 @@ fn a_restored_region_file_goes_on_as_any_other() {
     snapshot(&server, &file);
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let region = folder.path().join("region").display().to_string();
-    // What a server that was killed while it restored left behind.
+    // The file that a server leaves if it is killed while it restores.
     std::fs::write(folder.path().join("region.restoring"), b"half").unwrap();
     let on_region = format!("--region-file {region}");
     let mut other = ServerProcess::start(&format!("{on_region} --restore {}", file.display()));

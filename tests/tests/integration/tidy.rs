@@ -215,7 +215,7 @@ fn flowing(content: &str) -> String {
     content.lines().map(marks).collect::<Vec<_>>().join(" ")
 }
 
-/// `I7` at the start of this text, and what follows it.
+/// The number of `I7` at the start of this text, and the rest of the text.
 fn number(text: &str) -> Option<(u32, &str)> {
     let digits = text.strip_prefix('I')?;
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

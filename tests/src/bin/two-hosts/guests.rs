@@ -48,7 +48,7 @@ impl Guest {
         running
     }
 
-    /// Runs a command that has to succeed; returns what it printed.
+    /// Runs a command that has to succeed; returns its output.
     pub(crate) fn run(&self, command: &str) -> String {
         let running = self.start(command);
         running.wait(PATIENCE);

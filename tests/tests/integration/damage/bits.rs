@@ -46,7 +46,8 @@ struct Trial<'s> {
     tally: Tally,
 }
 
-/// How often a GET under damage found the value, missed it, and failed. Shows that damage was hit.
+/// The numbers of GETs under damage that found the value, missed it, and failed. They show that the
+/// damage was hit.
 #[derive(Debug, Default)]
 struct Tally {
     right: u32,

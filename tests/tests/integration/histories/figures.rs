@@ -31,7 +31,7 @@ pub(super) struct Figures {
     /// Restarts without an operation since the previous one.
     pub(super) idle_restarts: u64,
     pub(super) splits: u64,
-    /// How often each of [`CHORES`] succeeded.
+    /// The number of successes of each of [`CHORES`].
     pub(super) chores: [u64; CHORES.len()],
     pub(super) violations: u64,
     /// The time that the check of the history took.
