@@ -113,7 +113,7 @@ fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
 /// Over RDMA the server fences a client whose process does not answer for 4 seconds.
 #[test]
 fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
-    let server = ServerProcess::start(&["--memory", "64MiB"]);
+    let server = ServerProcess::start("--memory 64MiB");
     // Four verbs, and a warm-up: a little more than 6 seconds.
     let said =
         bench(&["verbs", "--server", &server.address(), "--span", "1MiB", "--seconds", "1.5"]);
