@@ -98,11 +98,6 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Interrupts the run.
-    pub fn raise(&self) {
-        self.0.is_wanted.store(true, Ordering::Relaxed);
-    }
-
     /// Fails once the run is interrupted.
     pub fn check(&self) -> Result<()> {
         if self.0.is_wanted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }

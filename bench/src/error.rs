@@ -71,10 +71,6 @@ pub enum Error {
     TooFewBlocks { asked: usize, bytes: u64, spare: usize },
     #[error("no operation ended: give the run more --seconds, or a higher rate")]
     NoOperations,
-    #[error("process {number} of the benchmark failed: {error}")]
-    Process { number: usize, error: String, exit_code: u8 },
-    #[error("a benchmark process sent no usable result")]
-    NoProcessResult,
     #[error("a thread of the benchmark panicked")]
     Panicked,
     #[error("interrupted")]
@@ -112,7 +108,6 @@ impl Error {
             Self::Usage(_) => exit_code::USAGE,
             Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
             Self::Attach(error) => exit_code::of_connect(error),
-            Self::Process { exit_code, .. } => *exit_code,
             _ => exit_code::FAILED,
         }
     }

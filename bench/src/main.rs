@@ -22,10 +22,6 @@ fn main() -> ExitCode {
 
 fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
     match &args.command {
-        Command::Ycsb(ycsb) if ycsb.process.is_some() => {
-            run::child(ycsb, interrupt);
-            Ok(())
-        }
         Command::Ycsb(ycsb) => {
             ycsb.output.check()?;
             if !ycsb.ignored.is_empty() {

@@ -188,10 +188,7 @@ impl Source for Generator {
         let kind = self.kind();
         let record = match kind {
             Kind::Insert => self.records.claim(),
-            _ => {
-                let stored = self.records.stored();
-                self.records.record(self.pattern.distribution.draw(&mut self.random, stored))
-            }
+            _ => self.pattern.distribution.draw(&mut self.random, self.records.stored()),
         };
         Some(Operation::new(kind, record, self.pattern.sizes))
     }
@@ -257,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_mix_has_its_shares_and_each_insert_is_a_new_record() {
-        let records = Arc::new(RecordCounter::new(100, (0, 1)));
+        let records = Arc::new(RecordCounter::new(100));
         let mut generator = Generator::new(pattern(Workload::D), records.clone(), 3);
         let mut batch = Batch::new();
         let (mut inserts, mut expected) = (0, 100);
@@ -281,7 +278,7 @@ mod tests {
 
     #[test]
     fn threads_use_the_budget_exactly_also_with_operations_left_from_the_warm_up() {
-        let records = Arc::new(RecordCounter::new(100, (0, 1)));
+        let records = Arc::new(RecordCounter::new(100));
         let budget = Arc::new(Budget::new(10_000));
         let done: usize = std::thread::scope(|scope| {
             let run = |seed| {

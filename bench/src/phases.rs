@@ -1,4 +1,4 @@
-//! The threads of a process and the phases that they go through: load, warm-up, measure.
+//! The threads of a run and the phases that they go through: load, warm-up, measure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +16,6 @@ use crate::environment::Machine;
 use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
-use crate::processes::Parent;
 use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
@@ -41,12 +40,10 @@ enum Phase {
 #[repr(align(128))]
 struct ThreadProgress(AtomicU64);
 
-/// What the threads of this process share.
+/// The state that all threads share.
 struct Shared<'a> {
     args: &'a Ycsb,
-    /// The parent, if this is one of several processes.
-    parent: Option<&'a Parent>,
-    client: Client,
+    clients: &'a [Client],
     history: Option<HistoryFile>,
     pattern: Pattern,
     records: Arc<RecordCounter>,
@@ -78,34 +75,33 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// The time between two changes of the progress line.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Runs all phases of this process.
+/// Runs all phases.
 pub fn run_phases(
     args: &Ycsb,
-    (client, server): (Client, &Server),
+    clients: &[Client],
+    server: &Server,
     history: Option<HistoryFile>,
-    parent: Option<&Parent>,
     interrupt: &Interrupt,
 ) -> Result<(ThreadMeasurement, RunFacts)> {
     let shared = Shared {
         args,
-        parent,
-        client,
+        clients,
         history,
         pattern: Pattern::new(args),
-        records: Arc::new(RecordCounter::new(args.records, args.part())),
+        records: Arc::new(RecordCounter::new(args.records)),
         // A server that ran before may hold the records already, with other values.
         load_kind: if server.is_own() { Kind::Insert } else { Kind::Put },
         phase: AtomicU8::new(Phase::Load as u8),
-        budget: args.own_operations().map(|operations| Arc::new(Budget::new(operations))),
+        budget: args.operations.map(|operations| Arc::new(Budget::new(operations))),
         loaded: AtomicUsize::new(0),
         started: AtomicUsize::new(0),
         ended: AtomicUsize::new(0),
-        progress: (0..args.threads).map(|_| ThreadProgress::default()).collect(),
+        progress: (0..args.all_threads()).map(|_| ThreadProgress::default()).collect(),
     };
     thread::scope(|scope| {
         let shared = &shared;
         let worker = |thread| start(scope, move || shared.work(thread));
-        let workers: Result<Vec<_>> = (0..args.threads).map(worker).collect();
+        let workers: Result<Vec<_>> = (0..args.all_threads()).map(worker).collect();
         // Threads that already run would wait for the missing ones for ever.
         let workers = workers.inspect_err(|_| shared.enter(Phase::Stop))?;
         let supervised = shared.supervise(server, interrupt);
@@ -142,30 +138,29 @@ impl Shared<'_> {
         worked.and_then(|worked| recorded.map(|()| worked))
     }
 
-    /// As [`Self::work`], with a session and a witness. `thread_here` counts within this process.
+    /// As [`Self::work`], with a session and a witness.
     fn work_connected(
         &self,
-        thread_here: u32,
+        thread: u32,
         witness: &mut impl Witness,
     ) -> Result<Option<ThreadMeasurement>> {
         let mut stop_others = StopOthers(Some(self));
-        let mut session = self.client.session().map_err(Error::client("opening a session"))?;
         let args = self.args;
-        let (thread_of_all, threads) = args.share(thread_here);
+        let client = &self.clients[(thread / args.threads) as usize];
+        let mut session = client.session().map_err(Error::client("opening a session"))?;
+        let share = (thread.into(), args.all_threads().into());
         // Each thread has its own operations and values, whatever --seed is.
-        let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ thread_of_all << 32;
-        let progress = &self.progress[thread_here as usize].0;
+        let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(thread) << 32;
+        let progress = &self.progress[thread as usize].0;
         let value_bytes_max_and_depth = (args.value_size.max(), args.depth.into());
         let mut driver =
             Driver::new(witness, value_bytes_max_and_depth, seed, &self.records, progress);
-        self.load((thread_of_all, threads), &mut driver, &mut session)?;
+        self.load(share, &mut driver, &mut session)?;
         let mut source = Generator::new(self.pattern.clone(), self.records.clone(), seed);
         let mut ignored = Recorder::new(Mix::NOTHING);
         let mut recorder = Recorder::new(args.mix);
         if let Some(target_ops_s) = args.target_rate {
-            let schedule =
-                Schedule::new(args.arrivals, target_ops_s, (thread_of_all, threads), seed);
-            driver.pace(Some(schedule));
+            driver.pace(Some(Schedule::new(args.arrivals, target_ops_s, share, seed)));
             recorder = recorder.with_services();
         }
         driver
@@ -230,10 +225,6 @@ impl Shared<'_> {
         let load = Instant::now();
         let all_loaded = || self.loaded.load(Ordering::Acquire) == self.progress.len();
         self.watch(&line, interrupt, "load", all_loaded)?;
-        if let Some(parent) = self.parent {
-            parent.tell_loaded();
-            self.watch(&line, interrupt, "load", || parent.wants_warm_up())?;
-        }
         let load_seconds = load.elapsed().as_secs_f64();
         let machine = Machine::detect();
         let until = |seconds: Option<f64>| {
@@ -241,10 +232,7 @@ impl Shared<'_> {
             move || end.is_some_and(|end| Instant::now() >= end)
         };
         self.enter_unless_stopped(Phase::WarmUp);
-        let is_warm = until(Some(self.args.warmup_seconds));
-        // With several processes the parent decides, so that all begin to measure together.
-        let is_over = || self.parent.map_or_else(&is_warm, Parent::wants_measuring);
-        self.watch(&line, interrupt, "warm-up", is_over)?;
+        self.watch(&line, interrupt, "warm-up", until(Some(self.args.warmup_seconds)))?;
         let before = server.usage();
         self.enter_unless_stopped(Phase::Measure);
         // A thread first finishes what it had in flight in its warm-up, which may take long. The
@@ -279,10 +267,7 @@ impl Shared<'_> {
             if last.elapsed() >= TICK {
                 let now = self.operations();
                 let rate = (now - before) as f64 / last.elapsed().as_secs_f64();
-                match self.parent {
-                    Some(parent) => parent.tell_operations(now),
-                    None => line.show(phase, rate, started.elapsed()),
-                }
+                line.show(phase, rate, started.elapsed());
                 (before, last) = (now, Instant::now());
             }
         }

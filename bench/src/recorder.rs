@@ -1,11 +1,8 @@
 //! The records of a thread's operations, and the attribution of the fabric's counters to kinds of
 //! operations.
 
-use data_encoding::BASE64;
 use farside::Counters;
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::{Deserializer as Decoder, Serializer as _, V2Serializer};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use crate::store::MeasuredStore;
 use crate::workload::{Kind, Mix};
@@ -22,22 +19,19 @@ pub fn latency_histogram() -> Histogram<u64> {
 }
 
 /// The record of all operations of one kind.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone)]
 pub struct KindRecord {
     /// Their latencies, in nanoseconds, one for each operation.
-    #[serde(with = "histogram")]
     pub latencies: Histogram<u64>,
     /// Their service times, in nanoseconds, which count from the start of an operation. Only for a
     /// run with a schedule, whose latencies count from when an operation was due.
-    #[serde(with = "optional_histogram")]
     pub services: Option<Histogram<u64>>,
     /// The verbs, bytes and round trips that they took.
-    #[serde(with = "CountersForm")]
     pub counters: Counters,
 }
 
 /// The record of all operations of one thread, or of several threads.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone)]
 pub struct Recorder {
     /// By [`Kind::index`]; `None` for kinds that the workload does not have.
     kinds: [Option<KindRecord>; Kind::COUNT],
@@ -165,62 +159,6 @@ impl Attribution {
             recorder.attribute(kind, &(now - self.since));
         }
         self.since = now;
-    }
-}
-
-/// The serialized form of [`Counters`].
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Counters")]
-struct CountersForm {
-    round_trips: u64,
-    doorbells: u64,
-    reads: u64,
-    writes: u64,
-    compare_swaps: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-}
-
-/// The serialized form of a histogram: HdrHistogram's format V2, in base64.
-mod histogram {
-    use super::*;
-
-    pub(super) fn serialize<S: Serializer>(
-        histogram: &Histogram<u64>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        let mut bytes = Vec::new();
-        V2Serializer::new().serialize(histogram, &mut bytes).map_err(ser::Error::custom)?;
-        to.serialize_str(&BASE64.encode(&bytes))
-    }
-
-    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
-        from: D,
-    ) -> Result<Histogram<u64>, D::Error> {
-        let bytes = BASE64.decode(String::deserialize(from)?.as_bytes());
-        let bytes = bytes.map_err(de::Error::custom)?;
-        Decoder::new().deserialize(&mut &bytes[..]).map_err(de::Error::custom)
-    }
-}
-
-/// The same for an optional histogram.
-mod optional_histogram {
-    use super::*;
-
-    #[derive(Serialize, Deserialize)]
-    struct Form(#[serde(with = "histogram")] Histogram<u64>);
-
-    pub(super) fn serialize<S: Serializer>(
-        histogram: &Option<Histogram<u64>>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        histogram.clone().map(Form).serialize(to)
-    }
-
-    pub(super) fn deserialize<'d, D: Deserializer<'d>>(
-        from: D,
-    ) -> Result<Option<Histogram<u64>>, D::Error> {
-        Ok(Option::deserialize(from)?.map(|Form(histogram)| histogram))
     }
 }
 

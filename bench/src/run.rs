@@ -10,7 +10,6 @@ use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases;
-use crate::processes::{self, Parent};
 use crate::server::Server;
 use crate::sizing::{self, Demand, ServerMemory};
 use crate::thread_measurement::{RunFacts, ThreadMeasurement};
@@ -37,16 +36,13 @@ pub struct Measured {
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     check_history(args)?;
     let server = Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?;
-    let (threads, facts) = if args.processes > 1 {
-        processes::run(args, &server, interrupt)?
-    } else {
-        let client = connect(args, &server.config)?;
-        // Created only once connected, so that an older history is not overwritten when no server
-        // answers.
-        let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
-        let measured = phases::run_phases(args, (client, &server), history, None, interrupt);
-        measured.map_err(advised(&server))?
-    };
+    let clients: Vec<_> =
+        (0..args.clients).map(|_| connect(args, &server.config)).collect::<Result<_>>()?;
+    // Created only once connected, so that an older history is not overwritten when no server
+    // answers.
+    let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
+    let (threads, facts) = phases::run_phases(args, &clients, &server, history, interrupt)
+        .map_err(advised(&server))?;
     // Without operations the report's rates, ratios and percentiles would be undefined.
     if threads.recorder.operations() == 0 {
         return Err(Error::NoOperations);
@@ -66,24 +62,6 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         }
     }
     Ok(measured)
-}
-
-/// Runs the part of one of several processes, and tells its parent the result.
-pub fn child(args: &Ycsb, interrupt: &Interrupt) {
-    let measured = Parent::listen(interrupt).and_then(|parent| part(args, &parent, interrupt));
-    processes::tell_result(measured);
-}
-
-/// Runs this process's part of the operations.
-fn part(
-    args: &Ycsb,
-    parent: &Parent,
-    interrupt: &Interrupt,
-) -> Result<(ThreadMeasurement, RunFacts)> {
-    let server = parent.server(args.target.config()?);
-    let client = connect(args, &server.config)?;
-    let measured = phases::run_phases(args, (client, &server), None, Some(parent), interrupt);
-    measured.map_err(advised(&server))
 }
 
 /// For `map_err`: turns `OutOfSpace` of a server of our own into [`Error::NoRoom`], whose text says

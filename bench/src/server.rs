@@ -24,8 +24,7 @@ pub struct Server {
     /// The number of its process, if known.
     pub process: Option<u32>,
     /// The process of a server of our own, which ends when this is dropped.
-    _own: Option<Daemon>,
-    is_own: bool,
+    own: Option<Daemon>,
 }
 
 impl Server {
@@ -37,27 +36,16 @@ impl Server {
     ) -> Result<Self> {
         if let Some(address) = &config.server {
             let process = accounting::process_at(address);
-            return Ok(Self { config, process, _own: None, is_own: false });
+            return Ok(Self { config, process, own: None });
         }
         let own = start(memory()?, interrupt)?;
         let config = ClientConfig { server: Some(address_of(&own.socket())), ..config };
-        Ok(Self { config, process: Some(own.process()), _own: Some(own), is_own: true })
-    }
-
-    /// The server of the parent process, at this address. `is_own`: the parent started it.
-    pub fn of_parent(config: ClientConfig, address: &str, is_own: bool) -> Self {
-        let config = ClientConfig { server: Some(address.to_owned()), ..config };
-        Self { config, process: None, _own: None, is_own }
-    }
-
-    /// Its address.
-    pub fn address(&self) -> &str {
-        self.config.server.as_deref().unwrap_or_default()
+        Ok(Self { config, process: Some(own.process()), own: Some(own) })
     }
 
     /// Whether the server was started for this run.
     pub fn is_own(&self) -> bool {
-        self.is_own
+        self.own.is_some()
     }
 
     /// What its process spent so far, if the process is known.
@@ -67,7 +55,11 @@ impl Server {
 
     /// The name of the fabric that leads to it.
     pub fn fabric(&self) -> &str {
-        self.address().split("://").next().unwrap_or_default()
+        self.config
+            .server
+            .as_deref()
+            .and_then(|server| server.split("://").next())
+            .unwrap_or_default()
     }
 }
 

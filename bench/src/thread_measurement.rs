@@ -2,15 +2,12 @@
 //! parent.
 
 use farside::CacheStatistics;
-use serde::{Deserialize, Serialize};
 
 use crate::accounting::ServerUsage;
 use crate::environment::Machine;
 use crate::recorder::Recorder;
 
-/// What one thread measured, or the sum over several. Times are comparable between processes: the
-/// clock is the same in all processes of a machine.
-#[derive(Serialize, Deserialize)]
+/// The measurement of one thread, or the sum over several.
 pub struct ThreadMeasurement {
     /// Their operations.
     pub recorder: Recorder,
@@ -19,7 +16,6 @@ pub struct ThreadMeasurement {
     /// When the last thread ended.
     pub ended_ns: u64,
     /// Hits and misses of the location caches.
-    #[serde(with = "CacheForm")]
     pub cache: CacheStatistics,
     /// How often the threads allocated.
     pub allocations: u64,
@@ -60,66 +56,24 @@ impl ThreadMeasurement {
     }
 }
 
-/// The serialized form of [`CacheStatistics`].
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "CacheStatistics")]
-struct CacheForm {
-    hits: u64,
-    misses: u64,
-}
-
 #[cfg(test)]
 mod tests {
-    use farside::Counters;
-
     use super::*;
-    use crate::workload::{Kind, Workload};
+    use crate::workload::Workload;
 
-    fn measured(latency_ns: u64) -> ThreadMeasurement {
-        let mut recorder = Recorder::new(Workload::A.mix()).with_services();
-        recorder.record(Kind::Get, latency_ns);
-        recorder.record_service(Kind::Get, 50);
-        let counters = Counters { round_trips: 1, written_bytes: 7, ..Counters::default() };
-        recorder.attribute(Kind::Put, &counters);
-        recorder.unexpected = 1;
-        recorder.driver_ns = 9;
-        recorder.behind_ns = latency_ns;
-        ThreadMeasurement {
-            recorder,
-            started_ns: latency_ns,
-            ended_ns: 2 * latency_ns,
+    #[test]
+    fn a_sum_spans_all_threads() {
+        let measured = |start_ns| ThreadMeasurement {
+            recorder: Recorder::new(Workload::A.mix()),
+            started_ns: start_ns,
+            ended_ns: 2 * start_ns,
             cache: CacheStatistics { hits: 10, misses: 20 },
             allocations: 3,
             cpu_s: 0.5,
-        }
-    }
-
-    #[test]
-    fn measurements_survive_the_pipe_and_add_up_as_without_it() {
-        let sent = |latency_ns| -> ThreadMeasurement {
-            let line = serde_json::to_string(&measured(latency_ns)).unwrap();
-            serde_json::from_str(&line).unwrap()
         };
-        let received = ThreadMeasurement::sum([sent(100), sent(30_000)]).unwrap();
-        let local = ThreadMeasurement::sum([measured(100), measured(30_000)]).unwrap();
-        for sum in [&received, &local] {
-            assert_eq!((sum.started_ns, sum.ended_ns, sum.allocations), (100, 60_000, 6));
-            assert_eq!((sum.cache, sum.cpu_s), (CacheStatistics { hits: 20, misses: 40 }, 1.0));
-            let Recorder { unexpected, driver_ns, behind_ns, .. } = sum.recorder;
-            assert_eq!((unexpected, driver_ns, behind_ns), (2, 18, 30_000));
-        }
-        for ((kind, a), (_, b)) in received.recorder.kinds().zip(local.recorder.kinds()) {
-            assert!(a.latencies == b.latencies && a.services == b.services, "{kind:?}");
-            assert_eq!(a.counters, b.counters);
-        }
-        assert_eq!(received.recorder.kinds().count(), 2);
+        let sum = ThreadMeasurement::sum([measured(100), measured(30_000)]).unwrap();
+        assert_eq!((sum.started_ns, sum.ended_ns, sum.allocations), (100, 60_000, 6));
+        assert_eq!((sum.cache, sum.cpu_s), (CacheStatistics { hits: 20, misses: 40 }, 1.0));
         assert!(ThreadMeasurement::sum([]).is_none());
-    }
-
-    #[test]
-    fn a_text_that_encodes_no_histogram_is_refused() {
-        let mut json = serde_json::to_value(measured(100)).unwrap();
-        json["recorder"]["kinds"][0]["latencies"] = "AAAA".into();
-        assert!(serde_json::from_value::<ThreadMeasurement>(json).is_err());
     }
 }

@@ -132,7 +132,7 @@ impl TurnWorker {
         mut store: S,
         load_kind: Kind,
     ) {
-        let records = Arc::new(RecordCounter::new(args.records, (0, 1)));
+        let records = Arc::new(RecordCounter::new(args.records));
         let progress = AtomicU64::new(0);
         let sizes = ValueSize::Constant(args.value_size);
         let value_bytes_max_and_depth = (args.value_size, args.depth.into());

@@ -214,7 +214,6 @@ pub(crate) mod tests {
             ("ycsb --workload a --hot-set 0.5", "--hot-set is for"),
             ("ycsb --workload a --distribution hotspot --hot-set 2", "from 0 to 1"),
             ("ycsb --workload a --value-size 1KiB", "facebook"),
-            ("ycsb --workload a --processes 2 --history h", "for one process"),
             ("ycsb --workload a --target-rate 0", "operations a second"),
             ("ycsb --workload a --arrivals poisson", "--target-rate"),
             ("ycsb --workload a --target-rate 5 --arrivals random", "expected fixed or poisson"),

@@ -47,13 +47,10 @@ pub struct Ycsb {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub threads: u32,
-    /// How many processes, each with --threads threads; they share only the server
+    /// How many clients, each with a connection, a location cache and --threads threads
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub processes: u32,
-    /// The number of this process; set by the kv-bench that starts the others.
-    #[arg(long, hide = true, requires = "processes")]
-    pub process: Option<u32>,
+    pub clients: u32,
     /// How many operations each thread keeps in flight; with 1, one after another
     #[arg(long, value_name = "N", default_value_t = 16)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -135,30 +132,9 @@ impl Ycsb {
         Skew { theta, hot_set, hot_operations }
     }
 
-    /// The number of threads of all processes together.
+    /// The number of threads of all clients together.
     pub fn all_threads(&self) -> u32 {
-        self.threads * self.processes
-    }
-
-    /// The number of this process, and of how many.
-    pub fn part(&self) -> (u64, u64) {
-        (self.process.unwrap_or(0).into(), self.processes.into())
-    }
-
-    /// The number that a thread of this process has among the threads of all processes, and how
-    /// many these are.
-    pub fn share(&self, thread: u32) -> (u64, u64) {
-        let (process, _) = self.part();
-        (process * u64::from(self.threads) + u64::from(thread), self.all_threads().into())
-    }
-
-    /// This process's part of the operations.
-    pub fn own_operations(&self) -> Option<u64> {
-        let (process, processes) = self.part();
-        let operations = self.operations?;
-        let start =
-            |process| (u128::from(operations) * u128::from(process)) / u128::from(processes);
-        Some((start(process + 1) - start(process)) as u64)
+        self.threads * self.clients
     }
 
     /// The letter of the standard workload, or `custom`.
@@ -179,9 +155,6 @@ impl Ycsb {
         }
         if self.seconds.is_none() && self.operations.is_none() {
             self.seconds = Some(SECONDS_DEFAULT);
-        }
-        if self.processes > 1 && self.history.is_some() {
-            return Err("--history is for one process".to_owned());
         }
         if given("arrivals") && self.target_rate.is_none() {
             return Err("--arrivals is for a --target-rate".to_owned());
@@ -327,17 +300,6 @@ mod tests {
         let words = ["kv-bench", "ycsb", "-P", &path("workloade")];
         let error = super::super::Args::read(words).unwrap_err().to_string();
         assert!(error.contains("scanproportion=0.95") && error.contains("range scans"), "{error}");
-    }
-
-    #[test]
-    fn processes_share_the_operations_and_number_their_threads() {
-        let run = |process| {
-            ycsb(&format!("ycsb --workload a --operations 10 --processes 3 --process {process}"))
-        };
-        let shares = [0, 1, 2].map(|process| run(process).own_operations().unwrap());
-        assert_eq!(shares, [3, 3, 4]);
-        let run = Ycsb { threads: 4, ..run(2) };
-        assert_eq!((run.share(1), run.all_threads()), ((9, 12), 12));
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Pipelined for &mut SlowOnce {
 /// Drives so many operations. They arrive at this rate; without a rate, each starts when another
 /// has ended.
 fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<f64>) -> Recorder {
-    let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
+    let (records, progress) = (Arc::new(RecordCounter::new(10)), AtomicU64::new(0));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
     source.limit(Some(Arc::new(Budget::new(operations))));
@@ -170,7 +170,7 @@ impl Witness for Counting {
 
 #[test]
 fn the_witness_of_a_failed_run_sees_every_operation_that_completed() {
-    let (records, progress) = (Arc::new(RecordCounter::new(10, (0, 1))), AtomicU64::new(0));
+    let (records, progress) = (Arc::new(RecordCounter::new(10)), AtomicU64::new(0));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
     for fails_at in [0, 1, 10, 11] {

@@ -337,14 +337,14 @@ pub(crate) struct Setting {
     sizes: String,
     /// The mix of operations; empty for a standard workload.
     mix: String,
-    processes: u32,
+    clients: u32,
     /// The machine and the commit; empty in older results.
     origin: String,
 }
 
 impl Setting {
     pub(crate) fn of(run: &YcsbReport) -> Self {
-        let YcsbReport { fabric, records, value_size, processes, origin, .. } = run;
+        let YcsbReport { fabric, records, value_size, clients, origin, .. } = run;
         let is_custom = run.workload.parse::<Workload>().is_err();
         let mix = run.pattern.mix.iter().filter(|_| is_custom);
         let mix: Vec<String> =
@@ -357,7 +357,7 @@ impl Setting {
             value_size: *value_size,
             sizes: run.pattern.value_size.name.clone(),
             mix: mix.join(" "),
-            processes: *processes,
+            clients: *clients,
             origin: origin.join(", "),
         }
     }
@@ -374,7 +374,7 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fabric, records, value_size, sizes, mix, processes, origin: _ } = self;
+        let Self { fabric, records, value_size, sizes, mix, clients, origin: _ } = self;
         match records {
             0 => write!(f, "{fabric}, records of ")?,
             _ => write!(f, "{fabric}, {} records of ", grouped(*records))?,
@@ -387,7 +387,7 @@ impl fmt::Display for Setting {
         if !mix.is_empty() {
             write!(f, ", {mix}")?;
         }
-        if *processes > 1 { write!(f, ", {processes} processes") } else { Ok(()) }
+        if *clients > 1 { write!(f, ", {clients} clients") } else { Ok(()) }
     }
 }
 

@@ -142,7 +142,7 @@ fn runs_that_differ_in_more_than_a_chart_shows_are_on_no_common_line() {
     let changes: [(Change<'_>, Change<'_>); 5] = [
         (&custom(0.7), &custom(0.5)),
         (&hot(0.1), &hot(0.2)),
-        (&|run| run["processes"] = 1.into(), &|run| run["processes"] = 2.into()),
+        (&|run| run["processes"] = 1.into(), &|run| run["clients"] = 2.into()),
         (&|_| {}, &|run| run["commit"] = "4567cdef".into()),
         (&|_| {}, &|run| run["machine"]["processor"] = "Another".into()),
     ];

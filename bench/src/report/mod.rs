@@ -30,10 +30,11 @@ pub struct YcsbReport {
     pub origin: Origin,
     pub fabric: String,
     pub workload: String,
-    /// The threads of all processes together.
+    /// The threads of all clients together.
     pub threads: u32,
-    #[serde(default = "one")]
-    pub processes: u32,
+    /// Older versions had processes instead.
+    #[serde(default = "one", alias = "processes")]
+    pub clients: u32,
     pub depth: u16,
     pub records: u64,
     /// The mean length of the values, in bytes.
@@ -62,7 +63,7 @@ pub struct YcsbReport {
     pub limit: Option<VerbsLimit>,
 }
 
-/// The number of processes in results of older versions.
+/// The number of clients in the oldest results, which do not say it.
 fn one() -> u32 {
     1
 }
@@ -194,7 +195,7 @@ impl YcsbReport {
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             threads: args.all_threads(),
-            processes: args.processes,
+            clients: args.clients,
             depth: args.depth,
             records: args.records,
             value_size: args.value_size.mean().round() as u32,

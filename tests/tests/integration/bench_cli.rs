@@ -75,11 +75,34 @@ fn the_json_of_every_workload_has_the_documented_fields() {
         );
         bench(&words(&line)).succeeded();
         let json: Json = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        // `allocations` is not documented: operations must not allocate.
-        let fields = "command commit date machine fabric workload threads processes depth records \
-            value_size pattern seconds throughput_ops_s open_loop operations cache cpu_s server \
-            allocations unexpected limit";
-        expect_fields(&json, &fields.split_whitespace().collect::<Vec<_>>());
+        expect_fields(
+            &json,
+            &[
+                "command",
+                "commit",
+                "date",
+                "machine",
+                "fabric",
+                "workload",
+                "threads",
+                "clients",
+                "depth",
+                "records",
+                "value_size",
+                "pattern",
+                "seconds",
+                "throughput_ops_s",
+                "open_loop",
+                "operations",
+                "cache",
+                "cpu_s",
+                "server",
+                // Not documented: operations must not allocate.
+                "allocations",
+                "unexpected",
+                "limit",
+            ],
+        );
         let raw = ["read_ops_s", "write_ops_s", "cas_ops_s", "update_ops_s"];
         expect_fields(&json["limit"], &[&raw[..], &["mix_ops_s", "mix_ratio"]].concat());
         expect_fields(&json["machine"], &["processor", "cores", "kernel", "pages"]);
@@ -173,15 +196,15 @@ fn a_target_rate_is_not_exceeded_and_an_unreachable_one_is_reported() {
 }
 
 #[test]
-fn several_processes_make_one_run() {
+fn several_clients_make_one_run() {
     for workload in ["a", "d"] {
-        let line = format!("--workload {workload} --operations 1000 --processes 3 --threads 2");
+        let line = format!("--workload {workload} --operations 1000 --clients 3 --threads 2");
         let json = measured(&line);
         assert_eq!(count(&json), 1000, "{workload}");
-        assert_eq!((&json["threads"], &json["processes"]), (&6.into(), &3.into()));
+        assert_eq!((&json["threads"], &json["clients"]), (&6.into(), &3.into()));
         assert!(json["server"].is_object() && json["machine"]["cores"].as_u64() > Some(0));
     }
-    let json = measured("--workload b --seconds 0.2 --processes 2 --target-rate 500 --depth 1");
+    let json = measured("--workload b --seconds 0.2 --clients 2 --target-rate 500 --depth 1");
     let operations = count(&json) as f64;
     let due = json["seconds"].as_f64().unwrap() * 500.0;
     assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
