@@ -190,7 +190,6 @@ fn perform<S: MeasuredStore>(
         Kind::Get => act(store, Action::Get, operation, witness, values, found),
         Kind::Put => act(store, Action::Put, operation, witness, values, found),
         Kind::Insert => act(store, Action::Insert, operation, witness, values, found),
-        Kind::Delete => act(store, Action::Delete, operation, witness, values, found),
         Kind::Rmw => Ok(act(store, Action::Get, operation, witness, values, found)?
             & act(store, Action::Put, operation, witness, values, found)?),
     }
@@ -224,7 +223,7 @@ fn new_value<'v>(
 ) -> &'v [u8] {
     match action {
         Action::Put | Action::Insert => witness.value(values, value_bytes),
-        Action::Get | Action::Delete => &[],
+        Action::Get => &[],
     }
 }
 

@@ -52,7 +52,6 @@ impl From<Action> for HistoryOperation {
             Action::Get => Self::Get,
             Action::Put => Self::Put,
             Action::Insert => Self::Insert,
-            Action::Delete => Self::Delete,
         }
     }
 }

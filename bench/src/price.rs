@@ -43,10 +43,6 @@ impl Price {
                 let bytes = WINDOW_BYTES + block + 2 * WORD_BYTES;
                 Self { round_trips: 2, reads: 1, writes: 1, swaps: 2, bytes }
             }
-            Kind::Delete => {
-                let bytes = MARK_BYTES + WORD_BYTES;
-                Self { round_trips: 1, reads: 0, writes: 1, swaps: 1, bytes }
-            }
             Kind::Rmw => {
                 let (get, put) =
                     (Self::of(Kind::Get, value_bytes), Self::of(Kind::Put, value_bytes));
@@ -82,8 +78,6 @@ mod tests {
         assert_eq!(price(Kind::Get), ((1, 1, 0, 0), 128));
         assert_eq!(price(Kind::Put), ((1, 0, 2, 1), 132));
         assert_eq!(price(Kind::Insert), ((2, 1, 1, 2), 392));
-        assert_eq!(price(Kind::Delete), ((1, 0, 1, 1), 12));
         assert_eq!(price(Kind::Rmw), ((2, 1, 2, 1), 260));
-        assert_eq!(Price::of(Kind::Rmw, 64).verbs(), 4);
     }
 }

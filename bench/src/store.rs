@@ -15,8 +15,6 @@ pub enum Action {
     Put,
     /// Stores a value if the key is absent.
     Insert,
-    /// Removes the key.
-    Delete,
 }
 
 impl Action {
@@ -27,7 +25,7 @@ impl Action {
         match self {
             Self::Get => Outcome::Value(applied.then_some((value, NO_VERSION))),
             Self::Put => Outcome::Stored,
-            Self::Insert | Self::Delete => Outcome::Applied(applied),
+            Self::Insert => Outcome::Applied(applied),
         }
     }
 }
@@ -44,7 +42,7 @@ pub trait MeasuredStore {
     where
         Self: 's;
 
-    /// Does one operation, and waits for it. `value` is empty if the action stores nothing. A GET
+    /// Does one operation, and waits for it. `value` is empty for a GET. A GET
     /// puts the value that it finds into `found`.
     fn perform<'v>(
         &mut self,
@@ -67,7 +65,7 @@ pub trait Pipelined {
     /// Why an operation fails.
     type Error;
 
-    /// Starts an operation. Returns its lane. `value` is empty if the action stores nothing.
+    /// Starts an operation. Returns its lane. `value` is empty for a GET.
     ///
     /// # Errors
     /// [`PipelineFull`]. Every other error is in the operation's [`Completed`].
@@ -119,7 +117,6 @@ impl MeasuredStore for Session {
                 Outcome::Stored
             }
             Action::Insert => Outcome::Applied(self.insert(key, value)?),
-            Action::Delete => Outcome::Applied(self.delete(key)?),
         })
     }
 
@@ -142,7 +139,6 @@ impl Pipelined for Pipeline<'_> {
             Action::Get => self.get(key),
             Action::Put => self.put(key, value),
             Action::Insert => self.insert(key, value),
-            Action::Delete => self.delete(key),
         };
         ticket.map(Ticket::lane)
     }

@@ -15,18 +15,15 @@ pub enum Kind {
     Put,
     /// Stores the value of a new key.
     Insert,
-    /// Removes a key.
-    Delete,
     /// A GET, then a PUT of the same key; timed as one.
     Rmw,
 }
 
 impl Kind {
     /// How many kinds there are.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 4;
     /// All of them, in the order of [`Kind::index`].
-    pub const ALL: [Self; Self::COUNT] =
-        [Self::Get, Self::Put, Self::Insert, Self::Delete, Self::Rmw];
+    pub const ALL: [Self; Self::COUNT] = [Self::Get, Self::Put, Self::Insert, Self::Rmw];
 
     /// A number below [`Kind::COUNT`].
     pub const fn index(self) -> usize {
@@ -39,7 +36,6 @@ impl Kind {
             Self::Get => (Action::Get, None),
             Self::Put => (Action::Put, None),
             Self::Insert => (Action::Insert, None),
-            Self::Delete => (Action::Delete, None),
             Self::Rmw => (Action::Get, Some(Action::Put)),
         }
     }
@@ -50,7 +46,6 @@ impl Kind {
             Self::Get => "get",
             Self::Put => "put",
             Self::Insert => "insert",
-            Self::Delete => "delete",
             Self::Rmw => "rmw",
         }
     }
@@ -135,13 +130,13 @@ impl Workload {
 
     /// The operations it consists of.
     pub const fn mix(self) -> Mix {
-        // GET, PUT, INSERT, DELETE, RMW.
+        // GET, PUT, INSERT, RMW.
         Mix(match self {
-            Self::A => [0.5, 0.5, 0.0, 0.0, 0.0],
-            Self::B => [0.95, 0.05, 0.0, 0.0, 0.0],
-            Self::C => [1.0, 0.0, 0.0, 0.0, 0.0],
-            Self::D => [0.95, 0.0, 0.05, 0.0, 0.0],
-            Self::F => [0.5, 0.0, 0.0, 0.0, 0.5],
+            Self::A => [0.5, 0.5, 0.0, 0.0],
+            Self::B => [0.95, 0.05, 0.0, 0.0],
+            Self::C => [1.0, 0.0, 0.0, 0.0],
+            Self::D => [0.95, 0.0, 0.05, 0.0],
+            Self::F => [0.5, 0.0, 0.0, 0.5],
         })
     }
 

@@ -116,7 +116,6 @@ impl RawLimit {
             Kind::Get => 1.0 / self.read,
             Kind::Put => 1.0 / self.update,
             Kind::Insert => 1.0 / self.update + 1.0 / self.cas,
-            Kind::Delete => 1.0 / self.cas,
             Kind::Rmw => 1.0 / self.read + 1.0 / self.update,
         };
         operations.map(|(kind, count)| count as f64 * seconds_each(kind)).sum()
@@ -131,8 +130,8 @@ mod tests {
     fn operations_take_the_time_of_their_chains() {
         let raw = RawLimit { read: 4.0, write: 3.0, cas: 2.0, update: 1.0 };
         let seconds = |kind| raw.seconds(std::iter::once((kind, 8)));
-        let all = [Kind::Get, Kind::Put, Kind::Insert, Kind::Delete, Kind::Rmw].map(seconds);
-        assert_eq!(all, [2.0, 8.0, 12.0, 4.0, 10.0]);
+        let all = [Kind::Get, Kind::Put, Kind::Insert, Kind::Rmw].map(seconds);
+        assert_eq!(all, [2.0, 8.0, 12.0, 10.0]);
         let mix = [(Kind::Get, 8), (Kind::Put, 8)];
         assert_eq!(raw.seconds(mix.into_iter()), 10.0);
     }

@@ -12,7 +12,6 @@
 //! | UPDATE, cached | WRITE (the new entry and its log), READ, READ, READ; WRITE (log), CAS |
 //! | UPDATE, not cached | WRITE, READ, READ; READ; WRITE (log), CAS |
 //! | INSERT | WRITE, READ, READ; WRITE (log), CAS of a free slot |
-//! | DELETE | WRITE (a log object), READ, READ; READ; WRITE (log), CAS; WRITE (the old flag) |
 //!
 //! An UPDATE that loses the compare-and-swap counts as overwritten at once: SNAPSHOT, its protocol
 //! for replicas, lets the last writer win. Replicas and what they cost are left out, and so are the
@@ -27,10 +26,9 @@ use super::memory::Segments;
 use super::table::Table;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
-/// The length of the log after each entry: the old slot word, and the flag of an unused entry.
+/// The length of the log after each entry: the old slot word, and the flag of an unused entry,
+/// which only a DELETE sets.
 const TAIL_BYTES: u64 = 16;
-const FLAG_OFFSET: u64 = 8;
-const NOT_IN_USE: u64 = 1;
 
 /// A client of FUSEE.
 pub struct Fusee<F> {
@@ -120,25 +118,5 @@ impl<F: Fabric> Peer for Fusee<F> {
             self.cache.remove(tag);
         }
         Ok(true)
-    }
-
-    async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        let (log, write) = self.table.stage(lane, (key, &[]), place.fingerprint, TAIL_BYTES)?;
-        let [first, second] = place.reads();
-        self.table.reach.chain(lane, &[write, first, second]).await?;
-        let mut deleted = false;
-        if let Some(slot) = self.table.search(lane, &place, key, None, None).await? {
-            deleted = self.commit(lane, &slot, log, Word::FREE).await? == slot.word;
-            if deleted {
-                self.cache.remove(tag);
-                let remote = self.table.tail(slot.word) + FLAG_OFFSET;
-                let flag = Verb::WriteWord { remote, value: NOT_IN_USE };
-                self.table.reach.chain(lane, &[flag]).await?;
-                self.table.free(slot.word);
-            }
-        }
-        self.table.free(log);
-        Ok(deleted)
     }
 }

@@ -36,9 +36,6 @@ pub enum PeerError {
     /// Other operations kept changing the slot.
     #[error("gave up after {0} attempts, because other operations kept changing the same slot")]
     Contended(usize),
-    /// The published description has no such operation.
-    #[error("the store has no such operation")]
-    Unsupported,
 }
 
 /// The result of a peer's operation.
@@ -97,11 +94,8 @@ pub trait Peer {
         is_insert: bool,
     ) -> impl Future<Output = Result<bool>>;
 
-    /// Removes the key. Returns whether the key was there.
-    fn delete(&self, lane: LaneId, key: &Key) -> impl Future<Output = Result<bool>>;
-
     /// Performs one operation, on a lane of its own. Returns whether the key was as required. A GET
-    /// puts the value into the buffer; other operations take it from there.
+    /// puts the value into the buffer; a change takes it from there.
     fn perform(
         &self,
         lane: LaneId,
@@ -114,7 +108,6 @@ pub trait Peer {
                 Action::Get => self.get(lane, key, value).await,
                 Action::Put => self.store(lane, key, value, false).await,
                 Action::Insert => self.store(lane, key, value, true).await,
-                Action::Delete => self.delete(lane, key).await,
             }
         }
     }

@@ -12,7 +12,6 @@
 //! | GET, speculative | READ (the entry at the cached address) |
 //! | UPDATE | WRITE (the new entry), READ, READ; READ (the old one, for its key); CAS |
 //! | INSERT | WRITE, READ, READ; CAS of a free slot; READ, READ |
-//! | DELETE | READ, READ; READ; CAS |
 //!
 //! `smart` is `race` with the speculative lookup that SMART has for its tree: a cached address is
 //! trusted if the key fits. With several clients the cached address may be that of an earlier
@@ -144,19 +143,5 @@ impl<F: Fabric> Peer for Race<F> {
             self.table.reach.chain(lane, &place.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
-    }
-
-    async fn delete(&self, lane: LaneId, key: &Key) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        self.table.reach.chain(lane, &place.reads()).await?;
-        let Some(slot) = self.table.search(lane, &place, key, None, None).await? else {
-            return Ok(false);
-        };
-        let deleted = self.swap(lane, &slot, Word::FREE).await?;
-        if deleted {
-            self.cache.remove(tag);
-            self.table.free(slot.word);
-        }
-        Ok(deleted)
     }
 }

@@ -18,7 +18,7 @@
 //! | INSERT | WRITE (the location), READ, READ; CAS of a free slot of the index |
 //!
 //! The index is RACE's: theirs is a service of its own. Timestamps are the client's count. Values
-//! have one length; there is no DELETE. Left out are replicas, quorums, the guessing of timestamps
+//! have one length. Left out are replicas, quorums, the guessing of timestamps
 //! among several clients, and the recycling of buffers by agreement.
 
 use std::cell::{Cell, RefCell};
@@ -332,18 +332,11 @@ impl<F: Fabric> Peer for Swarm<F> {
     }
 
     async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
-        if value.len() != self.demand.value_bytes {
-            return Err(PeerError::Unsupported);
-        }
         if is_insert {
             self.insert(lane, key, value).await
         } else {
             self.put(lane, key, value).await
         }
-    }
-
-    async fn delete(&self, _: LaneId, _: &Key) -> Result<bool> {
-        Err(PeerError::Unsupported)
     }
 
     fn is_alone(&self) -> bool {

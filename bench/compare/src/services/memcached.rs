@@ -52,7 +52,6 @@ impl Protocol for MemcachedProtocol {
             Action::Get => b"get ",
             Action::Put => b"set ",
             Action::Insert => b"add ",
-            Action::Delete => b"delete ",
         };
         let requests = &mut self.requests;
         requests.extend_from_slice(command);
@@ -74,10 +73,8 @@ impl Protocol for MemcachedProtocol {
     fn answer(&mut self, action: Action, value: &mut Vec<u8>) -> Result<bool, ServiceError> {
         self.read_line()?;
         match (action, &self.line[..]) {
-            (Action::Get, b"END")
-            | (Action::Insert, b"NOT_STORED")
-            | (Action::Delete, b"NOT_FOUND") => Ok(false),
-            (Action::Put | Action::Insert, b"STORED") | (Action::Delete, b"DELETED") => Ok(true),
+            (Action::Get, b"END") | (Action::Insert, b"NOT_STORED") => Ok(false),
+            (Action::Put | Action::Insert, b"STORED") => Ok(true),
             (Action::Get, line) => {
                 // VALUE <key> <flags> <bytes>
                 let bytes = line.strip_prefix(b"VALUE ").and_then(|line| {

@@ -33,7 +33,6 @@ impl Protocol for RedisProtocol {
             Action::Get => command.arg("GET").arg(&key[..]),
             Action::Put => command.arg("SET").arg(&key[..]).arg(value),
             Action::Insert => command.arg("SETNX").arg(&key[..]).arg(value),
-            Action::Delete => command.arg("DEL").arg(&key[..]),
         };
         command.write_packed_command(&mut self.packed);
     }
