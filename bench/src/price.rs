@@ -56,11 +56,6 @@ impl Price {
             }
         }
     }
-
-    /// The number of all verbs.
-    pub fn verbs(&self) -> u64 {
-        self.reads + self.writes + self.swaps
-    }
 }
 
 #[cfg(test)]

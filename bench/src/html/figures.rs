@@ -4,11 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::chart::{Bar, Bars, COLOURS, Chart, Line};
+use super::chart::{COLOURS, Chart, Line};
 use super::scale::{PERCENTILE_MAX, Scale, duration, short};
 use crate::environment::Origin;
 use crate::pattern::DistributionReport;
-use crate::price::Price;
 use crate::publish::grouped;
 use crate::report::{OperationReport, YcsbReport};
 use crate::workload::{Kind, Workload};
@@ -59,9 +58,8 @@ impl<'a> Figures<'a> {
     pub(crate) fn throughput(&self) -> Vec<Chart> {
         let mut charts = Vec::new();
         let mut sweep = |title: &str, subtitle, unit, lines: Vec<Line>| {
-            let points = || lines.iter().flat_map(|line| &line.points);
-            let x = (unit, Scale::steps(points().map(|point| point.0).collect(), short));
-            let y = ("operations/s", Scale::linear(points().map(|point| point.1), short));
+            let x = (unit, Scale::log(xs(&lines), short));
+            let y = ("operations/s", Scale::linear(ys(&lines), short));
             charts.push(Chart { title: title.to_owned(), subtitle, x, y, lines, dots: true });
         };
         for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
@@ -75,7 +73,7 @@ impl<'a> Figures<'a> {
             let unit = "depth: operations in flight a thread";
             sweep("Throughput by operations in flight", subtitle, unit, lines);
         }
-        with_lines(charts)
+        charts
     }
 
     /// A line for each workload that has two values on the axis.
@@ -102,17 +100,16 @@ impl<'a> Figures<'a> {
         for ((setting, count, depth), runs) in groups {
             let ns = |runs: &[&YcsbReport]| 1e9 * f64::from(count) / median(runs);
             let lines = self.lines(&runs, |run| run.records, ns);
-            let points = || lines.iter().flat_map(|line| &line.points);
             charts.push(Chart {
                 title: "Time an operation takes by records".to_owned(),
                 subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
-                x: ("records", Scale::log(points().map(|point| point.0), short)),
-                y: ("time an operation", Scale::linear(points().map(|point| point.1), duration)),
+                x: ("records", Scale::log(xs(&lines), short)),
+                y: ("time an operation", Scale::linear(ys(&lines), duration)),
                 lines,
                 dots: true,
             });
         }
-        with_lines(charts)
+        charts
     }
 
     /// The distribution of latencies of each kind of operation.
@@ -138,11 +135,10 @@ impl<'a> Figures<'a> {
                     });
                 }
             }
-            let latencies = lines.iter().flat_map(|line| &line.points).map(|point| point.0);
             charts.push(Chart {
                 title: "Latency distribution".to_owned(),
                 subtitle: setting.subtitle(&format!(", {}, depth {depth}{load}", threads(count))),
-                x: ("latency", Scale::log(latencies, duration)),
+                x: ("latency", Scale::log(xs(&lines), duration)),
                 y: ("operations that took no longer", Scale::percentiles()),
                 lines,
                 dots: false,
@@ -180,7 +176,6 @@ impl<'a> Figures<'a> {
                     lines.push(Line { name, colour: colour % COLOURS, dashed: is_tail, points });
                 }
             }
-            let points = || lines.iter().flat_map(|line| &line.points);
             let load = match arrivals {
                 Some(arrivals) => format!("at offered rates, {arrivals}"),
                 None => "more and more in flight".to_owned(),
@@ -188,126 +183,24 @@ impl<'a> Figures<'a> {
             charts.push(Chart {
                 title: format!("Latency against load: workload {curve}"),
                 subtitle: setting.subtitle(&format!(", {}, {load}", threads(count))),
-                x: ("operations/s", Scale::linear(points().map(|point| point.0), short)),
-                y: ("latency", Scale::log(points().map(|point| point.1), duration)),
+                x: ("operations/s", Scale::linear(xs(&lines), short)),
+                y: ("latency", Scale::log(ys(&lines), duration)),
                 lines,
                 dots: true,
             });
         }
         charts
     }
-
-    /// Throughput, and the limit that the raw verbs of the same run set.
-    pub(crate) fn limits(&self) -> Vec<Bars> {
-        let mut charts = Vec::new();
-        for (setting, runs) in by(&self.closed, Setting::of) {
-            let mut bars = Vec::new();
-            for ((curve, count, depth), runs) in
-                by(&runs, |run| (curve(run), run.threads, run.depth))
-            {
-                let Some(run) = runs.iter().max_by_key(|run| &run.origin.date) else { continue };
-                let Some(verbs) = run.limit else { continue };
-                bars.push(Bar {
-                    name: format!("{curve}, {}, depth {depth}", threads(count)),
-                    parts: vec![run.throughput_ops_s],
-                    label: format!("{:.2} of it", verbs.mix_ratio),
-                    limit: Some(verbs.mix_ops_s),
-                });
-            }
-            let subtitle = setting.subtitle("");
-            let title = "Throughput against the raw verbs";
-            let parts = vec![("this run", 0)];
-            charts.push(bar_chart(title, subtitle, "operations/s", parts, "the verbs alone", bars));
-        }
-        charts.into_iter().filter(|chart| !chart.bars.is_empty()).collect()
-    }
-
-    /// What an operation costs, and the least that it can cost: README's price list.
-    pub(crate) fn costs(&self) -> Vec<Bars> {
-        let mut charts = Vec::new();
-        for (setting, runs) in by(&self.runs, Setting::of) {
-            let mut sums = BTreeMap::<(String, String), Sum>::new();
-            for run in runs {
-                for (kind, operation) in &run.operations {
-                    sums.entry((curve(run), kind.clone())).or_default().add(operation);
-                }
-            }
-            let bar = |value: &dyn Fn(&Sum) -> Vec<f64>, limit: &dyn Fn(&Price) -> u64| {
-                let mut bars = Vec::new();
-                for ((curve, kind), sum) in &sums {
-                    let parts: Vec<f64> = value(sum).iter().map(|part| part / sum.count).collect();
-                    let label = short(parts.iter().sum());
-                    let kind_known = Kind::ALL.into_iter().find(|known| known.name() == kind);
-                    let price =
-                        kind_known.map(|known| Price::of(known, setting.value_size as usize));
-                    let limit = price.map(|price| limit(&price) as f64);
-                    let name = format!("{curve} {kind}");
-                    bars.push(Bar { name, parts, label, limit });
-                }
-                bars
-            };
-            let least = "the least there can be";
-            let trips = bar(&|sum| vec![sum.round_trips], &|price| price.round_trips);
-            let verbs = bar(&|sum| sum.verbs.to_vec(), &Price::verbs);
-            let mut bytes = bar(&|sum| vec![sum.bytes], &|price| price.bytes);
-            if !setting.is_of_one_length() {
-                bytes.iter_mut().for_each(|bar| bar.limit = None);
-            }
-            let names = ["READ", "WRITE", "compare-and-swap"];
-            let kinds = names.into_iter().zip([0, 1, 2]).collect();
-            let [of_trips, of_bytes] = ["round trips", "bytes"].map(|name| vec![(name, 0)]);
-            let all = || setting.subtitle("");
-            let make = bar_chart;
-            charts.extend([
-                make("Round trips an operation", all(), "round trips", of_trips, least, trips),
-                make("Verbs an operation", all(), "verbs", kinds, least, verbs),
-                make("Bytes an operation", all(), "bytes on the fabric", of_bytes, least, bytes),
-            ]);
-        }
-        charts
-    }
 }
 
-/// The charts that have a line: a workload with one point has none.
-fn with_lines(charts: Vec<Chart>) -> Vec<Chart> {
-    charts.into_iter().filter(|chart| !chart.lines.is_empty()).collect()
+/// The horizontal positions of all points.
+fn xs(lines: &[Line]) -> impl Iterator<Item = f64> + Clone {
+    lines.iter().flat_map(|line| &line.points).map(|(x, _)| *x)
 }
 
-fn bar_chart(
-    title: &'static str,
-    subtitle: String,
-    unit: &'static str,
-    parts: Vec<(&'static str, usize)>,
-    limit: &'static str,
-    bars: Vec<Bar>,
-) -> Bars {
-    let ends = bars.iter().map(|bar| bar.parts.iter().sum::<f64>().max(bar.limit.unwrap_or(0.0)));
-    let x = (unit, Scale::linear(ends, short));
-    Bars { title, subtitle, x, parts, limit, bars }
-}
-
-/// The sums over all operations of a kind, of several runs.
-#[derive(Default)]
-struct Sum {
-    count: f64,
-    round_trips: f64,
-    verbs: [f64; 3],
-    bytes: f64,
-}
-
-impl Sum {
-    fn add(&mut self, operation: &OperationReport) {
-        self.count += operation.count as f64;
-        self.round_trips += operation.round_trips as f64;
-        for (sum, verbs) in self.verbs.iter_mut().zip([
-            operation.verbs.read,
-            operation.verbs.write,
-            operation.verbs.cas,
-        ]) {
-            *sum += verbs as f64;
-        }
-        self.bytes += operation.bytes as f64;
-    }
+/// The vertical positions of all points.
+fn ys(lines: &[Line]) -> impl Iterator<Item = f64> + Clone {
+    lines.iter().flat_map(|line| &line.points).map(|(_, y)| *y)
 }
 
 /// The points of a distribution: latency and percentile, from left to right. Results of older
@@ -332,7 +225,7 @@ pub(crate) struct Setting {
     fabric: String,
     /// 0 if the runs differ in their number of records.
     records: u64,
-    value_size: u32,
+    pub(super) value_size: u32,
     /// The name of the values' lengths; empty in older results.
     sizes: String,
     /// The mix of operations; empty for a standard workload.
@@ -362,7 +255,7 @@ impl Setting {
         }
     }
 
-    fn is_of_one_length(&self) -> bool {
+    pub(super) fn is_of_one_length(&self) -> bool {
         self.sizes.is_empty() || self.sizes == self.value_size.to_string()
     }
 
@@ -411,7 +304,7 @@ pub(crate) fn curve(run: &YcsbReport) -> String {
     curve
 }
 
-pub(crate) fn threads(count: u32) -> String {
+fn threads(count: u32) -> String {
     format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 

@@ -1,15 +1,18 @@
-//! The page around the charts: figures of merit and tables.
+//! The page around the charts, and its tables.
+
+use std::collections::BTreeMap;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::Inputs;
-use super::chart::Chart;
-use super::figures::{Figures, Setting, curve, machine, threads};
+use super::figures::{Figures, Setting, curve, machine};
 use super::scale::{duration, short};
 use crate::environment::Origin;
+use crate::price::Price;
 use crate::publish::grouped;
-use crate::report::YcsbReport;
+use crate::report::{OperationReport, YcsbReport};
 use crate::verbs::VerbsReport;
+use crate::workload::Kind;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -34,8 +37,8 @@ pub(crate) fn page(inputs: &Inputs) -> String {
             body {
                 h1 { "Farside, measured" }
                 p { (summary(inputs)) }
-                (cards(inputs))
                 (charts(&figures))
+                (costs(&inputs.ycsb))
                 (runs(&inputs.ycsb))
                 (verbs(&inputs.verbs))
             }
@@ -76,64 +79,6 @@ fn summary(inputs: &Inputs) -> String {
     format!("{} result(s){span}{on}", origins.len())
 }
 
-/// A run in a few words.
-fn run_name(run: &YcsbReport) -> String {
-    let threads = threads(run.threads);
-    format!("workload {} on {}, {threads}, depth {}", curve(run), run.fabric, run.depth)
-}
-
-/// The figures of merit.
-fn cards(inputs: &Inputs) -> Markup {
-    let runs = || inputs.ycsb.iter().map(|(_, run)| run);
-    let best = |value: &dyn Fn(&YcsbReport) -> Option<f64>| {
-        let known = runs().filter_map(|run| Some((value(run)?, run)));
-        known.max_by(|(a, _), (b, _)| a.total_cmp(b))
-    };
-    let gets = || runs().filter_map(|run| run.operations.get("get"));
-    let (gets, trips) =
-        gets().fold((0, 0), |sum, get| (sum.0 + get.count, sum.1 + get.round_trips));
-    let (count, allocations) =
-        runs().fold((0, 0), |sum, run| (sum.0 + run.count(), sum.1 + run.allocations));
-    html! {
-        div class="cards" {
-            @if let Some((ops_s, run)) = best(&|run| Some(run.throughput_ops_s)) {
-                (card(&short(ops_s), "operations/s at most", &run_name(run)))
-            }
-            // The lowest value, negated, is the largest of the negated values.
-            @if let Some((ns, run)) =
-                best(&|run| Some(-(run.operations.get("get")?.p50_ns as f64))) {
-                (card(&duration(-ns), "p50 of a GET at least", &run_name(run)))
-            }
-            @if let Some((ratio, run)) = best(&|run| Some(run.limit?.mix_ratio)) {
-                (card(&format!("{ratio:.2}"), "of the raw verbs at most", &run_name(run)))
-            }
-            @if let Some((per_s, run)) = best(&per_cpu_s) {
-                @let name = "operations a CPU second at most, of client and server";
-                (card(&short(per_s), name, &run_name(run)))
-            }
-            @if gets > 0 {
-                @let mean = format!("{:.3}", trips as f64 / gets as f64);
-                @let of = format!("of {} in all runs", short(gets as f64));
-                (card(&mean, "round trips a GET", &of))
-            }
-            @if count > 0 {
-                @let of = format!("in {} operations", short(count as f64));
-                (card(&grouped(allocations), "allocations of the client", &of))
-            }
-        }
-    }
-}
-
-fn card(number: &str, name: &str, of: &str) -> Markup {
-    html! {
-        div class="card" {
-            strong { (number) }
-            span { (name) }
-            span class="of" { (of) }
-        }
-    }
-}
-
 /// Operations for each second of CPU time, of clients and server. `None` for a result that lacks
 /// one of them.
 fn per_cpu_s(run: &YcsbReport) -> Option<f64> {
@@ -142,21 +87,67 @@ fn per_cpu_s(run: &YcsbReport) -> Option<f64> {
 }
 
 fn charts(figures: &Figures<'_>) -> Markup {
-    let drawn = |charts: Vec<Chart>| charts.iter().map(Chart::draw).collect::<Vec<_>>();
-    let bars = figures.limits().into_iter().chain(figures.costs());
     let sections = [
-        ("Throughput", drawn(figures.throughput())),
-        ("Growth", drawn(figures.by_records())),
-        ("Latency", drawn(figures.against_load())),
-        ("Latency distributions", drawn(figures.distributions())),
-        ("Cost, and the limit", bars.map(|chart| chart.draw()).collect()),
+        ("Throughput", figures.throughput()),
+        ("Growth", figures.by_records()),
+        ("Latency", figures.against_load()),
+        ("Latency distributions", figures.distributions()),
     ];
     html! {
-        @for (name, charts) in sections.iter().filter(|(_, charts)| !charts.is_empty()) {
-            h2 { (name) }
-            div class="charts" { @for chart in charts { figure { (chart) } } }
+        @for (name, mut charts) in sections {
+            // A workload with one point has no line.
+            @let () = charts.retain(|chart| !chart.lines.is_empty());
+            @if !charts.is_empty() {
+                h2 { (name) }
+                div class="charts" { @for chart in charts { figure { (chart.draw()) } } }
+            }
         }
     }
+}
+
+/// A table of what an operation costs, beside the least that it can cost: README's price list.
+fn costs(runs: &[(String, YcsbReport)]) -> Markup {
+    let mut sums = BTreeMap::<(Setting, String, &str), [u64; 6]>::new();
+    for (_, run) in runs {
+        for (kind, operation) in &run.operations {
+            let OperationReport { count, round_trips, verbs, bytes, .. } = *operation;
+            let more = [count, round_trips, verbs.read, verbs.write, verbs.cas, bytes];
+            let sum = sums.entry((Setting::of(run), curve(run), kind)).or_default();
+            *sum = std::array::from_fn(|index| sum[index] + more[index]);
+        }
+    }
+    let heads = ["operation", "setting", "round trips", "READs", "WRITEs", "CASs", "bytes"];
+    let rows = html! {
+        @for ((setting, curve, kind), [count, costs @ ..]) in &sums {
+            tr class="run" {
+                td class="text" { (curve) " " (kind) }
+                td class="text" { (setting.subtitle("")) }
+                @for (cost, least) in costs.iter().zip(least(kind, setting)) {
+                    td {
+                        (short(*cost as f64 / *count as f64))
+                        @if let Some(least) = least { " / " (least) }
+                    }
+                }
+            }
+        }
+    };
+    html! {
+        @if !sums.is_empty() {
+            h2 { "Cost of an operation / the least there can be" }
+            (table(2, &heads, &rows))
+        }
+    }
+}
+
+/// The least that an operation costs, as far as it is known.
+fn least(kind: &str, setting: &Setting) -> [Option<u64>; 5] {
+    let Some(kind) = Kind::ALL.into_iter().find(|known| known.name() == kind) else {
+        return [None; 5];
+    };
+    let Price { round_trips, reads, writes, swaps, bytes } =
+        Price::of(kind, setting.value_size as usize);
+    let bytes = setting.is_of_one_length().then_some(bytes);
+    [Some(round_trips), Some(reads), Some(writes), Some(swaps), bytes]
 }
 
 /// A table whose first `texts` columns are texts.
@@ -190,7 +181,7 @@ fn runs(runs: &[(String, YcsbReport)]) -> Markup {
         "of raw verbs",
         "ops a CPU s",
     ];
-    let latency = |(kind, operation): (&String, &crate::report::OperationReport)| {
+    let latency = |(kind, operation): (&String, &OperationReport)| {
         let [p50, p99] = [operation.p50_ns, operation.p99_ns].map(|ns| duration(ns as f64));
         format!("{kind} {p50} / {p99}")
     };

@@ -59,16 +59,6 @@ impl Scale {
         Self { shape: Shape::Log, min: below, max: above, ticks }
     }
 
-    /// Logarithmic, with a mark at each value.
-    pub(crate) fn steps(mut values: Vec<f64>, label: fn(f64) -> String) -> Self {
-        values.sort_by(f64::total_cmp);
-        values.dedup();
-        let min = values.first().copied().unwrap_or(1.0);
-        let max = values.last().copied().unwrap_or(1.0).max(min * 1.01).max(1.01);
-        let ticks = values.into_iter().map(|value| (value, label(value))).collect();
-        Self { shape: Shape::Log, min, max, ticks }
-    }
-
     /// From 0 to [`PERCENTILE_MAX`].
     pub(crate) fn percentiles() -> Self {
         let ticks = [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, PERCENTILE_MAX];
@@ -149,9 +139,6 @@ mod tests {
             ["200 ns", "500 ns", "1 \u{b5}s", "2 \u{b5}s", "5 \u{b5}s", "10 \u{b5}s"]
         );
         assert!((log.position(2000f64.sqrt() * 1000f64.sqrt()) - 0.5).abs() < 0.01);
-        let threads = Scale::steps(vec![4.0, 1.0, 2.0, 1.0], short);
-        assert_eq!(ticks(&threads), ["1", "2", "4"]);
-        assert!((threads.position(2.0) - 0.5).abs() < 1e-9);
         let nines = Scale::percentiles();
         assert!((nines.position(90.0) * 5.0 - 1.0).abs() < 1e-9, "{}", nines.position(90.0));
     }
@@ -162,7 +149,6 @@ mod tests {
             for scale in [
                 Scale::linear(values.clone().into_iter(), short),
                 Scale::log(values.clone().into_iter(), short),
-                Scale::steps(values.clone(), short),
             ] {
                 for value in [0.0, 5.0, 1e12] {
                     assert!((0.0..=1.0).contains(&scale.position(value)), "{values:?} {scale:?}");

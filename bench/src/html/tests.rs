@@ -100,12 +100,12 @@ fn the_page_has_every_result_and_every_kind_of_chart() {
         "Latency against load: workload b",
         "Latency against load: workload c",
         "Latency distribution",
-        "Throughput against the raw verbs",
-        "Round trips an operation",
-        "Verbs an operation",
-        "Bytes an operation",
     ] {
         assert!(texts.iter().any(|text| text == title), "{title}");
+    }
+    // A GET of a cached location, by README's price list.
+    for cost in ["1.05 / 1", "0 / 0", "140 / 128"] {
+        assert!(page.contains(&format!("<td>{cost}</td>")), "{cost}");
     }
     // The page loads nothing and runs no script.
     for attribute in ["src", "href", "onload", "action"] {
