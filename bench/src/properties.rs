@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::distribution::Shape;
-use crate::value_size::{Fields, ValueSize};
+use crate::value_size::{VALUE_BYTES_MAX, ValueSize};
 use crate::workload::{Kind, Mix, NEEDS_RANGES};
 
 /// A name and a value.
@@ -31,7 +31,7 @@ impl FromStr for Property {
 pub struct Properties(BTreeMap<String, (String, String)>);
 
 /// The properties that have an effect on a run.
-const USED: [&str; 16] = [
+const USED: [&str; 15] = [
     "recordcount",
     "operationcount",
     "maxexecutiontime",
@@ -47,7 +47,6 @@ const USED: [&str; 16] = [
     "hotspotopnfraction",
     "fieldcount",
     "fieldlength",
-    "fieldlengthdistribution",
 ];
 /// Properties without an effect here: whole values are read and written, there is one table, and
 /// scans are refused.
@@ -60,9 +59,10 @@ const WITHOUT_EFFECT: [&str; 6] = [
     "scanlengthdistribution",
 ];
 /// Properties with only one meaning here, each with the values that stand for it.
-const FIXED: [(&str, &[&str]); 2] = [
+const FIXED: [(&str, &[&str]); 3] = [
     ("workload", &["site.ycsb.workloads.CoreWorkload", "com.yahoo.ycsb.workloads.CoreWorkload"]),
     ("insertorder", &["hashed"]),
+    ("fieldlengthdistribution", &["constant"]),
 ];
 
 impl Properties {
@@ -178,18 +178,9 @@ impl Properties {
     pub fn value_size(&self) -> Result<ValueSize, String> {
         let count = self.number("fieldcount", 1..=u32::MAX.into())?.unwrap_or(10) as u32;
         let length = self.number("fieldlength", 1..=u32::MAX.into())?.unwrap_or(100) as u32;
-        let (name, given) = ("fieldlengthdistribution", self.value("fieldlengthdistribution"));
-        let fields = |are_zipfian| {
-            let fields = Fields::new(count, length, are_zipfian);
-            fields.ok_or_else(|| {
-                format!("{count} fields of {length} bytes are longer than a value can be")
-            })
-        };
-        match given.unwrap_or("constant") {
-            "constant" => fields(false).map(|_| ValueSize::Constant(count * length)),
-            "uniform" => fields(false).map(ValueSize::Fields),
-            "zipfian" => fields(true).map(ValueSize::Fields),
-            _ => Err(self.wrong(name, "there are constant, uniform and zipfian here")),
+        match count.checked_mul(length).filter(|bytes| *bytes <= VALUE_BYTES_MAX) {
+            Some(bytes) => Ok(ValueSize::Constant(bytes)),
+            None => Err(format!("{count} fields of {length} bytes are longer than a value can be")),
         }
     }
 }
@@ -232,7 +223,7 @@ mod tests {
             ("scanproportion=0.1", mix, "range scans"),
             ("fieldlength=0", size, "from 1 to"),
             ("fieldcount=1000000", size, "1000000 fields of 100 bytes"),
-            ("fieldlengthdistribution=histogram", size, "constant, uniform"),
+            ("fieldlengthdistribution=zipfian", check, "the only value here is constant"),
             ("requestdistribution=exponential", shape, "hotspot here"),
             ("insertorder=ordered", check, "the only value here is hashed"),
             ("workload=site.ycsb.workloads.TimeSeriesWorkload", check, "CoreWorkload"),

@@ -6,8 +6,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::zipfian::THETA;
-
 /// The lengths of the values, in bytes, over the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueSize {
@@ -21,27 +19,12 @@ pub enum ValueSize {
     /// ZippyDB at Facebook, as fitted by Cao et al., "Characterizing, Modeling, and Benchmarking
     /// RocksDB Key-Value Workloads at Facebook" (FAST 2020).
     ZippyDb,
-    /// The records of upstream YCSB, which consist of fields.
-    Fields(Fields),
-}
-
-/// The fields of a value, from upstream's `fieldcount`, `fieldlength` and
-/// `fieldlengthdistribution`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fields {
-    /// The number of fields.
-    pub count: u32,
-    /// The length of the longest field, in bytes.
-    pub length_max: u32,
-    /// Whether short fields are the most frequent, by the continuous form of Zipf's law. If not,
-    /// lengths are uniform, from 1.
-    pub are_zipfian: bool,
 }
 
 /// Limit on a value whose length comes from a formula, in bytes: a server's default limit.
 const FORMULA_BYTES_MAX: u32 = 1 << 20;
 /// The longest value that can be asked for, in bytes.
-const VALUE_BYTES_MAX: u32 = 4 << 20;
+pub const VALUE_BYTES_MAX: u32 = 4 << 20;
 
 /// The share of each length from 0 to 14 in the ETC pool; the paper's table, in 1/100,000.
 const ETC_SHORT: [u32; 15] =
@@ -78,13 +61,10 @@ impl ValueSize {
         match *self {
             Self::Constant(bytes) => bytes,
             Self::Uniform(min, max) => {
-                min + (uniform(record, 0) * (f64::from(max - min) + 1.0)) as u32
+                min + (uniform(record) * (f64::from(max - min) + 1.0)) as u32
             }
-            Self::Facebook => etc(uniform(record, 0)),
-            Self::ZippyDb => capped(ZIPPYDB.quantile(uniform(record, 0))),
-            Self::Fields(fields) => (0..fields.count)
-                .map(|field| fields.length(uniform(record, u64::from(field))))
-                .sum(),
+            Self::Facebook => etc(uniform(record)),
+            Self::ZippyDb => capped(ZIPPYDB.quantile(uniform(record))),
         }
     }
 
@@ -99,7 +79,6 @@ impl ValueSize {
                 short + (1.0 - shares.iter().sum::<f64>()) * ETC.mean()
             }
             Self::ZippyDb => ZIPPYDB.mean(),
-            Self::Fields(fields) => f64::from(fields.count) * fields.length_mean(),
         }
     }
 
@@ -109,7 +88,6 @@ impl ValueSize {
             Self::Constant(bytes) => bytes,
             Self::Uniform(min, _) => min,
             Self::Facebook | Self::ZippyDb => 0,
-            Self::Fields(fields) => fields.count,
         }
     }
 
@@ -119,7 +97,6 @@ impl ValueSize {
             Self::Constant(bytes) => bytes,
             Self::Uniform(_, max) => max,
             Self::Facebook | Self::ZippyDb => FORMULA_BYTES_MAX,
-            Self::Fields(fields) => fields.count * fields.length_max,
         }
     }
 }
@@ -141,45 +118,10 @@ fn capped(bytes: f64) -> u32 {
     (bytes.round() as u32).min(FORMULA_BYTES_MAX)
 }
 
-impl Fields {
-    /// Values of `count` fields of up to `length_max` bytes; `None` if the value would be empty or
-    /// too long.
-    pub fn new(count: u32, length_max: u32, are_zipfian: bool) -> Option<Self> {
-        let bytes = count.checked_mul(length_max)?;
-        let is_possible = count > 0 && length_max > 0 && bytes <= VALUE_BYTES_MAX;
-        is_possible.then_some(Self { count, length_max, are_zipfian })
-    }
-
-    #[inline]
-    fn length(&self, u: f64) -> u32 {
-        let length_max = f64::from(self.length_max);
-        let length = if self.are_zipfian {
-            // The inverse of the continuous law between 1 and length_max + 1.
-            let power = (length_max + 1.0).powf(1.0 - THETA) - 1.0;
-            (1.0 + u * power).powf(1.0 / (1.0 - THETA))
-        } else {
-            1.0 + u * length_max
-        };
-        (length as u32).clamp(1, self.length_max)
-    }
-
-    fn length_mean(&self) -> f64 {
-        if !self.are_zipfian {
-            return f64::midpoint(1.0, self.length_max.into());
-        }
-        let primitive = |x: f64| x.powf(1.0 - THETA);
-        let all = primitive(f64::from(self.length_max) + 1.0) - 1.0;
-        let share =
-            |length: u32| (primitive(f64::from(length) + 1.0) - primitive(f64::from(length))) / all;
-        (1..=self.length_max).map(|length| f64::from(length) * share(length)).sum()
-    }
-}
-
-/// A pseudo-random number from 0 up to 1 that depends only on the record and `number`: SplitMix64.
+/// A pseudo-random number from 0 up to 1 that depends only on the record: SplitMix64.
 #[inline]
-fn uniform(record: u64, number: u64) -> f64 {
-    let mut bits = record.wrapping_mul(64).wrapping_add(number);
-    bits = bits.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn uniform(record: u64) -> f64 {
+    let mut bits = record.wrapping_mul(64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((bits ^ bits >> 31) >> 11) as f64 / (1u64 << 53) as f64
@@ -216,10 +158,6 @@ impl fmt::Display for ValueSize {
             Self::Uniform(min, max) => write!(f, "uniform:{min}-{max}"),
             Self::Facebook => f.write_str("facebook"),
             Self::ZippyDb => f.write_str("zippydb"),
-            Self::Fields(Fields { count, length_max, are_zipfian }) => {
-                let lengths = if *are_zipfian { "zipfian" } else { "uniform" };
-                write!(f, "{count} fields, {lengths}:1-{length_max}")
-            }
         }
     }
 }
@@ -240,13 +178,11 @@ mod tests {
         sizes.iter().map(|bytes| f64::from(*bytes)).sum::<f64>() / sizes.len() as f64
     }
 
-    const ALL: [ValueSize; 6] = [
+    const ALL: [ValueSize; 4] = [
         ValueSize::Constant(64),
         ValueSize::Uniform(16, 1024),
         ValueSize::Facebook,
         ValueSize::ZippyDb,
-        ValueSize::Fields(Fields { count: 10, length_max: 100, are_zipfian: false }),
-        ValueSize::Fields(Fields { count: 10, length_max: 100, are_zipfian: true }),
     ];
 
     #[test]
@@ -297,7 +233,5 @@ mod tests {
         for text in ["", "-1", "uniform:5-4", "uniform:5", "twitter", "4194305", "1KiB"] {
             assert!(text.parse::<ValueSize>().unwrap_err().contains("zippydb"), "{text}");
         }
-        assert_eq!(Fields::new(1 << 20, 1 << 20, false), None);
-        assert_eq!(Fields::new(0, 100, false), None);
     }
 }

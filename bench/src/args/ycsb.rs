@@ -250,7 +250,6 @@ mod tests {
 
     use super::super::tests::ycsb;
     use super::*;
-    use crate::value_size::Fields;
     use crate::workload::Kind;
 
     /// Upstream's workloada to workloadf, without their comments.
@@ -323,9 +322,8 @@ mod tests {
         let run = ycsb(&format!("{a} -p target=500"));
         assert_eq!((run.target_rate, run.arrivals), (Some(500.0), Arrivals::Fixed));
         assert_eq!(ycsb(&format!("{a} -p target=5 --target-rate 0.5")).target_rate, Some(0.5));
-        let run = ycsb("ycsb -p fieldlengthdistribution=zipfian -p readproportion=0.2");
-        let fields = Fields { count: 10, length_max: 100, are_zipfian: true };
-        assert_eq!((run.value_size, run.shape()), (ValueSize::Fields(fields), Shape::Uniform));
+        let run = ycsb("ycsb -p fieldlengthdistribution=constant -p readproportion=0.2");
+        assert_eq!((run.value_size, run.shape()), (ValueSize::Constant(1000), Shape::Uniform));
         // Reads are 0.2, and updates have upstream's default of 0.05.
         assert!((run.mix.share(Kind::Get) - 0.8).abs() < 1e-12);
         assert_eq!(run.workload_name(), "custom");

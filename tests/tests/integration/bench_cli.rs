@@ -141,7 +141,7 @@ fn a_run_makes_exactly_the_given_number_of_operations() {
     for (line, expected) in [
         ("--workload a --operations 1001 --threads 3", 1001),
         ("--workload d --operations 77 --depth 1 --value-size facebook", 77),
-        ("-p operationcount=5 -p insertproportion=1 -p fieldlengthdistribution=uniform", 5),
+        ("-p operationcount=5 -p insertproportion=1 -p fieldlengthdistribution=constant", 5),
         ("--workload f --operations 333 --distribution hotspot --target-rate 1e6", 333),
     ] {
         let json = measured(line);
