@@ -7,7 +7,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use farside::{Outcome, Version};
+use farside::Outcome;
 use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, HistoryOperation, Record, write};
 
@@ -79,22 +79,8 @@ impl HistoryFile {
     }
 }
 
-/// An operation as the measured loop notes it.
-#[derive(Clone, Copy)]
-struct JournalEntry {
-    operation: HistoryOperation,
-    record: u64,
-    /// The hash of the value that it stores.
-    argument: Option<u64>,
-    /// The hash and the version of the value that it found.
-    found: Option<(u64, Version)>,
-    ended: Ended,
-    invoke: u64,
-    returned: Option<u64>,
-}
-
 /// The number of operations that are written at once.
-const ENTRIES_MAX: usize = 1 << 14;
+const RECORDS_MAX: usize = 1 << 14;
 /// The length of a value's number, in bytes. Each value begins with its number, so no two are
 /// equal.
 pub const NUMBER_BYTES: usize = size_of::<u64>();
@@ -111,11 +97,11 @@ pub struct Journal<'f> {
     number: u64,
     value: Vec<u8>,
     /// The operation that is about to start.
-    next: Option<JournalEntry>,
+    next: Option<Record>,
     /// The operations in flight, by lane.
-    lanes: Vec<Option<JournalEntry>>,
-    /// Ended operations that are not written yet, each with its process.
-    ended: Vec<(u64, JournalEntry)>,
+    lanes: Vec<Option<Record>>,
+    /// Ended operations that are not written yet.
+    ended: Vec<Record>,
     /// The first error of the file. After it nothing more is written.
     failed: Option<Error>,
 }
@@ -130,7 +116,7 @@ impl<'f> Journal<'f> {
             value: Vec::new(),
             next: None,
             lanes: vec![None; lanes.into()],
-            ended: Vec::with_capacity(ENTRIES_MAX),
+            ended: Vec::with_capacity(RECORDS_MAX),
             failed: None,
         }
     }
@@ -142,28 +128,30 @@ impl<'f> Journal<'f> {
             // lane.
             *first = Some(next);
         }
-        let open = self.lanes.drain(..).zip(self.process..);
-        self.ended.extend(open.filter_map(|(entry, process)| Some((process, entry?))));
+        self.ended.extend(self.lanes.drain(..).flatten());
         self.write();
         self.failed.map_or(Ok(()), Err)
     }
 
     fn write(&mut self) {
-        let records: Vec<Record> = self.ended.drain(..).map(record).collect();
         if self.failed.is_none() {
-            self.failed = self.file.append(&records).err();
+            self.failed = self.file.append(&self.ended).err();
         }
+        self.ended.clear();
     }
 }
 
 impl Witness for Journal<'_> {
     fn begins(&mut self, operation: HistoryOperation, record: u64) {
-        self.next = Some(JournalEntry {
+        self.next = Some(Record {
+            process: self.process,
             operation,
-            record,
+            key: record.to_string(),
             argument: None,
+            expected: None,
+            result: Ended::Unknown,
             found: None,
-            ended: Ended::Unknown,
+            version: None,
             invoke: boot_time_ns(),
             returned: None,
         });
@@ -175,53 +163,44 @@ impl Witness for Journal<'_> {
         self.value[..NUMBER_BYTES].copy_from_slice(&self.number.to_le_bytes());
         self.number += 1;
         if let Some(next) = &mut self.next {
-            next.argument = Some(content(&self.value));
+            next.argument = Some(hash(&self.value));
         }
         &self.value
     }
 
     fn started_on(&mut self, lane: usize) {
-        self.lanes[lane] = self.next.take();
+        let process = self.process + lane as u64;
+        self.lanes[lane] = self.next.take().map(|record| Record { process, ..record });
     }
 
     fn ends(&mut self, lane: usize, outcome: Outcome<'_>) {
         let returned = Some(boot_time_ns());
-        let Some(entry) = self.lanes[lane].take() else { return };
+        let Some(mut record) = self.lanes[lane].take() else { return };
         let (has_succeeded, found) = match outcome {
             Outcome::Value(found) => (found.is_some(), found),
             Outcome::Stored => (true, None),
             Outcome::Applied(applied) => (applied, None),
         };
-        let ended = if has_succeeded { Ended::Done } else { Ended::Refused };
-        let found = found.map(|(value, version)| (content(value), version));
-        self.ended
-            .push((self.process + lane as u64, JournalEntry { ended, found, returned, ..entry }));
-        if self.ended.len() == ENTRIES_MAX {
+        record.returned = returned;
+        record.result = if has_succeeded { Ended::Done } else { Ended::Refused };
+        if let Some((value, version)) = found {
+            record.found = Some(hash(value));
+            record.version = Some(hexadecimal(version.to_u64()));
+        }
+        self.ended.push(record);
+        if self.ended.len() == RECORDS_MAX {
             self.write();
         }
     }
 }
 
 /// The hash of a value's bytes, which identifies the value in a history.
-fn content(value: &[u8]) -> u64 {
+fn hash(value: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
     hasher.write(value);
-    hasher.finish()
+    hexadecimal(hasher.finish())
 }
 
-fn record((process, entry): (u64, JournalEntry)) -> Record {
-    let text = |number: u64| format!("{number:016x}");
-    let (found, version) = entry.found.unzip();
-    Record {
-        process,
-        operation: entry.operation,
-        key: entry.record.to_string(),
-        argument: entry.argument.map(text),
-        expected: None,
-        result: entry.ended,
-        found: found.map(text),
-        version: version.map(|version| text(version.to_u64())),
-        invoke: entry.invoke,
-        returned: entry.returned,
-    }
+fn hexadecimal(number: u64) -> String {
+    format!("{number:016x}")
 }
