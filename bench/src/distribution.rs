@@ -78,7 +78,7 @@ impl Default for Skew {
 }
 
 /// A permutation of the records, so that popular records are far apart. It keeps the probability of
-/// each rank. Upstream hashes ranks of far more items instead: [`ScrambledZipfian`].
+/// each rank. Upstream hashes ranks of far more items instead.
 #[derive(Clone, Debug)]
 struct Scramble {
     items: u64,
@@ -111,6 +111,9 @@ fn common_divisor(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
+/// The items of upstream's scrambled zipfian.
+const SCRAMBLED_ITEMS: u64 = 10_000_000_000;
+
 /// Draws records.
 #[derive(Clone, Debug)]
 pub struct Distribution(Draw);
@@ -118,27 +121,12 @@ pub struct Distribution(Draw);
 #[derive(Clone, Debug)]
 enum Draw {
     Zipfian(Zipfian, Scramble),
-    ScrambledZipfian(ScrambledZipfian),
+    /// YCSB's `ScrambledZipfianGenerator`: draws ranks of [`SCRAMBLED_ITEMS`] items, however few
+    /// the records, and hashes them to records. Each record gets many items, which evens them out.
+    ScrambledZipfian(Zipfian, u64),
     Uniform,
     Latest(Zipfian),
     Hotspot(Hotspot, Scramble),
-}
-
-/// YCSB's `ScrambledZipfianGenerator`: draws ranks of [`Self::ITEMS`] items, however few the
-/// records, and hashes them to records. Each record gets many items, which evens the records out.
-#[derive(Clone, Debug)]
-struct ScrambledZipfian {
-    ranks: Zipfian,
-    records: u64,
-}
-
-impl ScrambledZipfian {
-    const ITEMS: u64 = 10_000_000_000;
-
-    #[inline]
-    fn draw(&self, random: &mut impl Rng) -> u64 {
-        keys::hash(self.ranks.draw(random)) % self.records
-    }
 }
 
 /// YCSB's `HotspotIntegerGenerator`: uniform within the hot records, and within the others.
@@ -181,8 +169,7 @@ impl Distribution {
         Self(match shape {
             Shape::Zipfian => Draw::Zipfian(Zipfian::new(records, skew.theta), scramble),
             Shape::ScrambledZipfian => {
-                let ranks = Zipfian::new(ScrambledZipfian::ITEMS, skew.theta);
-                Draw::ScrambledZipfian(ScrambledZipfian { ranks, records })
+                Draw::ScrambledZipfian(Zipfian::new(SCRAMBLED_ITEMS, skew.theta), records)
             }
             Shape::Uniform => Draw::Uniform,
             Shape::Latest => Draw::Latest(Zipfian::new(records, skew.theta)),
@@ -198,7 +185,7 @@ impl Distribution {
     pub fn draw(&self, random: &mut impl Rng, records_now: u64) -> u64 {
         match &self.0 {
             Draw::Zipfian(ranks, scramble) => scramble.record(ranks.draw(random)),
-            Draw::ScrambledZipfian(records) => records.draw(random),
+            Draw::ScrambledZipfian(ranks, records) => keys::hash(ranks.draw(random)) % records,
             Draw::Uniform => below(random, records_now),
             Draw::Latest(ranks) => records_now - 1 - ranks.draw(random),
             Draw::Hotspot(ranks, scramble) => scramble.record(ranks.draw(random)),

@@ -1,7 +1,5 @@
 //! The memory that a server needs for a run.
 
-use std::collections::BTreeMap;
-
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_layout::{
@@ -77,7 +75,7 @@ const SESSION_BLOCKS: u64 = 64;
 /// to 29 % with 2^17.
 const INDEX_LOAD_PERCENT_MAX: u64 = 25;
 
-/// The number of records from which the distribution over size classes is estimated.
+/// The number of records from which the memory of all is estimated.
 const SAMPLE: u64 = 1 << 16;
 
 impl Demand {
@@ -143,31 +141,20 @@ impl Demand {
         })
     }
 
-    /// The memory for the blocks of so many records. The blocks of each class fill whole spans.
+    /// The memory for the blocks of so many records, of which it samples some.
     fn heap_bytes(&self, records: u64) -> Result<u64> {
         let span_bytes = |class: SizeClass| class.chunks_per_span() * CHUNK_BYTES;
-        let mut sampled: BTreeMap<u64, (SizeClass, u64)> = BTreeMap::new();
-        let sample = match self.sizes {
-            ValueSize::Constant(_) => 1,
-            _ => records.min(SAMPLE),
-        };
+        let sample = records.min(SAMPLE);
+        let mut sampled = 0;
         for record in 0..sample {
             let class = class(self.sizes.of(record))?;
-            sampled.entry(class.block_bytes()).or_insert((class, 0)).1 += 1;
+            sampled += span_bytes(class).div_ceil(class.blocks_per_span());
         }
-        let spans = |(class, count): (SizeClass, u64)| {
-            let blocks = (u128::from(records) * u128::from(count)).div_ceil(sample.into()) as u64;
-            blocks.div_ceil(class.blocks_per_span()) * span_bytes(class)
-        };
-        let common: u64 = sampled.values().copied().map(spans).sum();
-        if sample == 1 {
-            return Ok(common);
-        }
-        // One more span for each class that the sample may have missed, and a tenth for its error.
-        let longest = class(self.sizes.max())?;
-        let classes =
-            SizeClass::all().take_while(|class| class.block_bytes() <= longest.block_bytes());
-        Ok(common + common / 10 + classes.map(span_bytes).sum::<u64>())
+        let blocks = (u128::from(records) * u128::from(sampled)).div_ceil(sample.into()) as u64;
+        // A tenth for the sample's error, and the unused part of a span for each class.
+        let ends = class(self.sizes.min())?.block_bytes()..=class(self.sizes.max())?.block_bytes();
+        let classes = SizeClass::all().filter(|class| ends.contains(&class.block_bytes()));
+        Ok(blocks + blocks / 10 + classes.map(span_bytes).sum::<u64>())
     }
 }
 
