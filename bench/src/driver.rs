@@ -12,8 +12,6 @@
 //! With a [`Schedule`]: a latency counts from when the operation was due, also if earlier
 //! operations delayed it. The service time, which is recorded too, counts from its start, as above.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use farside::{Outcome, PipelineFull};
 
 use crate::accounting::now_ns;
@@ -43,9 +41,6 @@ pub struct Driver<'a, W> {
     depth: usize,
     schedule: Option<Schedule>,
     records: &'a RecordCounter,
-    /// The number of operations that the thread did in all phases, to within one batch, for other
-    /// threads to read.
-    progress: &'a AtomicU64,
 }
 
 impl<'a, W: Witness> Driver<'a, W> {
@@ -55,12 +50,11 @@ impl<'a, W: Witness> Driver<'a, W> {
         (value_bytes_max, depth): (u32, usize),
         seed: u64,
         records: &'a RecordCounter,
-        progress: &'a AtomicU64,
     ) -> Self {
         let values = Values::new(value_bytes_max, seed);
         let value = Vec::with_capacity(value_bytes_max as usize);
         let (batch, schedule) = (Batch::new(), None);
-        Self { witness, batch, values, value, depth, schedule, records, progress }
+        Self { witness, batch, values, value, depth, schedule, records }
     }
 
     /// Forgets the operations that are generated and not started yet: another source follows.
@@ -97,12 +91,6 @@ impl<'a, W: Witness> Driver<'a, W> {
             recorder.behind_ns = now_ns().saturating_sub(schedule.due_ns());
         }
         Ok(())
-    }
-
-    fn publish(&self, operations: usize) {
-        // A load and a store suffice, because only this thread writes.
-        let before = self.progress.load(Ordering::Relaxed);
-        self.progress.store(before + operations as u64, Ordering::Relaxed);
     }
 
     fn one_by_one<S: MeasuredStore>(
@@ -145,7 +133,6 @@ impl<'a, W: Witness> Driver<'a, W> {
                 }
             }
             self.batch.consume(done);
-            self.publish(done);
         }
         attribution.leave(store, recorder);
         Ok(())
@@ -287,7 +274,6 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
                 if !self.driver.batch.refill(source) {
                     return false;
                 }
-                self.driver.publish(self.driver.batch.rest().len());
                 (now, shared) = (now_ns(), 0);
                 self.recorder.driver_ns += now - before;
             } else if shared == READING_SHARED_MAX {

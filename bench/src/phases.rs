@@ -1,7 +1,7 @@
 //! The threads of a run and the phases that they go through: load, warm-up, measure.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -34,12 +34,6 @@ enum Phase {
     Stop,
 }
 
-/// The number of operations that a thread did. Alone in its cache line and in the neighbouring one,
-/// which is prefetched with it.
-#[derive(Default)]
-#[repr(align(128))]
-struct ThreadProgress(AtomicU64);
-
 /// The state that all threads share.
 struct Shared<'a> {
     args: &'a Ycsb,
@@ -51,12 +45,11 @@ struct Shared<'a> {
     phase: AtomicU8,
     budget: Option<Arc<Budget>>,
     /// How many threads have loaded their share of the records.
-    loaded: AtomicUsize,
+    loaded: AtomicU32,
     /// How many threads have ended their warm-up.
-    started: AtomicUsize,
+    started: AtomicU32,
     /// How many threads have ended their measurement.
-    ended: AtomicUsize,
-    progress: Box<[ThreadProgress]>,
+    ended: AtomicU32,
 }
 
 /// A guard: ends the run for the other threads when this one fails or panics.
@@ -72,8 +65,8 @@ impl Drop for StopOthers<'_> {
 
 /// The time between two checks of a thread that waits for the next phase.
 const PAUSE: Duration = Duration::from_micros(200);
-/// The time between two changes of the progress line.
-const TICK: Duration = Duration::from_millis(100);
+/// The time between two checks whether a phase is over.
+const WATCH_PAUSE: Duration = Duration::from_millis(5);
 
 /// Runs all phases.
 pub fn run_phases(
@@ -93,10 +86,9 @@ pub fn run_phases(
         load_kind: if server.is_own() { Kind::Insert } else { Kind::Put },
         phase: AtomicU8::new(Phase::Load as u8),
         budget: args.operations.map(|operations| Arc::new(Budget::new(operations))),
-        loaded: AtomicUsize::new(0),
-        started: AtomicUsize::new(0),
-        ended: AtomicUsize::new(0),
-        progress: (0..args.all_threads()).map(|_| ThreadProgress::default()).collect(),
+        loaded: AtomicU32::new(0),
+        started: AtomicU32::new(0),
+        ended: AtomicU32::new(0),
     };
     thread::scope(|scope| {
         let shared = &shared;
@@ -151,10 +143,8 @@ impl Shared<'_> {
         let share = (thread.into(), args.all_threads().into());
         // Each thread has its own operations and values, whatever --seed is.
         let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(thread) << 32;
-        let progress = &self.progress[thread as usize].0;
         let value_bytes_max_and_depth = (args.value_size.max(), args.depth.into());
-        let mut driver =
-            Driver::new(witness, value_bytes_max_and_depth, seed, &self.records, progress);
+        let mut driver = Driver::new(witness, value_bytes_max_and_depth, seed, &self.records);
         self.load(share, &mut driver, &mut session)?;
         let mut source = Generator::new(self.pattern.clone(), self.records.clone(), seed);
         let mut ignored = Recorder::new(Mix::NOTHING);
@@ -221,10 +211,9 @@ impl Shared<'_> {
 
     /// Starts one phase after another and shows a progress line. Returns early if a thread failed.
     fn supervise(&self, server: &Server, interrupt: &Interrupt) -> Result<RunFacts> {
-        let line = ProgressLine::new();
+        let all = |count: &AtomicU32| count.load(Ordering::Acquire) == self.args.all_threads();
         let load = Instant::now();
-        let all_loaded = || self.loaded.load(Ordering::Acquire) == self.progress.len();
-        self.watch(&line, interrupt, "load", all_loaded)?;
+        self.watch(interrupt, "load", || all(&self.loaded))?;
         let load_seconds = load.elapsed().as_secs_f64();
         let machine = Machine::detect();
         let until = |seconds: Option<f64>| {
@@ -232,16 +221,14 @@ impl Shared<'_> {
             move || end.is_some_and(|end| Instant::now() >= end)
         };
         self.enter_unless_stopped(Phase::WarmUp);
-        self.watch(&line, interrupt, "warm-up", until(Some(self.args.warmup_seconds)))?;
+        self.watch(interrupt, "warm-up", until(Some(self.args.warmup_seconds)))?;
         let before = server.usage();
         self.enter_unless_stopped(Phase::Measure);
         // A thread first finishes what it had in flight in its warm-up, which may take long. The
         // time of the measurement counts only from here.
-        let all_started = || self.started.load(Ordering::Acquire) == self.progress.len();
-        self.watch(&line, interrupt, "warm-up", all_started)?;
+        self.watch(interrupt, "warm-up", || all(&self.started))?;
         let is_time_up = until(self.args.seconds);
-        let all_ended = || self.ended.load(Ordering::Acquire) == self.progress.len();
-        self.watch(&line, interrupt, "measure", || is_time_up() || all_ended())?;
+        self.watch(interrupt, "measure", || is_time_up() || all(&self.ended))?;
         let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
         Ok(RunFacts { server: spent, load_seconds, machine })
     }
@@ -251,31 +238,19 @@ impl Shared<'_> {
         let _ = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, go_on);
     }
 
-    /// Shows progress until the phase is over, or a thread has stopped the run.
+    /// Shows the name of a phase until it is over, or until a thread has stopped the run.
     fn watch(
         &self,
-        line: &ProgressLine,
         interrupt: &Interrupt,
-        phase: &str,
+        phase: &'static str,
         is_over: impl Fn() -> bool,
     ) -> Result<()> {
-        let (started, mut last) = (Instant::now(), Instant::now());
-        let mut before = self.operations();
+        let _line = ProgressLine::new(phase);
         while !is_over() && !self.is_in(Phase::Stop) {
             interrupt.check()?;
-            thread::sleep(Duration::from_millis(5));
-            if last.elapsed() >= TICK {
-                let now = self.operations();
-                let rate = (now - before) as f64 / last.elapsed().as_secs_f64();
-                line.show(phase, rate, started.elapsed());
-                (before, last) = (now, Instant::now());
-            }
+            thread::sleep(WATCH_PAUSE);
         }
         Ok(())
-    }
-
-    fn operations(&self) -> u64 {
-        self.progress.iter().map(|thread| thread.0.load(Ordering::Relaxed)).sum()
     }
 }
 

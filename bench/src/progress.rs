@@ -1,35 +1,24 @@
-//! The line on stderr that shows how a run advances.
+//! The line on stderr that shows which phase a run is in.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::publish::grouped;
+/// The time between two drawings of the line.
+const TICK: Duration = Duration::from_millis(100);
 
-/// A line on stderr that is drawn over and over; invisible if stderr is no terminal.
+/// A line on stderr; invisible if stderr is no terminal.
 pub struct ProgressLine(ProgressBar);
 
-impl Default for ProgressLine {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl ProgressLine {
-    /// An empty line.
-    pub fn new() -> Self {
+    /// A line with the name of a phase, and the time since now.
+    pub fn new(phase: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-            bar.set_style(style);
-        }
+        let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+        let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        bar.set_message(phase);
+        bar.enable_steady_tick(TICK);
         Self(bar)
-    }
-
-    /// Shows the rate of a phase, in operations a second, and how long the phase has taken.
-    pub fn show(&self, phase: &str, rate: f64, elapsed: Duration) {
-        let rate = grouped(rate as u64);
-        self.0.set_message(format!("{phase:<8} {rate:>12} ops/s  {:.1} s", elapsed.as_secs_f64()));
-        self.0.tick();
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -133,12 +133,10 @@ impl TurnWorker {
         load_kind: Kind,
     ) {
         let records = Arc::new(RecordCounter::new(args.records));
-        let progress = AtomicU64::new(0);
         let sizes = ValueSize::Constant(args.value_size);
         let value_bytes_max_and_depth = (args.value_size, args.depth.into());
         let mut witness = ();
-        let mut driver =
-            Driver::new(&mut witness, value_bytes_max_and_depth, args.seed, &records, &progress);
+        let mut driver = Driver::new(&mut witness, value_bytes_max_and_depth, args.seed, &records);
         let mut source = None;
         let go_on = || self.go_on.load(Ordering::Relaxed);
         for order in &self.orders {

@@ -102,12 +102,12 @@ impl Pipelined for &mut SlowOnce {
 /// Drives so many operations. They arrive at this rate; without a rate, each starts when another
 /// has ended.
 fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<f64>) -> Recorder {
-    let (records, progress) = (Arc::new(RecordCounter::new(10)), AtomicU64::new(0));
+    let records = Arc::new(RecordCounter::new(10));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
     source.limit(Some(Arc::new(Budget::new(operations))));
     let mut witness = ();
-    let mut driver = Driver::new(&mut witness, (64, depth), 1, &records, &progress);
+    let mut driver = Driver::new(&mut witness, (64, depth), 1, &records);
     driver.pace(rate_ops_s.map(|rate| Schedule::new(Arrivals::Fixed, rate, (0, 1), 1)));
     let mut recorder = Recorder::new(Workload::C.mix()).with_services();
     driver.drive(&mut store, &mut source, &mut recorder, || true).unwrap();
@@ -170,13 +170,13 @@ impl Witness for Counting {
 
 #[test]
 fn the_witness_of_a_failed_run_sees_every_operation_that_completed() {
-    let (records, progress) = (Arc::new(RecordCounter::new(10)), AtomicU64::new(0));
+    let records = Arc::new(RecordCounter::new(10));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));
     let mut source = Generator::new(pattern, records.clone(), 1);
     for fails_at in [0, 1, 10, 11] {
         let mut store = SlowOnce { operations: 1, fails_at: Some(fails_at), ..SlowOnce::default() };
         let mut witness = Counting::default();
-        let mut driver = Driver::new(&mut witness, (64, DEPTH), 1, &records, &progress);
+        let mut driver = Driver::new(&mut witness, (64, DEPTH), 1, &records);
         let mut recorder = Recorder::new(Workload::C.mix());
         assert!(driver.drive(&mut store, &mut source, &mut recorder, || true).is_err());
         // Every operation except the one that failed.
