@@ -8,8 +8,7 @@ use farside_bench::workload::Workload;
 use farside_bench::{Error, Result};
 use farside_config::size::{ByteSize, ByteSizeError};
 
-use crate::emulation::{Link, NetworkName};
-use crate::services::ExternalServer;
+use crate::emulation::{self, Link};
 
 /// Measures Farside beside other published stores, in turns, on the same fabric.
 #[derive(Clone, Debug, Parser)]
@@ -24,8 +23,8 @@ pub struct Compare {
     #[arg(default_value = "farside,fusee,race,smart,swarm")]
     pub stores: Vec<StoreName>,
     /// A network to emulate between the client and the region
-    #[arg(long, value_name = "NETWORK")]
-    pub network: Option<NetworkName>,
+    #[arg(long, value_name = "NETWORK", value_parser = ["emulated"])]
+    pub network: Option<String>,
     /// The bandwidth of the emulated network, in bytes a second, as in 24MiB; default 100 Gb/s
     #[arg(long, value_name = "SIZE", requires = "network", value_parser = bandwidth)]
     pub bandwidth: Option<ByteSize>,
@@ -68,24 +67,25 @@ const RECORDS_MAX: u64 = 1 << 30;
 /// Limit on the length of a value: the drivers store it in one piece.
 const VALUE_BYTES_MAX: i64 = 64 << 10;
 
-/// A store.
+/// A store. The comments are the descriptions in `--help` and in results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StoreName {
-    /// Farside, by its client library
+    /// Farside's client library
     Farside,
-    /// FUSEE (FAST'23), one replica
+    /// Driver from the description of FUSEE (FAST'23), one replica
     Fusee,
-    /// RACE hashing (ATC'21)
+    /// Driver from the description of RACE hashing (ATC'21)
     Race,
-    /// RACE hashing with SMART's speculative lookup (ASPLOS'24)
+    /// Race with the speculative lookup of SMART (ASPLOS'24)
     Smart,
-    /// SWARM-KV (SOSP'24), one replica
+    /// Driver from the description of SWARM-KV (SOSP'24), one replica; the chain that an UPDATE
+    /// does not wait for counts as a round trip too
     Swarm,
-    /// redis-server over a Unix socket
+    /// The redis-server as installed, over a Unix socket, nothing kept on disk
     Redis,
-    /// valkey-server over a Unix socket
+    /// The valkey-server as installed, over a Unix socket, nothing kept on disk
     Valkey,
-    /// memcached over a Unix socket
+    /// The memcached as installed, over a Unix socket
     Memcached,
 }
 
@@ -104,29 +104,18 @@ impl StoreName {
         }
     }
 
-    /// The description of the store in results.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Farside => "Farside's client library",
-            Self::Fusee => "driver from the description of FUSEE (FAST'23), one replica",
-            Self::Race => "driver from the description of RACE hashing (ATC'21)",
-            Self::Smart => "race with the speculative lookup of SMART (ASPLOS'24)",
-            Self::Swarm => {
-                "driver from the description of SWARM-KV (SOSP'24), one replica; the chain \
-                 that an UPDATE does not wait for counts as a round trip too"
-            }
-            Self::Redis => "redis-server as installed, over a Unix socket, nothing kept on disk",
-            Self::Valkey => "valkey-server as installed, over a Unix socket, nothing kept on disk",
-            Self::Memcached => "memcached as installed, over a Unix socket",
-        }
+    /// The description in results.
+    pub fn description(self) -> String {
+        let value = self.to_possible_value();
+        value.and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 
     /// The server program of a store that is not on a fabric.
-    pub const fn service(self) -> Option<ExternalServer> {
+    pub const fn program(self) -> Option<&'static str> {
         match self {
-            Self::Redis => Some(ExternalServer::Redis),
-            Self::Valkey => Some(ExternalServer::Valkey),
-            Self::Memcached => Some(ExternalServer::Memcached),
+            Self::Redis => Some("redis-server"),
+            Self::Valkey => Some("valkey-server"),
+            Self::Memcached => Some("memcached"),
             _ => None,
         }
     }
@@ -137,16 +126,13 @@ impl Compare {
     pub fn link(&self) -> Option<Link> {
         let usual = Link::default();
         let bytes_per_s = self.bandwidth.map_or(usual.bytes_per_s, |ByteSize(bytes)| bytes);
-        self.network.map(|_| Link { bytes_per_s, ..usual })
+        self.network.as_ref().map(|_| Link { bytes_per_s, ..usual })
     }
 
     /// The description of that network in results.
     pub fn network_label(&self) -> Option<String> {
-        let label = self.network?.label();
-        Some(match self.bandwidth {
-            Some(bandwidth) => format!("{label}, {bandwidth} a second"),
-            None => label.to_owned(),
-        })
+        let bandwidth = self.bandwidth.map(|bandwidth| format!(", {bandwidth} a second"));
+        self.network.as_ref().map(|_| emulation::LABEL.to_owned() + &bandwidth.unwrap_or_default())
     }
 
     /// Checks what clap does not.

@@ -14,25 +14,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use clap::ValueEnum;
 use farside_fabric::{
     CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, Flight, Intercept, Intercepted,
     Interceptor, LaneId, Nanos, RegionIndex, Verb,
 };
 
-/// The name of an emulated network on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum NetworkName {
-    /// Round trips of 2 us and the verb rates of a ConnectX-5, around the fabric
-    Emulated,
-}
-
-impl NetworkName {
-    /// The label of every output that was measured over it.
-    pub const fn label(self) -> &'static str {
-        "emulated network (2 us, ConnectX-5 rates)"
-    }
-}
+/// The description of the emulated network in results.
+pub const LABEL: &str = "emulated network (2 us, ConnectX-5 rates)";
 
 /// From when the device is done with a chain until its completion is reported.
 const ROUND_TRIP_NS: Nanos = 2_000;

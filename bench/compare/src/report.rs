@@ -29,7 +29,7 @@ pub struct CompareReport {
     pub rounds: u32,
     pub seed: u64,
     /// The name and the description of each store.
-    pub stores: BTreeMap<&'static str, &'static str>,
+    pub stores: BTreeMap<&'static str, String>,
     /// The stores that were asked for and cannot take part, each with the reason.
     pub left_out: BTreeMap<&'static str, &'static str>,
     pub limit: Limit,
@@ -97,7 +97,7 @@ impl StoreReport {
             store: store.name(),
             seconds: done.seconds,
             throughput_ops_s,
-            mix_ratio: store.service().is_none().then(mix_ratio),
+            mix_ratio: store.program().is_none().then(mix_ratio),
             client_cpu_s: done.client_cpu_s,
             server_cpu_s: done.server_cpu_s,
             ops_per_cpu_s: operations as f64 / (done.client_cpu_s + done.server_cpu_s),
@@ -204,7 +204,7 @@ impl CompareReport {
             depth: args.depth,
             rounds: args.rounds,
             seed: args.seed,
-            stores: stores.iter().map(|store| (store.name(), store.label())).collect(),
+            stores: stores.iter().map(|store| (store.name(), store.description())).collect(),
             left_out: left_out.iter().map(|(store, why)| (store.name(), *why)).collect(),
             limit,
             workloads,

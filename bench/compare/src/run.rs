@@ -27,7 +27,7 @@ use farside_fabric::shm::ShmFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
 
 use crate::args::{Compare, StoreName};
-use crate::emulation::{self, NetworkName};
+use crate::emulation;
 use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
 use crate::peers::memory::{SEGMENT_BYTES, Segments};
@@ -38,7 +38,7 @@ use crate::report::{CompareReport, Limit, WorkloadReport};
 use crate::services::memcached::MemcachedProtocol;
 use crate::services::redis::RedisProtocol;
 use crate::services::requests::Requests;
-use crate::services::{ExternalServer, ServiceError};
+use crate::services::{self, ServiceError};
 use crate::turns::{Order, TurnHandle, TurnResult, TurnWorker, pair};
 
 /// Starts the server and the stores, lets them take turns, and returns the report.
@@ -48,7 +48,7 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     let server = Server::connect_or_start(config, || memory(args), interrupt)?;
     let (mut stores, mut left_out) = (Vec::new(), Vec::new());
     for store in &args.stores {
-        match obstacle(*store, args.network) {
+        match obstacle(args, *store) {
             None => stores.push(*store),
             Some(why) => left_out.push((*store, why)),
         }
@@ -70,9 +70,9 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         StoreName::Farside if !server.is_own() => Kind::Put,
         _ => Kind::Insert,
     };
-    let start = |service: ExternalServer| service.start(demand.records, args.value_size, interrupt);
+    let start = |program| services::start(program, demand.records, args.value_size, interrupt);
     let services: Result<Vec<_>> =
-        stores.iter().map(|store| store.service().map(start).transpose()).collect();
+        stores.iter().map(|store| store.program().map(start).transpose()).collect();
     let services = services?;
     let workloads: Result<Vec<_>> = thread::scope(|scope| {
         let mut handles = Vec::new();
@@ -109,12 +109,12 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
 }
 
 /// Returns why a store cannot take part; `None` if it can.
-fn obstacle(store: StoreName, network: Option<NetworkName>) -> Option<&'static str> {
-    let service = store.service()?;
-    if network.is_some() {
+fn obstacle(args: &Compare, store: StoreName) -> Option<&'static str> {
+    let program = store.program()?;
+    if args.network.is_some() {
         return Some("a network cannot be emulated around its socket");
     }
-    (!service.is_installed()).then_some("it is not installed")
+    (!services::is_installed(program)).then_some("it is not installed")
 }
 
 /// Runs one workload: each store has one turn in each round. Returns what each store did.

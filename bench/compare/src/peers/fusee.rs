@@ -54,19 +54,19 @@ impl<F: Fabric> Fusee<F> {
         let old = Verb::WriteWord { remote: self.table.tail(log), value: slot.word.0 };
         let (remote, expected, desired) = (slot.address, slot.word.0, desired.0);
         let swap = Verb::CompareSwap { remote, expected, desired };
-        Ok(Word(self.table.reach.chain(lane, &[old, swap]).await?))
+        Ok(Word(self.table.endpoint.chain(lane, &[old, swap]).await?))
     }
 
     /// Puts a new key's word into a free slot.
     async fn link(&self, lane: LaneId, place: &Place, tag: u64, new: Word) -> Result<bool> {
         for _ in 0..ATTEMPTS_MAX {
-            let free = self.table.reach.find(lane, place, 0, |word| word == Word::FREE);
+            let free = self.table.endpoint.find(lane, place, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             if self.commit(lane, &slot, new, new).await? == slot.word {
                 self.cache.insert(tag, new);
                 return Ok(true);
             }
-            self.table.reach.chain(lane, &place.reads()).await?;
+            self.table.endpoint.chain(lane, &place.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }
@@ -76,7 +76,7 @@ impl<F: Fabric> Peer for Fusee<F> {
     type Fabric = F;
 
     fn endpoint(&self) -> &Endpoint<F> {
-        &self.table.reach.endpoint
+        &self.table.endpoint.inner
     }
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
@@ -86,7 +86,7 @@ impl<F: Fabric> Peer for Fusee<F> {
         let entry = self.table.read(cached.unwrap_or(Word::FREE));
         let chain = [first, second, entry];
         let verbs = if cached.is_some() { &chain[..] } else { &chain[..2] };
-        self.table.reach.chain(lane, verbs).await?;
+        self.table.endpoint.chain(lane, verbs).await?;
         let slot = self.table.search(lane, &place, key, cached, Some(value)).await?;
         if let Some(slot) = slot.filter(|slot| Some(slot.word) != cached) {
             self.cache.insert(tag, slot.word);
@@ -102,7 +102,7 @@ impl<F: Fabric> Peer for Fusee<F> {
         let entry = self.table.read(cached.unwrap_or(Word::FREE));
         let chain = [write, first, second, entry];
         let verbs = if cached.is_some() { &chain[..] } else { &chain[..3] };
-        self.table.reach.chain(lane, verbs).await?;
+        self.table.endpoint.chain(lane, verbs).await?;
         let found = self.table.search(lane, &place, key, cached, None).await?;
         let Some(slot) = found else { return self.link(lane, &place, tag, new).await };
         if is_insert {

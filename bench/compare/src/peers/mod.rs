@@ -6,12 +6,12 @@
 //! A driver supports one client: several would need the parts that are left out. Its cache of
 //! locations has no bound.
 
+pub mod endpoint;
 pub mod fusee;
 pub mod index;
 pub mod lanes;
 pub mod memory;
 pub mod race;
-pub mod reach;
 pub mod swarm;
 pub mod table;
 

@@ -54,7 +54,7 @@ impl<F: Fabric> Race<F> {
     async fn swap(&self, lane: LaneId, slot: &Slot, new: Word) -> Result<bool> {
         let (remote, expected, desired) = (slot.address, slot.word.0, new.0);
         let swap = Verb::CompareSwap { remote, expected, desired };
-        Ok(self.table.reach.chain(lane, &[swap]).await? == expected)
+        Ok(self.table.endpoint.chain(lane, &[swap]).await? == expected)
     }
 
     /// Removes duplicates after an insert: if another one has inserted the same key meanwhile, the
@@ -66,15 +66,15 @@ impl<F: Fabric> Race<F> {
         key: &Key,
         new: Word,
     ) -> Result<bool> {
-        self.table.reach.chain(lane, &place.reads()).await?;
-        let Some(ours) = self.table.reach.find(lane, place, 0, |word| word == new) else {
+        self.table.endpoint.chain(lane, &place.reads()).await?;
+        let Some(ours) = self.table.endpoint.find(lane, place, 0, |word| word == new) else {
             return Ok(true);
         };
         let others = |word: Word| word.fits(place.fingerprint) && word != new;
         let mut from = 0;
-        while let Some(other) = self.table.reach.find(lane, place, from, others) {
+        while let Some(other) = self.table.endpoint.find(lane, place, from, others) {
             from = other.number + 1;
-            self.table.reach.chain(lane, &[self.table.read(other.word)]).await?;
+            self.table.endpoint.chain(lane, &[self.table.read(other.word)]).await?;
             if !self.table.take(lane, key, None) {
                 continue;
             }
@@ -96,19 +96,19 @@ impl<F: Fabric> Peer for Race<F> {
     type Fabric = F;
 
     fn endpoint(&self) -> &Endpoint<F> {
-        &self.table.reach.endpoint
+        &self.table.endpoint.inner
     }
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
         let (place, tag) = self.table.place(key);
         let cached = self.cache.get(tag);
         if let Some(word) = cached {
-            self.table.reach.chain(lane, &[self.table.read(word)]).await?;
+            self.table.endpoint.chain(lane, &[self.table.read(word)]).await?;
             if self.table.take(lane, key, Some(value)) {
                 return Ok(true);
             }
         }
-        self.table.reach.chain(lane, &place.reads()).await?;
+        self.table.endpoint.chain(lane, &place.reads()).await?;
         let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
         // Unless a PUT has cached a newer word meanwhile.
         if let Some(slot) = slot
@@ -123,14 +123,14 @@ impl<F: Fabric> Peer for Race<F> {
         let (place, tag) = self.table.place(key);
         let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, 0)?;
         let [first, second] = place.reads();
-        self.table.reach.chain(lane, &[write, first, second]).await?;
+        self.table.endpoint.chain(lane, &[write, first, second]).await?;
         for _ in 0..ATTEMPTS_MAX {
             let found = self.table.search(lane, &place, key, None, None).await?;
             if is_insert && found.is_some() {
                 self.table.free(new);
                 return Ok(false);
             }
-            let free = || self.table.reach.find(lane, &place, 0, |word| word == Word::FREE);
+            let free = || self.table.endpoint.find(lane, &place, 0, |word| word == Word::FREE);
             let slot = found.or_else(free).ok_or(PeerError::OutOfMemory)?;
             if self.swap(lane, &slot, new).await? {
                 self.cache.insert(tag, new);
@@ -140,7 +140,7 @@ impl<F: Fabric> Peer for Race<F> {
                 }
                 return self.resolve_duplicates(lane, (&place, tag), key, new).await;
             }
-            self.table.reach.chain(lane, &place.reads()).await?;
+            self.table.endpoint.chain(lane, &place.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }

@@ -29,9 +29,9 @@ use farside_bench::keys::{KEY_BYTES, Key};
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
+use super::endpoint::PeerEndpoint;
 use super::index::{Index, Place, Slot, Word};
 use super::memory::{Heap, Segments, segments};
-use super::reach::PeerEndpoint;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
 /// The length of the metadata word, and of the hash.
@@ -77,7 +77,7 @@ pub(super) struct Cached {
 
 /// A client of SWARM-KV. An operation has a second lane for the chain that it does not wait for.
 pub struct Swarm<F> {
-    reach: PeerEndpoint<F>,
+    endpoint: PeerEndpoint<F>,
     index: Index,
     locations: RefCell<Heap>,
     buffers: RefCell<Heap>,
@@ -106,12 +106,12 @@ impl<F: Fabric> Swarm<F> {
     /// An empty store.
     pub fn new(fabric: F, memory: &mut Segments, demand: PeerDemand) -> Result<Self> {
         let bytes = location_bytes(demand.value_bytes);
-        let reach = PeerEndpoint::new(fabric, Self::LANES * demand.depth, bytes);
+        let endpoint = PeerEndpoint::new(fabric, Self::LANES * demand.depth, bytes);
         let index = Index::new(memory, demand.records)?;
-        reach.clear(index.groups())?;
+        endpoint.clear(index.groups())?;
         let buffers = Heap::new(memory.cut(hashed_bytes(demand.value_bytes), demand.pieces())?);
         Ok(Self {
-            reach,
+            endpoint,
             index,
             locations: RefCell::new(Heap::new(memory.cut(bytes, demand.pieces())?)),
             buffers: RefCell::new(buffers),
@@ -131,7 +131,7 @@ impl<F: Fabric> Swarm<F> {
     }
 
     fn place(&self, key: &Key) -> (Place, u64) {
-        let hash = self.reach.hasher.hash(key);
+        let hash = self.endpoint.hasher.hash(key);
         (self.index.place(hash), hash.identity())
     }
 
@@ -143,21 +143,21 @@ impl<F: Fabric> Swarm<F> {
     /// Gets the value of the location just read: the copy in place, or else the one in the buffer.
     /// Returns false if both were overwritten meanwhile.
     async fn value(&self, lane: LaneId, value: &mut Vec<u8>) -> Result<bool> {
-        let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
+        let metadata = Metadata(word_at(&self.endpoint.buffer(lane, Buffer::ReadBlock), 0));
         if self.take(lane, WORD_BYTES, metadata, value) {
             return Ok(true);
         }
         let Some(remote) = metadata.buffer() else { return Ok(false) };
         let bytes = hashed_bytes(self.demand.value_bytes) as u32;
         let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
-        self.reach.chain(lane, &[read]).await?;
+        self.endpoint.chain(lane, &[read]).await?;
         Ok(self.take(lane, 0, metadata, value))
     }
 
     /// Copies the value at this offset of the block that was read. Returns false if its hash does
     /// not bind it to the word.
     fn take(&self, lane: LaneId, offset: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
-        let block = self.reach.buffer(lane, Buffer::ReadBlock);
+        let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
         let found = &block[offset + WORD_BYTES..][..self.demand.value_bytes];
         let is_bound = word_at(&block[offset..], 0) == metadata.hash(found);
         if is_bound {
@@ -172,12 +172,12 @@ impl<F: Fabric> Swarm<F> {
         let bytes = location_bytes(self.demand.value_bytes);
         let mut from = 0;
         while let Some(slot) =
-            self.reach.find(lane, place, from, |word| word.fits(place.fingerprint))
+            self.endpoint.find(lane, place, from, |word| word.fits(place.fingerprint))
         {
             let remote = slot.word.address();
             let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 };
-            self.reach.chain(lane, &[read]).await?;
-            let block = self.reach.buffer(lane, Buffer::ReadBlock);
+            self.endpoint.chain(lane, &[read]).await?;
+            let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
             if block[bytes as usize - KEY_BYTES..].starts_with(key) {
                 return Ok(Some(slot));
             }
@@ -190,7 +190,7 @@ impl<F: Fabric> Swarm<F> {
         let (place, tag) = self.place(key);
         let buffer = self.buffers.borrow_mut().take()?;
         let new = self.new_metadata(buffer);
-        self.reach.fill(lane, |image| hashed(image, new, value));
+        self.endpoint.fill(lane, |image| hashed(image, new, value));
         let bytes = hashed_bytes(value.len()) as u32;
         let write = Verb::Write { remote: buffer, from: Buffer::NewBlock, bytes };
         let swap = |location, old: Metadata| Verb::CompareSwap {
@@ -200,16 +200,16 @@ impl<F: Fabric> Swarm<F> {
         };
         let (location, mut old, mut found) = if let Some(cached) = self.cache.get(tag) {
             let Cached { location, metadata } = cached;
-            let found = self.reach.chain(lane, &[write, swap(location, metadata)]).await?;
+            let found = self.endpoint.chain(lane, &[write, swap(location, metadata)]).await?;
             (location, metadata, Some(Metadata(found)))
         } else {
             let [first, second] = place.reads();
-            self.reach.chain(lane, &[write, first, second]).await?;
+            self.endpoint.chain(lane, &[write, first, second]).await?;
             let Some(slot) = self.search(lane, &place, key).await? else {
                 self.buffers.borrow_mut().give(buffer);
                 return self.insert(lane, key, value).await;
             };
-            let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
+            let metadata = Metadata(word_at(&self.endpoint.buffer(lane, Buffer::ReadBlock), 0));
             (slot.word.address(), metadata, None)
         };
         for _ in 0..ATTEMPTS_MAX {
@@ -220,7 +220,7 @@ impl<F: Fabric> Swarm<F> {
                 return Ok(true);
             }
             old = found.unwrap_or(old);
-            found = Some(Metadata(self.reach.chain(lane, &[swap(location, old)]).await?));
+            found = Some(Metadata(self.endpoint.chain(lane, &[swap(location, old)]).await?));
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }
@@ -230,12 +230,12 @@ impl<F: Fabric> Swarm<F> {
     async fn finish(&self, lane: LaneId, location: u64, new: Metadata, value: &[u8]) -> Result<()> {
         self.last_finished(lane).await?;
         let second = self.second(lane);
-        self.reach.fill(second, |image| hashed(image, new, value));
+        self.endpoint.fill(second, |image| hashed(image, new, value));
         let (remote, bytes) = (location + WORD_BYTES as u64, hashed_bytes(value.len()) as u32);
         let copy = Verb::Write { remote, from: Buffer::NewBlock, bytes };
         let (expected, desired) = (new.0, new.verified().0);
         let verify = Verb::CompareSwap { remote: location, expected, desired };
-        self.reach.post(second, &[copy, verify]);
+        self.endpoint.post(second, &[copy, verify]);
         self.is_busy[usize::from(lane.0)].set(true);
         Ok(())
     }
@@ -255,7 +255,7 @@ impl<F: Fabric> Swarm<F> {
         if !is_busy.get() {
             return Poll::Ready(Ok(()));
         }
-        let Some(result) = self.reach.endpoint.take_result(self.second(lane)) else {
+        let Some(result) = self.endpoint.inner.take_result(self.second(lane)) else {
             return Poll::Pending;
         };
         is_busy.set(false);
@@ -267,29 +267,29 @@ impl<F: Fabric> Swarm<F> {
         let location = self.locations.borrow_mut().take()?;
         let metadata = self.new_metadata(0).verified();
         let bytes = location_bytes(value.len());
-        self.reach.fill(lane, |image| {
+        self.endpoint.fill(lane, |image| {
             image[..WORD_BYTES].copy_from_slice(&metadata.0.to_le_bytes());
             hashed(&mut image[WORD_BYTES..], metadata, value);
             image[bytes as usize - KEY_BYTES..][..KEY_BYTES].copy_from_slice(key);
         });
         let write = Verb::Write { remote: location, from: Buffer::NewBlock, bytes: bytes as u32 };
         let [first, second] = place.reads();
-        self.reach.chain(lane, &[write, first, second]).await?;
+        self.endpoint.chain(lane, &[write, first, second]).await?;
         for _ in 0..ATTEMPTS_MAX {
             if self.search(lane, &place, key).await?.is_some() {
                 self.locations.borrow_mut().give(location);
                 return Ok(false);
             }
-            let free = self.reach.find(lane, &place, 0, |word| word == Word::FREE);
+            let free = self.endpoint.find(lane, &place, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             let (remote, expected) = (slot.address, slot.word.0);
             let desired = Word::new(place.fingerprint, location).0;
             let swap = Verb::CompareSwap { remote, expected, desired };
-            if self.reach.chain(lane, &[swap]).await? == expected {
+            if self.endpoint.chain(lane, &[swap]).await? == expected {
                 self.cache.insert(tag, Cached { location, metadata });
                 return Ok(true);
             }
-            self.reach.chain(lane, &place.reads()).await?;
+            self.endpoint.chain(lane, &place.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }
@@ -307,7 +307,7 @@ impl<F: Fabric> Peer for Swarm<F> {
     const LANES: u16 = 2;
 
     fn endpoint(&self) -> &Endpoint<F> {
-        &self.reach.endpoint
+        &self.endpoint.inner
     }
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
@@ -317,11 +317,11 @@ impl<F: Fabric> Peer for Swarm<F> {
             if let Some(Cached { location, .. }) = self.cache.get(tag) {
                 let read =
                     Verb::Read { remote: location, into: Buffer::ReadBlock, bytes: bytes as u32 };
-                self.reach.chain(lane, &[read]).await?;
+                self.endpoint.chain(lane, &[read]).await?;
             } else {
-                self.reach.chain(lane, &place.reads()).await?;
+                self.endpoint.chain(lane, &place.reads()).await?;
                 let Some(slot) = self.search(lane, &place, key).await? else { return Ok(false) };
-                let metadata = Metadata(word_at(&self.reach.buffer(lane, Buffer::ReadBlock), 0));
+                let metadata = Metadata(word_at(&self.endpoint.buffer(lane, Buffer::ReadBlock), 0));
                 self.cache.insert(tag, Cached { location: slot.word.address(), metadata });
             }
             if self.value(lane, value).await? {

@@ -6,15 +6,15 @@ use farside_bench::keys::{KEY_BYTES, Key};
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
+use super::endpoint::PeerEndpoint;
 use super::index::{Index, Place, Slot, Word};
 use super::memory::{Heap, Segments, segments};
-use super::reach::PeerEndpoint;
 use super::{PeerDemand, Result};
 
 /// The index and the entries it leads to.
 pub struct Table<F> {
     /// The endpoint.
-    pub reach: PeerEndpoint<F>,
+    pub endpoint: PeerEndpoint<F>,
     index: Index,
     heap: RefCell<Heap>,
     /// The length of an entry, without the tail that may follow it.
@@ -30,11 +30,11 @@ impl<F: Fabric> Table<F> {
         tail_bytes: u64,
     ) -> Result<Self> {
         let entry_bytes = entry_bytes(demand.value_bytes);
-        let reach = PeerEndpoint::new(fabric, demand.depth, entry_bytes + tail_bytes);
+        let endpoint = PeerEndpoint::new(fabric, demand.depth, entry_bytes + tail_bytes);
         let index = Index::new(memory, demand.records)?;
-        reach.clear(index.groups())?;
+        endpoint.clear(index.groups())?;
         let heap = Heap::new(memory.cut(entry_bytes + tail_bytes, demand.pieces())?);
-        Ok(Self { reach, index, heap: RefCell::new(heap), entry_bytes })
+        Ok(Self { endpoint, index, heap: RefCell::new(heap), entry_bytes })
     }
 
     /// How many segments of memory the table needs.
@@ -46,7 +46,7 @@ impl<F: Fabric> Table<F> {
     /// The slots where a key can be, and the tag by which it is cached.
     #[inline]
     pub fn place(&self, key: &Key) -> (Place, u64) {
-        let hash = self.reach.hasher.hash(key);
+        let hash = self.endpoint.hasher.hash(key);
         (self.index.place(hash), hash.identity())
     }
 
@@ -69,7 +69,7 @@ impl<F: Fabric> Table<F> {
     ) -> Result<(Word, Verb)> {
         let remote = self.heap.borrow_mut().take()?;
         let bytes = entry_bytes(value.len()) + tail_bytes;
-        self.reach.fill(lane, |image| {
+        self.endpoint.fill(lane, |image| {
             encode(image, key, value);
             image[entry_bytes(value.len()) as usize..bytes as usize].fill(0);
         });
@@ -93,7 +93,7 @@ impl<F: Fabric> Table<F> {
     /// buffer.
     #[inline]
     pub fn take(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
-        let block = self.reach.buffer(lane, Buffer::ReadBlock);
+        let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
         let Some(found) = decode(&block, key) else { return false };
         if let Some(value) = value {
             value.clear();
@@ -114,16 +114,16 @@ impl<F: Fabric> Table<F> {
         mut value: Option<&mut Vec<u8>>,
     ) -> Result<Option<Slot>> {
         if let Some(word) = read_already
-            && let Some(slot) = self.reach.find(lane, place, 0, |found| found == word)
+            && let Some(slot) = self.endpoint.find(lane, place, 0, |found| found == word)
             && self.take(lane, key, value.as_deref_mut())
         {
             return Ok(Some(slot));
         }
         let mut from = 0;
         while let Some(slot) =
-            self.reach.find(lane, place, from, |word| word.fits(place.fingerprint))
+            self.endpoint.find(lane, place, from, |word| word.fits(place.fingerprint))
         {
-            self.reach.chain(lane, &[self.read(slot.word)]).await?;
+            self.endpoint.chain(lane, &[self.read(slot.word)]).await?;
             if self.take(lane, key, value.as_deref_mut()) {
                 return Ok(Some(slot));
             }

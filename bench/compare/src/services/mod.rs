@@ -28,57 +28,38 @@ pub enum ServiceError {
     Answer(String),
 }
 
-/// A server program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExternalServer {
-    /// redis-server
-    Redis,
-    /// valkey-server
-    Valkey,
-    /// memcached
-    Memcached,
-}
-
 /// How many bytes a server stores for a record at most, besides its key and value.
 const RECORD_OVERHEAD_BYTES: u64 = 256;
 const MIB: u64 = 1 << 20;
 /// The memory of memcached that is not for records, in MiB.
 const MEMCACHED_MIB: u64 = 64;
 
-impl ExternalServer {
-    /// The name of the server program.
-    pub const fn program(self) -> &'static str {
-        match self {
-            Self::Redis => "redis-server",
-            Self::Valkey => "valkey-server",
-            Self::Memcached => "memcached",
-        }
-    }
+/// Whether the server program of this name is installed.
+pub fn is_installed(program: &str) -> bool {
+    find_program(program, None).is_some()
+}
 
-    /// Whether the program is installed.
-    pub fn is_installed(self) -> bool {
-        find_program(self.program(), None).is_some()
-    }
-
-    /// Starts the server with room for so many records. It stores nothing on disk.
-    pub fn start(self, records: u64, value_bytes: u32, interrupt: &Interrupt) -> Result<Daemon> {
-        let program = find_program(self.program(), None).unwrap_or_else(|| self.program().into());
-        let arguments = |socket: &Path| {
-            let socket = socket.display().to_string();
-            let record = KEY_BYTES as u64 + u64::from(value_bytes) + RECORD_OVERHEAD_BYTES;
-            let mib = (records * record / MIB + MEMCACHED_MIB).to_string();
-            let arguments = match self {
-                Self::Redis | Self::Valkey => {
-                    vec!["--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"]
-                }
-                // As root memcached starts only with -u. Everything else is memcached's default.
-                Self::Memcached => vec!["-s", &socket, "-m", &mib, "-u", "root"],
-            };
-            arguments.into_iter().map(str::to_owned).collect()
+/// Starts a server with room for so many records. It stores nothing on disk.
+pub fn start(
+    program: &str,
+    records: u64,
+    value_bytes: u32,
+    interrupt: &Interrupt,
+) -> Result<Daemon> {
+    let path = find_program(program, None).unwrap_or_else(|| program.into());
+    let arguments = |socket: &Path| {
+        let socket = socket.display().to_string();
+        let record = KEY_BYTES as u64 + u64::from(value_bytes) + RECORD_OVERHEAD_BYTES;
+        let mib = (records * record / MIB + MEMCACHED_MIB).to_string();
+        let arguments = match program {
+            // As root memcached starts only with -u. Everything else is memcached's default.
+            "memcached" => vec!["-s", &socket, "-m", &mib, "-u", "root"],
+            _ => vec!["--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"],
         };
-        let answers = |socket: &Path| UnixStream::connect(socket).is_ok();
-        Daemon::start(program, arguments, answers, interrupt)
-    }
+        arguments.into_iter().map(str::to_owned).collect()
+    };
+    let answers = |socket: &Path| UnixStream::connect(socket).is_ok();
+    Daemon::start(path, arguments, answers, interrupt)
 }
 
 #[cfg(test)]

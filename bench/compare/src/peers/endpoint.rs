@@ -20,8 +20,8 @@ const LANE: LaneId = LaneId(0);
 
 /// A fabric on the region, and a hasher for keys.
 pub struct PeerEndpoint<F> {
-    /// The fabric.
-    pub endpoint: Endpoint<F>,
+    /// The endpoint of the protocol.
+    pub inner: Endpoint<F>,
     /// The same hash function as Farside's. Farside takes its key from the region.
     pub hasher: KeyHasher,
 }
@@ -35,31 +35,31 @@ impl<F: Fabric> PeerEndpoint<F> {
             }
         }
         let hasher = KeyHasher::new(b"of the benchmark");
-        Self { endpoint: Endpoint::new(fabric, lanes), hasher }
+        Self { inner: Endpoint::new(fabric, lanes), hasher }
     }
 
     /// Posts a chain and waits for it: one round trip.
     #[inline]
     pub async fn chain(&self, lane: LaneId, verbs: &[Verb]) -> Result<u64> {
-        Ok(self.endpoint.chain(lane, REGION, verbs, NO_DEADLINE).await?)
+        Ok(self.inner.chain(lane, REGION, verbs, NO_DEADLINE).await?)
     }
 
     /// Posts a chain without waiting for it; [`Endpoint::take_result`] returns its result.
     #[inline]
     pub fn post(&self, lane: LaneId, verbs: &[Verb]) {
-        self.endpoint.fabric_mut().post(lane, REGION, verbs, NO_DEADLINE);
+        self.inner.fabric_mut().post(lane, REGION, verbs, NO_DEADLINE);
     }
 
     /// The content of a buffer. Do not hold the reference across an `.await`.
     #[inline]
     pub fn buffer(&self, lane: LaneId, buffer: Buffer) -> Ref<'_, [u8]> {
-        self.endpoint.buffer(lane, buffer)
+        self.inner.buffer(lane, buffer)
     }
 
     /// Fills the buffer of the next WRITE.
     #[inline]
     pub fn fill(&self, lane: LaneId, fill: impl FnOnce(&mut [u8])) {
-        fill(self.endpoint.fabric_mut().buffer_mut(lane, Buffer::NewBlock));
+        fill(self.inner.fabric_mut().buffer_mut(lane, Buffer::NewBlock));
     }
 
     /// Finds the first slot with a wanted word in the choices just read, from this number on.
@@ -76,13 +76,13 @@ impl<F: Fabric> PeerEndpoint<F> {
 
     /// Zeroes these pieces. Nothing else may be in flight.
     pub fn clear(&self, pieces: &Pieces) -> Result<()> {
-        self.endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, ZEROS_BYTES as usize);
+        self.inner.fabric_mut().reserve(LANE, Buffer::NewBlock, ZEROS_BYTES as usize);
         self.fill(LANE, |image| image.fill(0));
         for (start, bytes) in pieces.stretches() {
             for at in (0..bytes).step_by(ZEROS_BYTES as usize) {
                 let bytes = ZEROS_BYTES.min(bytes - at) as u32;
                 let write = Verb::Write { remote: start + at, from: Buffer::NewBlock, bytes };
-                self.endpoint.drive_lanes(self.chain(LANE, &[write]))?;
+                self.inner.drive_lanes(self.chain(LANE, &[write]))?;
             }
         }
         Ok(())
