@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -22,8 +21,7 @@ use farside_bench::verbs::{Plan, RawLimit, Timed, rates};
 use farside_bench::workload::{Kind, Mix, Workload};
 use farside_bench::{Error, Result};
 use farside_config::ClientConfig;
-use farside_fabric::Fabric;
-use farside_fabric::shm::ShmFabric;
+use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
 
 use crate::args::{Compare, StoreName};
@@ -162,20 +160,37 @@ impl<'a> StoreSetup<'a> {
     where
         'a: 's,
     {
-        if self.store == StoreName::Farside {
-            let session = self.connect()?.session().map_err(Error::client("opening a session"))?;
-            return self.run(scope, worker, session);
-        }
-        if let Some(service) = self.service {
-            return self.service(scope, worker, &service.socket());
-        }
-        let lanes = lanes(self.store) * self.args.depth;
-        let fabric = connection.fabric(lanes)?;
-        match self.args.link() {
-            None => self.peer(scope, worker, fabric, memory),
-            Some(link) => {
-                let fabric = emulation::around(Box::new(fabric), lanes, link);
-                self.peer(scope, worker, fabric, memory)
+        let Self { args, demand, store, .. } = self;
+        let peer_failed = |why: PeerError| failed(store, &why);
+        let service_failed = |why: ServiceError| failed(store, &why);
+        let fabric = |lanes: u16| fabric(args, connection, lanes * args.depth);
+        let socket = self.service.map(Daemon::socket).unwrap_or_default();
+        match store {
+            StoreName::Farside => {
+                let session = self.connect()?.session();
+                self.run(scope, worker, session.map_err(Error::client("opening a session"))?)
+            }
+            StoreName::Fusee => {
+                let fusee = Fusee::new(fabric(1)?, memory, demand).map_err(peer_failed)?;
+                self.run(scope, worker, PeerStore::new(fusee, args.depth))
+            }
+            StoreName::Race | StoreName::Smart => {
+                let is_speculative = store == StoreName::Smart;
+                let race = Race::new(fabric(1)?, memory, demand, is_speculative);
+                self.run(scope, worker, PeerStore::new(race.map_err(peer_failed)?, args.depth))
+            }
+            StoreName::Swarm => {
+                let fabric = fabric(Swarm::<AnyFabric>::LANES)?;
+                let swarm = Swarm::new(fabric, memory, demand).map_err(peer_failed)?;
+                self.run(scope, worker, PeerStore::new(swarm, args.depth))
+            }
+            StoreName::Redis | StoreName::Valkey => {
+                let protocol = RedisProtocol::connect(&socket).map_err(service_failed)?;
+                self.run(scope, worker, Requests::new(protocol, args.depth))
+            }
+            StoreName::Memcached => {
+                let protocol = MemcachedProtocol::connect(&socket).map_err(service_failed)?;
+                self.run(scope, worker, Requests::new(protocol, args.depth))
             }
         }
     }
@@ -186,53 +201,6 @@ impl<'a> StoreSetup<'a> {
             builder = builder.intercept_fabric(emulation::wrap(link));
         }
         builder.connect().map_err(Error::client("connecting"))
-    }
-
-    fn peer<'s, F: Fabric + Send + 's>(
-        self,
-        scope: Scope<'s, '_>,
-        worker: TurnWorker,
-        fabric: F,
-        memory: &mut Segments,
-    ) -> Result<()>
-    where
-        'a: 's,
-    {
-        let (demand, store, depth) = (self.demand, self.store, self.args.depth);
-        let failed = |why: PeerError| failed(store, &why);
-        match store {
-            StoreName::Fusee => {
-                let fusee = Fusee::new(fabric, memory, demand).map_err(failed)?;
-                self.run(scope, worker, PeerStore::new(fusee, depth))
-            }
-            StoreName::Race | StoreName::Smart => {
-                let is_speculative = store == StoreName::Smart;
-                let race = Race::new(fabric, memory, demand, is_speculative).map_err(failed)?;
-                self.run(scope, worker, PeerStore::new(race, depth))
-            }
-            StoreName::Swarm => {
-                let swarm = Swarm::new(fabric, memory, demand).map_err(failed)?;
-                self.run(scope, worker, PeerStore::new(swarm, depth))
-            }
-            StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => {
-                Ok(())
-            }
-        }
-    }
-
-    fn service<'s>(self, scope: Scope<'s, '_>, worker: TurnWorker, socket: &Path) -> Result<()>
-    where
-        'a: 's,
-    {
-        let (store, depth) = (self.store, self.args.depth);
-        let failed = |why: ServiceError| failed(store, &why);
-        if store == StoreName::Memcached {
-            let protocol = MemcachedProtocol::connect(socket).map_err(failed)?;
-            self.run(scope, worker, Requests::new(protocol, depth))
-        } else {
-            let protocol = RedisProtocol::connect(socket).map_err(failed)?;
-            self.run(scope, worker, Requests::new(protocol, depth))
-        }
     }
 
     fn run<'s, S>(self, scope: Scope<'s, '_>, worker: TurnWorker, store: S) -> Result<()>
@@ -249,12 +217,13 @@ fn failed(store: StoreName, why: &impl Display) -> Error {
     Error::Store { store: store.name(), why: why.to_string() }
 }
 
-/// How many lanes of the fabric an operation of the store uses.
-fn lanes(store: StoreName) -> u16 {
-    match store {
-        StoreName::Swarm => Swarm::<ShmFabric>::LANES,
-        _ => 1,
-    }
+/// A fabric on the region, behind the emulated network if one was asked for.
+fn fabric(args: &Compare, connection: &RawConnection, lanes: u16) -> Result<AnyFabric> {
+    let fabric = connection.fabric(lanes)?;
+    Ok(match args.link() {
+        Some(link) => AnyFabric::Intercepted(emulation::wrap(link)(Box::new(fabric), lanes)),
+        None => fabric,
+    })
 }
 
 fn demand(args: &Compare, operations_per_s: f64) -> PeerDemand {
@@ -271,9 +240,9 @@ fn demand(args: &Compare, operations_per_s: f64) -> PeerDemand {
 fn segments(store: StoreName, demand: PeerDemand) -> u64 {
     match store {
         StoreName::Farside | StoreName::Redis | StoreName::Valkey | StoreName::Memcached => 0,
-        StoreName::Fusee => Fusee::<ShmFabric>::segments(demand),
-        StoreName::Race | StoreName::Smart => Race::<ShmFabric>::segments(demand),
-        StoreName::Swarm => Swarm::<ShmFabric>::segments(demand),
+        StoreName::Fusee => Fusee::<AnyFabric>::segments(demand),
+        StoreName::Race | StoreName::Smart => Race::<AnyFabric>::segments(demand),
+        StoreName::Swarm => Swarm::<AnyFabric>::segments(demand),
     }
 }
 
@@ -322,11 +291,7 @@ fn limit(args: &Compare, connection: &mut RawConnection) -> Result<(Limit, RawLi
         duration: Duration::from_secs_f64(args.seconds.min(LIMIT_SECONDS_MAX)),
         between_polls: &|| Ok(()),
     };
-    let mut fabric = connection.fabric(args.depth)?;
-    let timed = match args.link() {
-        Some(link) => rates(&mut emulation::around(Box::new(fabric), args.depth, link), &plan)?,
-        None => rates(&mut fabric, &plan)?,
-    };
+    let timed = rates(&mut fabric(args, connection, args.depth)?, &plan)?;
     let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok((Limit { bytes: plan.bytes, read, write, cas, update }, RawLimit::of(&[timed])))
 }
