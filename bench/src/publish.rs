@@ -15,7 +15,6 @@ use hdrhistogram::serialization::interval_log::{
 use indicatif::HumanCount;
 use rustix::fs::{Access, access};
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::{Error, Result};
 
@@ -122,7 +121,8 @@ impl<Json: Serialize> Published<'_, Json> {
 /// With `-` for the file, the JSON replaces the table on stdout. The file is written whole, or
 /// stays as it was.
 pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result<()> {
-    let json = json_text(json).map_err(Error::system("writing the result"))?;
+    let json = serde_json::to_string(json).map_err(io::Error::from);
+    let json = json.map_err(Error::system("writing the result"))? + "\n";
     let print = |text| print(text).map_err(Error::system("writing the result"));
     let Some(path) = path else { return print(table) };
     if is_stdout(path) {
@@ -136,43 +136,6 @@ pub fn result(json: &impl Serialize, table: &str, path: Option<&Path>) -> Result
 /// Formats 1234567 as 1,234,567.
 pub fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
-}
-
-/// Formats JSON with indentation, but with every list on one line.
-struct ListsOnOneLine(PrettyFormatter<'static>);
-
-impl Formatter for ListsOnOneLine {
-    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.0.begin_object(writer)
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.0.end_object(writer)
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        self.0.begin_object_key(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.0.begin_object_value(writer)
-    }
-
-    fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.0.end_object_value(writer)
-    }
-}
-
-fn json_text(report: &impl Serialize) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    let formatter = ListsOnOneLine(PrettyFormatter::new());
-    report.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
-    bytes.push(b'\n');
-    String::from_utf8(bytes).map_err(io::Error::other)
 }
 
 /// The log gives an interval's maximum in milliseconds, as HdrHistogram's writer for Java does.
@@ -270,13 +233,6 @@ mod tests {
             .collect();
         let expected = [("get".to_owned(), gets), ("put".to_owned(), puts)];
         assert!(found == expected, "{}", String::from_utf8_lossy(&log));
-    }
-
-    #[test]
-    fn lists_take_one_line() {
-        let json = serde_json::json!({ "a": [[1, 2], [3, 4]], "b": { "c": 1 } });
-        let expected = "{\n  \"a\": [[1,2],[3,4]],\n  \"b\": {\n    \"c\": 1\n  }\n}\n";
-        assert_eq!(json_text(&json).unwrap(), expected);
     }
 
     #[test]
