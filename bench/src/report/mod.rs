@@ -17,7 +17,7 @@ use crate::args::Ycsb;
 use crate::environment::Origin;
 use crate::pattern::PatternReport;
 use crate::publish::grouped;
-use crate::recorder::{KindRecord, Recorder};
+use crate::recorder::KindRecord;
 use crate::run::Measured;
 use crate::verbs::RawLimit;
 use crate::workload::Kind;
@@ -73,11 +73,8 @@ fn one() -> u32 {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct VerbsLimit {
-    pub read_ops_s: f64,
-    pub write_ops_s: f64,
-    pub cas_ops_s: f64,
-    /// A cached PUT's chain.
-    pub update_ops_s: f64,
+    #[serde(flatten)]
+    pub raw: RawLimit,
     /// The rate of this run's operations, if each were only the chains that it needs at least.
     pub mix_ops_s: f64,
     /// This run's throughput divided by `mix_ops_s`.
@@ -169,20 +166,6 @@ impl From<&KindRecord> for OperationReport {
     }
 }
 
-impl VerbsLimit {
-    fn new(raw: &RawLimit, recorder: &Recorder, throughput_ops_s: f64) -> Self {
-        let mix_ops_s = raw.mix_ops_s(recorder);
-        Self {
-            read_ops_s: raw.read,
-            write_ops_s: raw.write,
-            cas_ops_s: raw.cas,
-            update_ops_s: raw.update,
-            mix_ops_s,
-            mix_ratio: throughput_ops_s / mix_ops_s,
-        }
-    }
-}
-
 impl YcsbReport {
     /// The report of a run.
     pub fn new(args: &Ycsb, measured: &Measured) -> Self {
@@ -209,10 +192,10 @@ impl YcsbReport {
             server: facts.server,
             allocations: threads.allocations,
             unexpected: threads.recorder.unexpected,
-            limit: measured
-                .raw
-                .as_ref()
-                .map(|raw| VerbsLimit::new(raw, &threads.recorder, throughput_ops_s)),
+            limit: measured.raw.map(|raw| {
+                let mix_ops_s = raw.mix_ops_s(&threads.recorder);
+                VerbsLimit { raw, mix_ops_s, mix_ratio: throughput_ops_s / mix_ops_s }
+            }),
         }
     }
 

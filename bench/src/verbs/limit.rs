@@ -8,6 +8,7 @@ use std::time::Duration;
 use farside_config::ClientConfig;
 use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_HEADER_BYTES, class_for};
+use serde::{Deserialize, Serialize};
 
 use super::{Plan, Timed, rates};
 use crate::args::Ycsb;
@@ -25,15 +26,19 @@ const TARGET_BYTES_MAX: u64 = 64 << 20;
 const CHAINS: u32 = 4;
 
 /// The rates of raw chains, in chains a second, of all threads together.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RawLimit {
     /// READs of the length of a record's block.
+    #[serde(rename = "read_ops_s")]
     pub read: f64,
     /// WRITEs of the same length.
+    #[serde(rename = "write_ops_s")]
     pub write: f64,
     /// Compare-and-swaps.
+    #[serde(rename = "cas_ops_s")]
     pub cas: f64,
     /// A cached PUT's chains.
+    #[serde(rename = "update_ops_s")]
     pub update: f64,
 }
 
