@@ -6,9 +6,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-/// What is needed to repeat a measurement. Results of older versions lack it: all fields are empty.
+/// What is needed to repeat a measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Origin {
     /// The command line.
     pub command: String,
@@ -40,7 +39,6 @@ impl Origin {
 
 /// The machine, as far as it matters to the numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Machine {
     pub(crate) processor: String,
     pub(crate) cores: usize,

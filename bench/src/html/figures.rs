@@ -203,12 +203,9 @@ fn ys(lines: &[Line]) -> impl Iterator<Item = f64> + Clone {
     lines.iter().flat_map(|line| &line.points).map(|(_, y)| *y)
 }
 
-/// The points of a distribution: latency and percentile, from left to right. Results of older
-/// versions have only three percentiles.
+/// The points of a distribution: latency and percentile, from left to right.
 fn distribution(operation: &OperationReport) -> Vec<(f64, f64)> {
-    let known = [(50.0, operation.p50_ns), (99.0, operation.p99_ns), (99.9, operation.p999_ns)];
-    let points = if operation.latencies.is_empty() { &known[..] } else { &operation.latencies };
-    let drawn = points.iter().filter(|(percentile, _)| *percentile <= PERCENTILE_MAX);
+    let drawn = operation.latencies.iter().filter(|(percentile, _)| *percentile <= PERCENTILE_MAX);
     drawn.map(|(percentile, ns)| (*ns as f64, *percentile)).collect()
 }
 
@@ -226,12 +223,12 @@ pub(crate) struct Setting {
     /// 0 if the runs differ in their number of records.
     records: u64,
     pub(super) value_size: u32,
-    /// The name of the values' lengths; empty in older results.
+    /// The name of the values' lengths.
     sizes: String,
     /// The mix of operations; empty for a standard workload.
     mix: String,
     clients: u32,
-    /// The machine and the commit; empty in older results.
+    /// The machine and the commit.
     origin: String,
 }
 
@@ -242,8 +239,7 @@ impl Setting {
         let mix = run.pattern.mix.iter().filter(|_| is_custom);
         let mix: Vec<String> =
             mix.map(|(kind, share)| format!("{} % {kind}", percent(*share))).collect();
-        let commit = origin.commit.as_ref().map(|commit| format!("commit {commit}"));
-        let origin: Vec<String> = machine(origin).into_iter().chain(commit).collect();
+        let commit = origin.commit.as_deref().unwrap_or("unknown");
         Self {
             fabric: fabric.clone(),
             records: *records,
@@ -251,12 +247,12 @@ impl Setting {
             sizes: run.pattern.value_size.name.clone(),
             mix: mix.join(" "),
             clients: *clients,
-            origin: origin.join(", "),
+            origin: format!("{}, commit {commit}", machine(origin)),
         }
     }
 
     pub(super) fn is_of_one_length(&self) -> bool {
-        self.sizes.is_empty() || self.sizes == self.value_size.to_string()
+        self.sizes == self.value_size.to_string()
     }
 
     /// The subtitle of a chart: this setting and `rest`, and in a second line the origin.
@@ -295,7 +291,7 @@ pub(crate) fn curve(run: &YcsbReport) -> String {
     let usual = run.workload.parse::<Workload>().map(|workload| workload.default_shape().name());
     let theta = theta.filter(|theta| *theta != THETA);
     let mut curve = run.workload.clone();
-    if !name.is_empty() && (theta.is_some() || usual != Ok(name.as_str())) {
+    if theta.is_some() || usual != Ok(name.as_str()) {
         curve = format!("{curve} {name}");
     }
     for number in [theta, *hot_set, *hot_operations].into_iter().flatten() {
@@ -308,9 +304,7 @@ fn threads(count: u32) -> String {
     format!("{count} thread{}", if count == 1 { "" } else { "s" })
 }
 
-/// The machine of a run, in a few words, if it is known.
-pub(crate) fn machine(origin: &Origin) -> Option<String> {
-    let machine = &origin.machine;
-    (!machine.processor.is_empty())
-        .then(|| format!("{}, {} cores", machine.processor, machine.cores))
+/// The machine of a run, in a few words.
+pub(crate) fn machine(Origin { machine, .. }: &Origin) -> String {
+    format!("{}, {} cores", machine.processor, machine.cores)
 }

@@ -1,6 +1,6 @@
 //! The page around the charts, and its tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -59,24 +59,18 @@ const ABOVE_ONE: &str = "A ratio above 1 is no mistake. \u{201c}Of raw verbs\u{2
     run needs fewer chains than it has operations. Also, the verbs access other memory than the \
     run's keys, and are measured after the run.";
 
-/// The number of results, their dates and their machines.
+/// The number of results, their days and their machines.
 fn summary(inputs: &Inputs) -> String {
     let of_ycsb = inputs.ycsb.iter().map(|(_, run)| &run.origin);
     let origins: Vec<&Origin> =
         of_ycsb.chain(inputs.verbs.iter().map(|(_, report)| &report.origin)).collect();
-    let mut days: Vec<&str> = origins.iter().filter_map(|origin| origin.date.get(..10)).collect();
-    days.sort_unstable();
-    let span = match (days.first(), days.last()) {
-        (Some(first), Some(last)) if first == last => format!(", {first}"),
-        (Some(first), Some(last)) => format!(", {first} to {last}"),
-        _ => String::new(),
-    };
-    let mut machines: Vec<String> = origins.iter().filter_map(|origin| machine(origin)).collect();
-    machines.sort();
-    machines.dedup();
-    let on =
-        if machines.is_empty() { String::new() } else { format!(", on {}", machines.join("; ")) };
-    format!("{} result(s){span}{on}", origins.len())
+    let days: BTreeSet<&str> = origins.iter().filter_map(|origin| origin.date.get(..10)).collect();
+    let machines: BTreeSet<String> = origins.iter().map(|origin| machine(origin)).collect();
+    let [days, machines] = [
+        days.into_iter().collect::<Vec<_>>().join(", "),
+        machines.into_iter().collect::<Vec<_>>().join("; "),
+    ];
+    format!("{} result(s), {days}, on {machines}", origins.len())
 }
 
 /// Operations for each second of CPU time, of clients and server. `None` for a result that lacks
@@ -214,16 +208,13 @@ fn runs(runs: &[(String, YcsbReport)]) -> Markup {
 
 /// The row below a result's numbers, with its file, command, date, commit and machine.
 fn origin(columns: usize, file: &str, origin: &Origin) -> Markup {
-    let commit = origin.commit.as_ref().map(|commit| format!("commit {commit}"));
-    let date = (!origin.date.is_empty()).then(|| origin.date.clone());
-    let whole = machine(origin).map(|_| origin.machine.to_string());
-    let known: Vec<String> =
-        [Some(file.to_owned()), date, commit, whole].into_iter().flatten().collect();
+    let Origin { command, commit, date, machine } = origin;
+    let commit = commit.as_deref().unwrap_or("unknown");
     html! {
         tr {
             td class="from" colspan=(columns) {
-                @if !origin.command.is_empty() { code { (origin.command) } (BREAK) }
-                (known.join(" \u{b7} "))
+                code { (command) } (BREAK)
+                (format!("{file} \u{b7} {date} \u{b7} commit {commit} \u{b7} {machine}"))
             }
         }
     }

@@ -22,7 +22,12 @@ fn result(workload: &str, threads: u32, depth: u16, ops_s: f64) -> Value {
         "command": "kv-bench ycsb", "commit": "0123abcd", "date": "2026-11-21T00:00:00Z",
         "machine": { "processor": "A processor", "cores": 2, "kernel": "6.1", "pages": "any" },
         "fabric": "shm", "workload": workload, "threads": threads, "depth": depth,
-        "records": 1_000_000, "value_size": 64, "seconds": 2.0, "throughput_ops_s": ops_s,
+        "clients": 1, "records": 1_000_000, "value_size": 64, "seconds": 2.0,
+        "throughput_ops_s": ops_s,
+        "pattern": {
+            "mix": { "get": 0.5, "put": 0.5 }, "distribution": { "name": "zipfian", "theta": 0.99 },
+            "value_size": { "name": "64", "min": 64, "mean": 64.0, "max": 64 },
+        },
         "operations": { "get": operation, "put": operation },
         "cache": { "hits": 990, "misses": 10 },
         "cpu_s": 2.0, "server": { "cpu_s": 0.5, "wakeups": 3 }, "allocations": 0,
@@ -78,10 +83,12 @@ fn the_page_has_every_result_and_every_kind_of_chart() {
         write(&below, &format!("b{target}.json"), &offered);
     }
     let rate = json!({ "rate_per_s": 7e6, "p50_ns": 120, "p99_ns": 200 });
-    let verbs = json!({
-        "fabric": "shm", "bytes": 128, "depth": 1,
-        "read": rate, "write": rate, "cas": rate, "update": rate,
-    });
+    let mut verbs = result("", 1, 1, 0.0);
+    verbs.as_object_mut().unwrap().remove("workload");
+    verbs["bytes"] = 128.into();
+    for verb in ["read", "write", "cas", "update"] {
+        verbs[verb] = rate.clone();
+    }
     write(&below, "verbs.json", &verbs);
     fs::write(folder.path().join("README.md"), "not a result").unwrap();
     let page = page_of(folder.path());
@@ -125,10 +132,8 @@ fn runs_that_differ_in_more_than_a_chart_shows_are_on_no_common_line() {
     let custom = |get: f64| {
         move |run: &mut Value| {
             run["workload"] = "custom".into();
-            run["pattern"] = json!({
-                "mix": { "get": get, "put": 1.0 - get }, "distribution": { "name": "uniform" },
-                "value_size": { "name": "64", "min": 64, "mean": 64.0, "max": 64 },
-            });
+            run["pattern"]["mix"] = json!({ "get": get, "put": 1.0 - get });
+            run["pattern"]["distribution"] = json!({ "name": "uniform" });
         }
     };
     let hot = |hot_set: f64| {
@@ -142,7 +147,7 @@ fn runs_that_differ_in_more_than_a_chart_shows_are_on_no_common_line() {
     let changes: [(Change<'_>, Change<'_>); 5] = [
         (&custom(0.7), &custom(0.5)),
         (&hot(0.1), &hot(0.2)),
-        (&|run| run["processes"] = 1.into(), &|run| run["clients"] = 2.into()),
+        (&|_| {}, &|run| run["clients"] = 2.into()),
         (&|_| {}, &|run| run["commit"] = "4567cdef".into()),
         (&|_| {}, &|run| run["machine"]["processor"] = "Another".into()),
     ];
@@ -212,12 +217,12 @@ fn a_ratio_above_1_is_explained() {
 
 #[test]
 fn results_of_older_versions_are_read() {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-21-epyc-2core");
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/2026-11-22-epyc-zen5-2core");
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("page.html");
     let args = Report { results: vec![results], output: output.clone() };
     let message = report(&args, |_| ()).unwrap();
-    assert!(message.ends_with("a page of 3 result(s)\n"), "{message}");
+    assert!(message.ends_with("a page of 31 result(s)\n"), "{message}");
     let page = fs::read_to_string(output).unwrap();
     assert!(texts(&parsed(&page)).iter().any(|text| text == "Latency against load: workload c"));
 }

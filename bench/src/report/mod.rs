@@ -1,5 +1,5 @@
 //! The result of `kv-bench ycsb` as JSON and as a table. `kv-bench report` reads the JSON again,
-//! also that of older versions: a field that they did not write has a default.
+//! also that of older versions in `bench/results`.
 
 mod table;
 #[cfg(test)]
@@ -33,23 +33,20 @@ pub struct YcsbReport {
     /// The threads of all clients together.
     pub threads: u32,
     /// Older versions had processes instead.
-    #[serde(default = "one", alias = "processes")]
+    #[serde(alias = "processes")]
     pub clients: u32,
     pub depth: u16,
     pub records: u64,
     /// The mean length of the values, in bytes.
     pub value_size: u32,
-    #[serde(default)]
     pub pattern: PatternReport,
     pub seconds: f64,
     pub throughput_ops_s: f64,
     /// Null if the run had no target rate.
-    #[serde(default)]
     pub open_loop: Option<OpenLoopReport>,
     pub operations: BTreeMap<String, OperationReport>,
     pub cache: CacheReport,
     /// CPU time of the threads that ran the operations.
-    #[serde(default)]
     pub cpu_s: f64,
     /// Null if the server's process is not known.
     pub server: Option<ServerUsage>,
@@ -59,13 +56,7 @@ pub struct YcsbReport {
     #[serde(default)]
     pub unexpected: u64,
     /// Null if the raw verbs were not measured.
-    #[serde(default)]
     pub limit: Option<VerbsLimit>,
-}
-
-/// The number of clients in the oldest results, which do not say it.
-fn one() -> u32 {
-    1
 }
 
 /// The rates of raw chains on the same fabric, with the same number of threads and of chains in
@@ -89,17 +80,15 @@ pub struct OperationReport {
     pub p50_ns: u64,
     pub p99_ns: u64,
     pub p999_ns: u64,
-    #[serde(default)]
     pub max_ns: u64,
     /// Service times: latencies from an operation's start, while the percentiles above count from
     /// when it was due. Only with a target rate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceReport>,
     pub round_trips: u64,
     pub verbs: VerbCounts,
     pub bytes: u64,
     /// Percentiles, each with its latency in nanoseconds, for a plot.
-    #[serde(default)]
     pub latencies: Vec<(f64, u64)>,
 }
 
