@@ -6,7 +6,7 @@ use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb}
 use farside_layout::hash::KeyHasher;
 
 use super::Result;
-use super::index::{Place, Slot, Word, words};
+use super::index::{KeySlots, Slot, Word, words};
 use super::memory::Pieces;
 
 /// How many bytes one WRITE zeroes.
@@ -67,11 +67,11 @@ impl<F: Fabric> PeerEndpoint<F> {
     pub fn find(
         &self,
         lane: LaneId,
-        place: &Place,
+        slots: &KeySlots,
         from: usize,
         wanted: impl Fn(Word) -> bool,
     ) -> Option<Slot> {
-        place.find(|buffer| words(&self.buffer(lane, buffer)), from, wanted)
+        slots.find(|buffer| words(&self.buffer(lane, buffer)), from, wanted)
     }
 
     /// Zeroes these pieces. Nothing else may be in flight.

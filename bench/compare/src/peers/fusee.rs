@@ -21,7 +21,7 @@
 use farside_bench::keys::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
-use super::index::{Place, Slot, Word};
+use super::index::{KeySlots, Slot, Word};
 use super::memory::Segments;
 use super::table::Table;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
@@ -58,15 +58,15 @@ impl<F: Fabric> Fusee<F> {
     }
 
     /// Puts a new key's word into a free slot.
-    async fn link(&self, lane: LaneId, place: &Place, tag: u64, new: Word) -> Result<bool> {
+    async fn link(&self, lane: LaneId, slots: &KeySlots, tag: u64, new: Word) -> Result<bool> {
         for _ in 0..ATTEMPTS_MAX {
-            let free = self.table.endpoint.find(lane, place, 0, |word| word == Word::FREE);
+            let free = self.table.endpoint.find(lane, slots, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             if self.commit(lane, &slot, new, new).await? == slot.word {
                 self.cache.insert(tag, new);
                 return Ok(true);
             }
-            self.table.endpoint.chain(lane, &place.reads()).await?;
+            self.table.endpoint.chain(lane, &slots.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }
@@ -80,14 +80,14 @@ impl<F: Fabric> Peer for Fusee<F> {
     }
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
+        let (slots, tag) = self.table.slots(key);
         let cached = self.cache.get(tag);
-        let [first, second] = place.reads();
+        let [first, second] = slots.reads();
         let entry = self.table.read(cached.unwrap_or(Word::FREE));
         let chain = [first, second, entry];
         let verbs = if cached.is_some() { &chain[..] } else { &chain[..2] };
         self.table.endpoint.chain(lane, verbs).await?;
-        let slot = self.table.search(lane, &place, key, cached, Some(value)).await?;
+        let slot = self.table.search(lane, &slots, key, cached, Some(value)).await?;
         if let Some(slot) = slot.filter(|slot| Some(slot.word) != cached) {
             self.cache.insert(tag, slot.word);
         }
@@ -95,16 +95,16 @@ impl<F: Fabric> Peer for Fusee<F> {
     }
 
     async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
+        let (slots, tag) = self.table.slots(key);
         let cached = self.cache.get(tag);
-        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, TAIL_BYTES)?;
-        let [first, second] = place.reads();
+        let (new, write) = self.table.stage(lane, (key, value), slots.fingerprint, TAIL_BYTES)?;
+        let [first, second] = slots.reads();
         let entry = self.table.read(cached.unwrap_or(Word::FREE));
         let chain = [write, first, second, entry];
         let verbs = if cached.is_some() { &chain[..] } else { &chain[..3] };
         self.table.endpoint.chain(lane, verbs).await?;
-        let found = self.table.search(lane, &place, key, cached, None).await?;
-        let Some(slot) = found else { return self.link(lane, &place, tag, new).await };
+        let found = self.table.search(lane, &slots, key, cached, None).await?;
+        let Some(slot) = found else { return self.link(lane, &slots, tag, new).await };
         if is_insert {
             self.table.free(new);
             return Ok(false);

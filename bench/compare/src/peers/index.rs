@@ -52,13 +52,13 @@ impl Word {
 
 /// The slots where a key can be.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct KeySlots {
     /// The fingerprint of the key.
     pub fingerprint: u8,
     choices: [u64; 2],
 }
 
-impl Place {
+impl KeySlots {
     /// Returns the READs of both choices.
     #[inline]
     pub fn reads(&self) -> [Verb; 2] {
@@ -134,14 +134,14 @@ impl Index {
 
     /// The slots where a key can be.
     #[inline]
-    pub fn place(&self, hash: KeyHash) -> Place {
+    pub fn slots(&self, hash: KeyHash) -> KeySlots {
         let (count, tag) = (self.groups.count(), hash.identity());
         let scaled = |bits: u64, bound: u64| (bits * bound) >> 32;
         let first = scaled(hash.directory().into(), count);
         // Always another group than the first.
         let second = (first + 1 + scaled(tag >> 32, count - 1)) % count;
         let choice = |group, bit: u32| self.groups.at(group) + (tag >> bit & 1) * BUCKET_BYTES;
-        Place { fingerprint: hash.fingerprint(), choices: [choice(first, 8), choice(second, 9)] }
+        KeySlots { fingerprint: hash.fingerprint(), choices: [choice(first, 8), choice(second, 9)] }
     }
 }
 
@@ -161,18 +161,18 @@ mod tests {
         let index = Index::new(&mut memory, 100_000).unwrap();
         let hasher = KeyHasher::new(&[7; 16]);
         for number in 0..1000u64 {
-            let place = index.place(hasher.hash(&number.to_le_bytes()));
-            let mut slots = Vec::new();
+            let slots = index.slots(hasher.hash(&number.to_le_bytes()));
+            let mut addresses = Vec::new();
             let mut from = 0;
-            while let Some(slot) = place.find(|_| [0; 16], from, |word| word == Word::FREE) {
-                slots.push(slot.address);
+            while let Some(slot) = slots.find(|_| [0; 16], from, |word| word == Word::FREE) {
+                addresses.push(slot.address);
                 from = slot.number + 1;
             }
-            assert_eq!(slots.len(), 28);
-            slots.sort_unstable();
-            slots.dedup();
-            assert_eq!(slots.len(), 28);
-            assert!(slots.iter().all(|address| address % BUCKET_BYTES != 0));
+            assert_eq!(addresses.len(), 28);
+            addresses.sort_unstable();
+            addresses.dedup();
+            assert_eq!(addresses.len(), 28);
+            assert!(addresses.iter().all(|address| address % BUCKET_BYTES != 0));
         }
     }
 

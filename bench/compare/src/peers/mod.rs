@@ -123,7 +123,7 @@ pub trait Peer {
     }
 }
 
-/// What a client caches of keys, by their hash. Always empty if the cache is not used.
+/// A client's cache of facts about keys, by their hash. Always empty if the cache is not used.
 struct Cache<T> {
     known: RefCell<HashMap<u64, T, BuildHasherDefault<Hashed>>>,
     is_used: bool,

@@ -22,7 +22,7 @@
 use farside_bench::keys::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
-use super::index::{Place, Slot, Word};
+use super::index::{KeySlots, Slot, Word};
 use super::memory::Segments;
 use super::table::Table;
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
@@ -62,17 +62,17 @@ impl<F: Fabric> Race<F> {
     async fn resolve_duplicates(
         &self,
         lane: LaneId,
-        (place, tag): (&Place, u64),
+        (slots, tag): (&KeySlots, u64),
         key: &Key,
         new: Word,
     ) -> Result<bool> {
-        self.table.endpoint.chain(lane, &place.reads()).await?;
-        let Some(ours) = self.table.endpoint.find(lane, place, 0, |word| word == new) else {
+        self.table.endpoint.chain(lane, &slots.reads()).await?;
+        let Some(ours) = self.table.endpoint.find(lane, slots, 0, |word| word == new) else {
             return Ok(true);
         };
-        let others = |word: Word| word.fits(place.fingerprint) && word != new;
+        let others = |word: Word| word.fits(slots.fingerprint) && word != new;
         let mut from = 0;
-        while let Some(other) = self.table.endpoint.find(lane, place, from, others) {
+        while let Some(other) = self.table.endpoint.find(lane, slots, from, others) {
             from = other.number + 1;
             self.table.endpoint.chain(lane, &[self.table.read(other.word)]).await?;
             if !self.table.take(lane, key, None) {
@@ -100,7 +100,7 @@ impl<F: Fabric> Peer for Race<F> {
     }
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
+        let (slots, tag) = self.table.slots(key);
         let cached = self.cache.get(tag);
         if let Some(word) = cached {
             self.table.endpoint.chain(lane, &[self.table.read(word)]).await?;
@@ -108,8 +108,8 @@ impl<F: Fabric> Peer for Race<F> {
                 return Ok(true);
             }
         }
-        self.table.endpoint.chain(lane, &place.reads()).await?;
-        let slot = self.table.search(lane, &place, key, None, Some(value)).await?;
+        self.table.endpoint.chain(lane, &slots.reads()).await?;
+        let slot = self.table.search(lane, &slots, key, None, Some(value)).await?;
         // Unless a PUT has cached a newer word meanwhile.
         if let Some(slot) = slot
             && self.cache.get(tag) == cached
@@ -120,17 +120,17 @@ impl<F: Fabric> Peer for Race<F> {
     }
 
     async fn store(&self, lane: LaneId, key: &Key, value: &[u8], is_insert: bool) -> Result<bool> {
-        let (place, tag) = self.table.place(key);
-        let (new, write) = self.table.stage(lane, (key, value), place.fingerprint, 0)?;
-        let [first, second] = place.reads();
+        let (slots, tag) = self.table.slots(key);
+        let (new, write) = self.table.stage(lane, (key, value), slots.fingerprint, 0)?;
+        let [first, second] = slots.reads();
         self.table.endpoint.chain(lane, &[write, first, second]).await?;
         for _ in 0..ATTEMPTS_MAX {
-            let found = self.table.search(lane, &place, key, None, None).await?;
+            let found = self.table.search(lane, &slots, key, None, None).await?;
             if is_insert && found.is_some() {
                 self.table.free(new);
                 return Ok(false);
             }
-            let free = || self.table.endpoint.find(lane, &place, 0, |word| word == Word::FREE);
+            let free = || self.table.endpoint.find(lane, &slots, 0, |word| word == Word::FREE);
             let slot = found.or_else(free).ok_or(PeerError::OutOfMemory)?;
             if self.swap(lane, &slot, new).await? {
                 self.cache.insert(tag, new);
@@ -138,9 +138,9 @@ impl<F: Fabric> Peer for Race<F> {
                     self.table.free(slot.word);
                     return Ok(true);
                 }
-                return self.resolve_duplicates(lane, (&place, tag), key, new).await;
+                return self.resolve_duplicates(lane, (&slots, tag), key, new).await;
             }
-            self.table.endpoint.chain(lane, &place.reads()).await?;
+            self.table.endpoint.chain(lane, &slots.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }

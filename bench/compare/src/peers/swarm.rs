@@ -30,7 +30,7 @@ use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
 use super::endpoint::PeerEndpoint;
-use super::index::{Index, Place, Slot, Word};
+use super::index::{Index, KeySlots, Slot, Word};
 use super::memory::{Heap, Segments, segments};
 use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
 
@@ -130,9 +130,9 @@ impl<F: Fabric> Swarm<F> {
             + segments(location_bytes(demand.value_bytes), pieces)
     }
 
-    fn place(&self, key: &Key) -> (Place, u64) {
+    fn slots(&self, key: &Key) -> (KeySlots, u64) {
         let hash = self.endpoint.hasher.hash(key);
-        (self.index.place(hash), hash.identity())
+        (self.index.slots(hash), hash.identity())
     }
 
     fn new_metadata(&self, buffer: u64) -> Metadata {
@@ -168,11 +168,11 @@ impl<F: Fabric> Swarm<F> {
     }
 
     /// Searches for the key in the choices just read. The location that it returns was read too.
-    async fn search(&self, lane: LaneId, place: &Place, key: &Key) -> Result<Option<Slot>> {
+    async fn search(&self, lane: LaneId, slots: &KeySlots, key: &Key) -> Result<Option<Slot>> {
         let bytes = location_bytes(self.demand.value_bytes);
         let mut from = 0;
         while let Some(slot) =
-            self.endpoint.find(lane, place, from, |word| word.fits(place.fingerprint))
+            self.endpoint.find(lane, slots, from, |word| word.fits(slots.fingerprint))
         {
             let remote = slot.word.address();
             let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes: bytes as u32 };
@@ -187,7 +187,7 @@ impl<F: Fabric> Swarm<F> {
     }
 
     async fn put(&self, lane: LaneId, key: &Key, value: &[u8]) -> Result<bool> {
-        let (place, tag) = self.place(key);
+        let (slots, tag) = self.slots(key);
         let buffer = self.buffers.borrow_mut().take()?;
         let new = self.new_metadata(buffer);
         self.endpoint.fill(lane, |image| hashed(image, new, value));
@@ -203,9 +203,9 @@ impl<F: Fabric> Swarm<F> {
             let found = self.endpoint.chain(lane, &[write, swap(location, metadata)]).await?;
             (location, metadata, Some(Metadata(found)))
         } else {
-            let [first, second] = place.reads();
+            let [first, second] = slots.reads();
             self.endpoint.chain(lane, &[write, first, second]).await?;
-            let Some(slot) = self.search(lane, &place, key).await? else {
+            let Some(slot) = self.search(lane, &slots, key).await? else {
                 self.buffers.borrow_mut().give(buffer);
                 return self.insert(lane, key, value).await;
             };
@@ -263,7 +263,7 @@ impl<F: Fabric> Swarm<F> {
     }
 
     async fn insert(&self, lane: LaneId, key: &Key, value: &[u8]) -> Result<bool> {
-        let (place, tag) = self.place(key);
+        let (slots, tag) = self.slots(key);
         let location = self.locations.borrow_mut().take()?;
         let metadata = self.new_metadata(0).verified();
         let bytes = location_bytes(value.len());
@@ -273,23 +273,23 @@ impl<F: Fabric> Swarm<F> {
             image[bytes as usize - KEY_BYTES..][..KEY_BYTES].copy_from_slice(key);
         });
         let write = Verb::Write { remote: location, from: Buffer::NewBlock, bytes: bytes as u32 };
-        let [first, second] = place.reads();
+        let [first, second] = slots.reads();
         self.endpoint.chain(lane, &[write, first, second]).await?;
         for _ in 0..ATTEMPTS_MAX {
-            if self.search(lane, &place, key).await?.is_some() {
+            if self.search(lane, &slots, key).await?.is_some() {
                 self.locations.borrow_mut().give(location);
                 return Ok(false);
             }
-            let free = self.endpoint.find(lane, &place, 0, |word| word == Word::FREE);
+            let free = self.endpoint.find(lane, &slots, 0, |word| word == Word::FREE);
             let slot = free.ok_or(PeerError::OutOfMemory)?;
             let (remote, expected) = (slot.address, slot.word.0);
-            let desired = Word::new(place.fingerprint, location).0;
+            let desired = Word::new(slots.fingerprint, location).0;
             let swap = Verb::CompareSwap { remote, expected, desired };
             if self.endpoint.chain(lane, &[swap]).await? == expected {
                 self.cache.insert(tag, Cached { location, metadata });
                 return Ok(true);
             }
-            self.endpoint.chain(lane, &place.reads()).await?;
+            self.endpoint.chain(lane, &slots.reads()).await?;
         }
         Err(PeerError::Contended(ATTEMPTS_MAX))
     }
@@ -311,7 +311,7 @@ impl<F: Fabric> Peer for Swarm<F> {
     }
 
     async fn get(&self, lane: LaneId, key: &Key, value: &mut Vec<u8>) -> Result<bool> {
-        let (place, tag) = self.place(key);
+        let (slots, tag) = self.slots(key);
         let bytes = WORD_BYTES as u64 + hashed_bytes(self.demand.value_bytes);
         for _ in 0..ATTEMPTS_MAX {
             if let Some(Cached { location, .. }) = self.cache.get(tag) {
@@ -319,8 +319,8 @@ impl<F: Fabric> Peer for Swarm<F> {
                     Verb::Read { remote: location, into: Buffer::ReadBlock, bytes: bytes as u32 };
                 self.endpoint.chain(lane, &[read]).await?;
             } else {
-                self.endpoint.chain(lane, &place.reads()).await?;
-                let Some(slot) = self.search(lane, &place, key).await? else { return Ok(false) };
+                self.endpoint.chain(lane, &slots.reads()).await?;
+                let Some(slot) = self.search(lane, &slots, key).await? else { return Ok(false) };
                 let metadata = Metadata(word_at(&self.endpoint.buffer(lane, Buffer::ReadBlock), 0));
                 self.cache.insert(tag, Cached { location: slot.word.address(), metadata });
             }

@@ -7,7 +7,7 @@ use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::checksum::checksum;
 
 use super::endpoint::PeerEndpoint;
-use super::index::{Index, Place, Slot, Word};
+use super::index::{Index, KeySlots, Slot, Word};
 use super::memory::{Heap, Segments, segments};
 use super::{PeerDemand, Result};
 
@@ -45,9 +45,9 @@ impl<F: Fabric> Table<F> {
 
     /// The slots where a key can be, and the tag by which it is cached.
     #[inline]
-    pub fn place(&self, key: &Key) -> (Place, u64) {
+    pub fn slots(&self, key: &Key) -> (KeySlots, u64) {
         let hash = self.endpoint.hasher.hash(key);
-        (self.index.place(hash), hash.identity())
+        (self.index.slots(hash), hash.identity())
     }
 
     /// Returns the READ of the entry at a slot's address.
@@ -108,20 +108,20 @@ impl<F: Fabric> Table<F> {
     pub async fn search(
         &self,
         lane: LaneId,
-        place: &Place,
+        slots: &KeySlots,
         key: &Key,
         read_already: Option<Word>,
         mut value: Option<&mut Vec<u8>>,
     ) -> Result<Option<Slot>> {
         if let Some(word) = read_already
-            && let Some(slot) = self.endpoint.find(lane, place, 0, |found| found == word)
+            && let Some(slot) = self.endpoint.find(lane, slots, 0, |found| found == word)
             && self.take(lane, key, value.as_deref_mut())
         {
             return Ok(Some(slot));
         }
         let mut from = 0;
         while let Some(slot) =
-            self.endpoint.find(lane, place, from, |word| word.fits(place.fingerprint))
+            self.endpoint.find(lane, slots, from, |word| word.fits(slots.fingerprint))
         {
             self.endpoint.chain(lane, &[self.read(slot.word)]).await?;
             if self.take(lane, key, value.as_deref_mut()) {
