@@ -2,14 +2,13 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
 use farside_bench::command::Interrupt;
-use farside_bench::publish::Published;
+use farside_bench::publish::IntervalLog;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, command, html, run, verbs};
+use farside_bench::{Error, Result, command, html, publish, run, verbs};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -36,9 +35,12 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             let kinds = measured.threads.recorder.kinds();
             let latencies: Vec<_> =
                 kinds.map(|(kind, record)| (kind.name(), &record.latencies)).collect();
-            let (json, table, latencies) = (&report, &*table, &*latencies);
-            let (seconds, ended) = (report.seconds, measured.ended);
-            Published { json, table, latencies, seconds, ended }.publish(&ycsb.output)
+            let log = IntervalLog {
+                latencies: &latencies,
+                seconds: report.seconds,
+                ended: measured.ended,
+            };
+            ycsb.output.publish(&report, &table, &log)
         }
         Command::Report(args) => {
             let message = html::report(args, |line| COMMAND.tell(line))?;
@@ -46,14 +48,10 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             written.map_err(Error::system("writing the result"))
         }
         Command::Verbs(args) => {
-            args.output.check()?;
+            publish::check_json(args.json.as_deref())?;
             let report = verbs::run(args, interrupt)?;
             let table = report.table().map_err(|_| Error::Panicked)?;
-            let names = report.rates().map(|(verb, _)| verb);
-            let latencies: Vec<_> = names.into_iter().zip(&report.latencies).collect();
-            let (json, table, latencies) = (&report, &*table, &*latencies);
-            let (seconds, ended) = (report.seconds, SystemTime::now());
-            Published { json, table, latencies, seconds, ended }.publish(&args.output)
+            publish::result(&report, &table, args.json.as_deref())
         }
     }
 }

@@ -49,6 +49,17 @@ impl Output {
             _ => Ok(()),
         }
     }
+
+    /// Writes the files, and then the table to stdout. With `-` for the JSON, the JSON replaces the
+    /// table on stdout. A file is written whole, or stays as it was. An output that cannot be
+    /// written does not keep the others from being written.
+    pub fn publish(&self, json: &impl Serialize, table: &str, log: &IntervalLog<'_>) -> Result<()> {
+        let hdr = self.hdr.as_ref().map_or(Ok(()), |path| {
+            let log = log.encode().map_err(Error::output(path))?;
+            write_whole(path, &log)
+        });
+        result(json, table, self.json.as_deref()).and(hdr)
+    }
 }
 
 /// Checks that the file for the JSON can be written; `-` is stdout.
@@ -90,33 +101,6 @@ fn is_stdout(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// A result, in all its forms.
-pub struct Published<'a, Json> {
-    /// For programs.
-    pub json: &'a Json,
-    /// For people.
-    pub table: &'a str,
-    /// The latencies of each kind of operation, with its name.
-    pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
-    /// How long the measurement took.
-    pub seconds: f64,
-    /// When the measurement ended.
-    pub ended: SystemTime,
-}
-
-impl<Json: Serialize> Published<'_, Json> {
-    /// Writes the files, and then the table to stdout. With `-` for the JSON, the JSON replaces the
-    /// table on stdout. A file is written whole, or stays as it was. An output that cannot be
-    /// written does not keep the others from being written.
-    pub fn publish(&self, output: &Output) -> Result<()> {
-        let hdr = output.hdr.as_ref().map_or(Ok(()), |path| {
-            let log = interval_log(self.latencies, self.seconds, self.ended);
-            log.map_err(Error::output(path)).and_then(|log| write_whole(path, &log))
-        });
-        result(self.json, self.table, output.json.as_deref()).and(hdr)
-    }
-}
-
 /// Writes the JSON to a file, and then the table to stdout, also if the file cannot be written.
 /// With `-` for the file, the JSON replaces the table on stdout. The file is written whole, or
 /// stays as it was.
@@ -141,29 +125,37 @@ pub fn grouped(number: u64) -> String {
 /// The log gives an interval's maximum in milliseconds, as HdrHistogram's writer for Java does.
 const NS_PER_MAXIMUM: f64 = 1e6;
 
-/// The log: for each kind one interval, which is the whole measurement.
-fn interval_log(
-    latencies: &[(&str, &Histogram<u64>)],
-    seconds: f64,
-    ended: SystemTime,
-) -> io::Result<Vec<u8>> {
-    let (mut bytes, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
-    let duration = Duration::from_secs_f64(seconds);
-    let mut builder = IntervalLogWriterBuilder::new();
-    builder
-        .add_comment("[Histogram log format version 1.3]")
-        .add_comment("[latencies in nanoseconds, by kv-bench]")
-        .with_base_time(ended - duration)
-        .with_max_value_divisor(NS_PER_MAXIMUM);
-    let mut writer = builder.begin_log_with(&mut bytes, &mut serializer)?;
-    for (name, histogram) in latencies {
-        let written = writer.write_histogram(histogram, Duration::ZERO, duration, Tag::new(name));
-        written.map_err(|error| match error {
-            IntervalLogWriterError::IoError(error) => error,
-            IntervalLogWriterError::SerializeError(error) => io::Error::other(error),
-        })?;
+/// All latencies of a run, as a log with one interval for each kind: the whole measurement.
+pub struct IntervalLog<'a> {
+    /// The latencies of each kind of operation, with its name.
+    pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
+    /// How long the measurement took.
+    pub seconds: f64,
+    /// The end of the measurement.
+    pub ended: SystemTime,
+}
+
+impl IntervalLog<'_> {
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let (mut bytes, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
+        let duration = Duration::from_secs_f64(self.seconds);
+        let mut builder = IntervalLogWriterBuilder::new();
+        builder
+            .add_comment("[Histogram log format version 1.3]")
+            .add_comment("[latencies in nanoseconds, by kv-bench]")
+            .with_base_time(self.ended - duration)
+            .with_max_value_divisor(NS_PER_MAXIMUM);
+        let mut writer = builder.begin_log_with(&mut bytes, &mut serializer)?;
+        for (name, latencies) in self.latencies {
+            let tag = Tag::new(name);
+            let written = writer.write_histogram(latencies, Duration::ZERO, duration, tag);
+            written.map_err(|error| match error {
+                IntervalLogWriterError::IoError(error) => error,
+                IntervalLogWriterError::SerializeError(error) => io::Error::other(error),
+            })?;
+        }
+        Ok(bytes)
     }
-    Ok(bytes)
 }
 
 fn print(text: &str) -> io::Result<()> {
@@ -214,7 +206,8 @@ mod tests {
         let mut puts = latency_histogram();
         puts.record(7_000_000).unwrap();
         let ended = SystemTime::UNIX_EPOCH + Duration::from_secs(9);
-        let log = interval_log(&[("get", &gets), ("put", &puts)], 2.0, ended).unwrap();
+        let latencies = &[("get", &gets), ("put", &puts)];
+        let log = IntervalLog { latencies, seconds: 2.0, ended }.encode().unwrap();
         let found: Vec<(String, Histogram<u64>)> = IntervalLogIterator::new(&log)
             .filter_map(|entry| match entry.unwrap() {
                 LogEntry::Interval(interval) => {
@@ -244,39 +237,30 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_folder_is_reported_before_the_run() {
-        let output = Output { hdr: Some("/nowhere/x.hdr".into()), ..Default::default() };
-        let error = output.check().unwrap_err().to_string();
-        assert_eq!(error, "cannot write /nowhere/x.hdr: /nowhere is no folder");
-        let plain = Output { json: Some("-".into()), ..Default::default() };
-        assert!(plain.check().is_ok());
-    }
-
-    #[test]
-    fn a_path_that_cannot_be_written_is_reported_before_the_run() {
+    fn an_output_that_cannot_be_written_is_reported_before_the_run() {
         let folder = tempfile::tempdir().unwrap();
-        let check = |path: &Path| check_json(Some(path)).map_err(|error| error.to_string());
-        let name = folder.path().display();
-        assert_eq!(check(folder.path()), Err(format!("cannot write {name}: is a directory")));
-        assert_eq!(check(&folder.path().join("new.json")), Ok(()));
-        assert_eq!(check(Path::new("/dev/null")), Ok(()));
-        // No user can create files there, not even root.
-        let error = check(Path::new("/proc/self/x.json")).unwrap_err();
-        assert!(error.starts_with("cannot write /proc/self/x.json: "), "{error}");
-    }
-
-    #[test]
-    fn two_results_in_one_file_are_a_mistake() {
-        let check = |json: &str, hdr: &str| {
+        let folder = folder.path().to_str().unwrap();
+        let is_folder = format!("cannot write {folder}: is a directory");
+        for (json, hdr, error) in [
+            ("-", "./-", None),
+            ("src/x", "x", None),
+            ("/dev/null", "/dev/null", None),
+            ("-", "/nowhere/x.hdr", Some("cannot write /nowhere/x.hdr: /nowhere is no folder")),
+            ("-", folder, Some(&is_folder)),
+            // No user can create files there, not even root.
+            ("/proc/self/x.json", "x", Some("cannot write /proc/self/x.json: ")),
+            ("-", "-", Some("- is stdout for --json only")),
+            ("src/x", "./src/../src/x", Some("two results cannot be written to ./src/../src/x")),
+        ] {
             let [json, hdr] = [json, hdr].map(|path| Some(path.into()));
-            Output { json, hdr }.check().map_err(|error| error.to_string())
-        };
-        let error = check("src/x", "./src/../src/x").unwrap_err();
-        assert_eq!(error, "two results cannot be written to ./src/../src/x");
-        assert_eq!(check("src/x", "x"), Ok(()));
-        assert_eq!(check("/dev/null", "/dev/null"), Ok(()));
-        assert!(check("-", "-").unwrap_err().contains("--json only"));
-        assert_eq!(check("-", "./-"), Ok(()));
+            let checked = Output { json, hdr }.check().map_err(|error| error.to_string());
+            match error {
+                Some(error) => {
+                    assert!(checked.as_ref().unwrap_err().starts_with(error), "{checked:?}")
+                }
+                None => assert_eq!(checked, Ok(())),
+            }
+        }
     }
 
     #[test]
@@ -286,8 +270,8 @@ mod tests {
         let output = Output { json: Some("/dev/full".into()), hdr: Some(hdr.clone()) };
         let gets = latency_histogram();
         let (latencies, seconds, ended) = (&[("get", &gets)][..], 1.0, SystemTime::now());
-        let published = Published { json: &(), table: "", latencies, seconds, ended };
-        let error = published.publish(&output).unwrap_err().to_string();
+        let log = IntervalLog { latencies, seconds, ended };
+        let error = output.publish(&(), "", &log).unwrap_err().to_string();
         assert!(error.starts_with("cannot write /dev/full: "), "{error}");
         assert!(fs::read_to_string(hdr).unwrap().contains("Tag=get,"));
     }

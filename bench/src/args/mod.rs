@@ -11,7 +11,6 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use farside_config::size::ByteSize;
 use farside_config::{ClientConfig, ConfigError};
 
-use crate::publish::Output;
 use crate::{Error, Result};
 
 pub use ycsb::Ycsb;
@@ -85,9 +84,10 @@ pub struct Verbs {
     /// How much memory the verbs access
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub span: ByteSize,
-    /// The files for the result.
-    #[command(flatten)]
-    pub output: Output,
+    /// Write the result to this file as JSON, which `kv-bench report` reads; - writes it to stdout
+    /// instead of the table
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
 }
 
 /// `kv-bench report`.

@@ -11,7 +11,7 @@ pub(crate) const COLOURS: usize = 7;
 /// A chart of lines over two axes.
 pub(crate) struct Chart {
     pub(crate) title: String,
-    /// What all lines have in common.
+    /// The settings that all lines have in common.
     pub(crate) subtitle: String,
     pub(crate) x: (&'static str, Scale),
     pub(crate) y: (&'static str, Scale),

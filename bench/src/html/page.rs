@@ -233,7 +233,7 @@ fn verbs(reports: &[(String, VerbsReport)]) -> Markup {
                 td class="text" { (report.fabric) }
                 td { (report.bytes) }
                 td { (report.depth) }
-                @for (_, rate) in report.rates() { td { (grouped(rate.rate_per_s as u64)) } }
+                @for rate in report.rates() { td { (grouped(rate.rate_per_s as u64)) } }
                 td { (duration(report.read.p50_ns as f64)) }
             }
             (origin(heads.len(), file, &report.origin))

@@ -35,7 +35,7 @@ pub struct Plan<'a> {
     pub between_polls: &'a dyn Fn() -> Result<()>,
 }
 
-/// What was measured of one verb or chain.
+/// The measurement of one verb or chain.
 #[derive(Clone, Debug)]
 pub struct Timed {
     /// The latency of each chain, in nanoseconds.

@@ -13,7 +13,6 @@ use std::time::Duration;
 use farside_config::size::ByteSize;
 use farside_fabric::Fabric;
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
-use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
@@ -43,11 +42,6 @@ pub struct VerbsReport {
     pub update: Rate,
     #[serde(skip)]
     pub blocks: usize,
-    /// One histogram for each rate, in the order of [`Self::rates`].
-    #[serde(skip)]
-    pub latencies: Vec<Histogram<u64>>,
-    #[serde(skip)]
-    pub seconds: f64,
 }
 
 /// Measures READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
@@ -97,8 +91,6 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         cas,
         update,
         blocks: targets.len(),
-        latencies: timed.into_iter().map(|timed| timed.latencies).collect(),
-        seconds: args.seconds,
     })
 }
 
@@ -136,7 +128,7 @@ impl VerbsReport {
         writeln!(out, "verbs on {fabric}: {bytes} B, depth {depth}, over {blocks} blocks")?;
         writeln!(out, "{}\n", self.origin.machine)?;
         writeln!(out, "{:<7}{:>14}{:>9}{:>9}", "", "rate /s", "p50 ns", "p99 ns")?;
-        for (name, (_, rate)) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(self.rates()) {
+        for (name, rate) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(self.rates()) {
             let Rate { rate_per_s, p50_ns, p99_ns } = rate;
             let rate = grouped(rate_per_s as u64);
             writeln!(out, "{name:<7}{rate:>14}{:>9}{:>9}", grouped(p50_ns), grouped(p99_ns))?;
@@ -144,9 +136,9 @@ impl VerbsReport {
         Ok(out)
     }
 
-    /// Returns each rate with the verb's name in the JSON.
-    pub fn rates(&self) -> [(&'static str, Rate); 4] {
-        [("read", self.read), ("write", self.write), ("cas", self.cas), ("update", self.update)]
+    /// The rates of READ, WRITE, compare-and-swap and a PUT's chain.
+    pub fn rates(&self) -> [Rate; 4] {
+        [self.read, self.write, self.cas, self.update]
     }
 }
 
@@ -167,8 +159,6 @@ mod tests {
             update: rate,
             origin: Origin::default(),
             blocks: 7,
-            latencies: Vec::new(),
-            seconds: 1.0,
         };
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json.as_object().unwrap().len(), 11);
