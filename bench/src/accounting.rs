@@ -1,5 +1,5 @@
-//! The clock of latencies, the CPU time of a thread, and what a server process spent: CPU time and
-//! wake-ups.
+//! The clock of latencies, the CPU time of a thread, and the expense of a server process: CPU
+//! time and wake-ups.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a process spent since it started.
+/// The expense of a process since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerUsage {
     /// CPU time, in seconds, in kernel and user space.
@@ -24,7 +24,7 @@ pub struct ServerUsage {
 }
 
 impl ServerUsage {
-    /// What the process of this number spent up to now.
+    /// The expense of the process of this number up to now.
     pub fn of(process: u32) -> io::Result<Self> {
         let cpu_s = cpu_s(&format!("/proc/{process}/stat"))?;
         let mut wakeups = 0;
@@ -36,7 +36,7 @@ impl ServerUsage {
         Ok(Self { cpu_s, wakeups })
     }
 
-    /// What was spent since `earlier`.
+    /// The expense since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             cpu_s: self.cpu_s - earlier.cpu_s,

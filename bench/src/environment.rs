@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-/// What is needed to repeat a measurement.
+/// The facts that are needed to repeat a measurement.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Origin {
     /// The command line.
@@ -14,7 +14,7 @@ pub struct Origin {
     /// The commit that the command was built from, with `-dirty` if something was not committed;
     /// null if the commit is not known.
     pub commit: Option<String>,
-    /// When the result was complete, in UTC.
+    /// The time at which the result was complete, in UTC.
     pub date: String,
     /// The machine that it was measured on.
     pub machine: Machine,

@@ -19,7 +19,7 @@ pub const BATCH: usize = 128;
 /// An operation on a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// What to do.
+    /// Its kind.
     pub kind: Kind,
     /// The number of the record.
     pub record: u64,
@@ -37,7 +37,7 @@ impl Operation {
     }
 }
 
-/// Where operations come from.
+/// A source of operations.
 pub trait Source {
     /// The next operation; `None` when there is no more.
     fn next(&mut self) -> Option<Operation>;

@@ -16,7 +16,7 @@ use crate::workload::Mix;
 pub struct Pattern {
     /// The kinds of operations.
     pub mix: Mix,
-    /// Which records they are about.
+    /// The popularity of their records.
     pub distribution: Arc<Distribution>,
     /// How long the records' values are.
     pub sizes: ValueSize,
@@ -40,7 +40,7 @@ pub struct PatternReport {
     pub value_size: ValueSizeReport,
 }
 
-/// Which records are popular.
+/// The popularity of records.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct DistributionReport {

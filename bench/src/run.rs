@@ -16,19 +16,19 @@ use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::verbs::RawLimit;
 use crate::{Error, Result};
 
-/// What a run measured.
+/// The measurement of a run.
 pub struct Measured {
     /// The name of the fabric.
     pub fabric: String,
-    /// What all threads together measured.
+    /// The sum over all threads.
     pub threads: ThreadMeasurement,
-    /// What the supervising thread saw.
+    /// The facts that the supervising thread collected.
     pub facts: RunFacts,
-    /// When the last thread ended, by the wall clock.
+    /// The end of the last thread, by the wall clock.
     pub ended: SystemTime,
     /// The rates of raw verbs, if they were measured.
     pub raw: Option<RawLimit>,
-    /// Why raw verbs were not measured, although they were asked for.
+    /// The reason why raw verbs were not measured, although they were asked for.
     pub raw_missing: Option<String>,
 }
 

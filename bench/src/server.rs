@@ -48,7 +48,7 @@ impl Server {
         self.own.is_some()
     }
 
-    /// What its process spent so far, if the process is known.
+    /// The expense of its process so far, if the process is known.
     pub fn usage(&self) -> Option<ServerUsage> {
         ServerUsage::of(self.process?).ok()
     }

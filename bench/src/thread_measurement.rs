@@ -1,5 +1,4 @@
-//! What threads measured, the sum over threads, and the form in which a process sends it to its
-//! parent.
+//! The measurement of a thread, and the sum over threads.
 
 use farside::CacheStatistics;
 
@@ -11,9 +10,9 @@ use crate::recorder::Recorder;
 pub struct ThreadMeasurement {
     /// Their operations.
     pub recorder: Recorder,
-    /// When the first thread started to measure, by the clock of latencies.
+    /// The start of the first thread, by the clock of latencies.
     pub started_ns: u64,
-    /// When the last thread ended.
+    /// The end of the last thread.
     pub ended_ns: u64,
     /// Hits and misses of the location caches.
     pub cache: CacheStatistics,
@@ -23,9 +22,9 @@ pub struct ThreadMeasurement {
     pub cpu_s: f64,
 }
 
-/// What the supervising thread saw.
+/// The facts that the supervising thread collects.
 pub struct RunFacts {
-    /// What the server spent during the measurement, if its process is known.
+    /// The server's expense during the measurement, if its process is known.
     pub server: Option<ServerUsage>,
     /// How long the load phase took, in seconds.
     pub load_seconds: f64,

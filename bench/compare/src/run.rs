@@ -136,7 +136,7 @@ fn take_turns(
     Ok(all)
 }
 
-/// What is needed to make a store.
+/// The settings from which a store is made.
 struct StoreSetup<'a> {
     args: &'a Compare,
     demand: PeerDemand,

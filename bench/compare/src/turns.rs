@@ -32,7 +32,7 @@ pub(crate) enum Order {
     Measure,
 }
 
-/// What a store did in a turn, or in several.
+/// The result of a store's turn, or of several.
 pub(crate) struct TurnResult {
     /// Its operations.
     pub(crate) recorder: Recorder,
