@@ -1,6 +1,9 @@
 //! The records that exist while threads insert new ones.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Counts the records that exist while threads insert new ones: all below
 /// [`RecordCounter::stored`], as in YCSB's `AcknowledgedCounterGenerator`.
@@ -8,24 +11,18 @@ pub struct RecordCounter {
     loaded: u64,
     next: AtomicU64,
     stored: AtomicU64,
-    /// By record modulo [`AHEAD_MAX`]: the record is stored, and one before it is not yet.
-    ahead: Box<[AtomicBool]>,
-    advancing: AtomicBool,
+    /// The records that are stored, while one before them is not yet.
+    ahead: Mutex<BinaryHeap<Reverse<u64>>>,
 }
 
-/// Limit on the inserts that are claimed and not stored yet. With more, two would share a mark.
-const AHEAD_MAX: usize = 1 << 20;
+/// The number of records ahead for which there is memory from the start.
+const AHEAD: usize = 1 << 16;
 
 impl RecordCounter {
     /// A counter after so many records were loaded.
     pub fn new(records: u64) -> Self {
-        Self {
-            loaded: records,
-            next: AtomicU64::new(records),
-            stored: AtomicU64::new(records),
-            ahead: (0..AHEAD_MAX).map(|_| AtomicBool::new(false)).collect(),
-            advancing: AtomicBool::new(false),
-        }
+        let [next, stored] = [records; 2].map(AtomicU64::new);
+        Self { loaded: records, next, stored, ahead: Mutex::new(BinaryHeap::with_capacity(AHEAD)) }
     }
 
     /// Returns a new record, which the caller inserts.
@@ -39,28 +36,19 @@ impl RecordCounter {
         self.stored.load(Ordering::Acquire)
     }
 
-    fn mark(&self, record: u64) -> &AtomicBool {
-        &self.ahead[record as usize % AHEAD_MAX]
-    }
-
     /// Tells that a record is stored. Loaded records are counted already.
     pub fn acknowledge(&self, record: u64) {
         if record < self.loaded {
             return;
         }
-        self.mark(record).store(true, Ordering::SeqCst);
-        // The holder of the lock checks the next mark again after it unlocks, so no mark is missed.
-        while !self.advancing.swap(true, Ordering::SeqCst) {
-            let mut stored = self.stored.load(Ordering::Relaxed);
-            while self.mark(stored).swap(false, Ordering::SeqCst) {
-                stored += 1;
-                self.stored.store(stored, Ordering::Release);
-            }
-            self.advancing.store(false, Ordering::SeqCst);
-            if !self.mark(stored).load(Ordering::SeqCst) {
-                return;
-            }
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.push(Reverse(record));
+        let mut stored = self.stored.load(Ordering::Relaxed);
+        while ahead.peek() == Some(&Reverse(stored)) {
+            ahead.pop();
+            stored += 1;
         }
+        self.stored.store(stored, Ordering::Release);
     }
 }
 

@@ -7,7 +7,7 @@ use farside::Counters;
 use farside_bench::environment::{Machine, Origin};
 use farside_bench::publish::grouped;
 use farside_bench::report::OperationReport;
-use farside_bench::verbs::{Rate, RawLimit};
+use farside_bench::verbs::{Rates, RawLimit};
 use farside_bench::workload::Workload;
 use serde::Serialize;
 
@@ -41,11 +41,8 @@ pub struct CompareReport {
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct Limit {
     pub bytes: u32,
-    pub read: Rate,
-    pub write: Rate,
-    pub cas: Rate,
-    /// A cached PUT's chain.
-    pub update: Rate,
+    #[serde(flatten)]
+    pub rates: Rates,
 }
 
 /// The results of one workload.
@@ -220,16 +217,12 @@ impl CompareReport {
         writeln!(out, "Stores on {fabric}{network}: {records} records x {bytes} B, one thread,")?;
         writeln!(out, "depth {depth}, {rounds} rounds in turns")?;
         writeln!(out, "{}", self.origin.machine)?;
-        let Limit { bytes, read, write, cas, update } = self.limit;
-        let rate = |rate: Rate| grouped(rate.rate_per_s as u64);
+        let Limit { bytes, rates } = self.limit;
+        let [read, write, cas, update] = rates.all().map(|rate| grouped(rate.rate_per_s as u64));
         writeln!(
             out,
-            "limit, raw verbs of {bytes} B: READ {} /s, WRITE {} /s, CAS {} /s, \
-             a PUT's chain {} /s",
-            rate(read),
-            rate(write),
-            rate(cas),
-            rate(update),
+            "limit, raw verbs of {bytes} B: READ {read} /s, WRITE {write} /s, CAS {cas} /s, \
+             a PUT's chain {update} /s"
         )?;
         self.workloads.iter().try_for_each(|workload| workload.write(&mut out))?;
         writeln!(out)?;

@@ -17,7 +17,7 @@ use farside_bench::server::Server;
 use farside_bench::sizing::{self, OPERATIONS_PER_S_MAX, ServerMemory};
 use farside_bench::store::MeasuredStore;
 use farside_bench::value_size::ValueSize;
-use farside_bench::verbs::{Plan, RawLimit, Timed, rates};
+use farside_bench::verbs::{Plan, Rates, RawLimit, rates};
 use farside_bench::workload::{Kind, Mix, Workload};
 use farside_bench::{Error, Result};
 use farside_config::ClientConfig;
@@ -292,6 +292,6 @@ fn limit(args: &Compare, connection: &mut RawConnection) -> Result<(Limit, RawLi
         between_polls: &|| Ok(()),
     };
     let timed = rates(&mut fabric(args, connection, args.depth)?, &plan)?;
-    let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
-    Ok((Limit { bytes: plan.bytes, read, write, cas, update }, RawLimit::of(&[timed])))
+    let limit = Limit { bytes: plan.bytes, rates: Rates::of(&timed) };
+    Ok((limit, RawLimit::of(&[timed])))
 }

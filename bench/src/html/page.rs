@@ -233,8 +233,8 @@ fn verbs(reports: &[(String, VerbsReport)]) -> Markup {
                 td class="text" { (report.fabric) }
                 td { (report.bytes) }
                 td { (report.depth) }
-                @for rate in report.rates() { td { (grouped(rate.rate_per_s as u64)) } }
-                td { (duration(report.read.p50_ns as f64)) }
+                @for rate in report.rates.all() { td { (grouped(rate.rate_per_s as u64)) } }
+                td { (duration(report.rates.read.p50_ns as f64)) }
             }
             (origin(heads.len(), file, &report.origin))
         }

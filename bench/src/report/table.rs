@@ -43,10 +43,6 @@ impl YcsbReport {
         if let Some(why) = &measured.raw_missing {
             writeln!(out, "limit: raw verbs were not measured: {why}")?;
         }
-        if let Some(gets) = self.operations.get("get") {
-            let rate = gets.count as f64 / self.seconds / f64::from(self.threads);
-            writeln!(out, "GET/s a thread: {}", grouped(rate as u64))?;
-        }
         let per_cpu_s = total as f64 / measured.threads.cpu_s.max(f64::MIN_POSITIVE);
         writeln!(
             out,

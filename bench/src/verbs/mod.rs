@@ -36,12 +36,33 @@ pub struct VerbsReport {
     pub fabric: String,
     pub bytes: u32,
     pub depth: u16,
+    #[serde(flatten)]
+    pub rates: Rates,
+    #[serde(skip)]
+    pub blocks: usize,
+}
+
+/// The rates of all verbs, and of a cached PUT's chain.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct Rates {
     pub read: Rate,
     pub write: Rate,
     pub cas: Rate,
     pub update: Rate,
-    #[serde(skip)]
-    pub blocks: usize,
+}
+
+impl Rates {
+    /// The rates that [`rates`] measured.
+    pub fn of(timed: &[Timed; 4]) -> Self {
+        let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
+        Self { read, write, cas, update }
+    }
+
+    /// All rates, in the order of the fields.
+    pub fn all(&self) -> [Rate; 4] {
+        [self.read, self.write, self.cas, self.update]
+    }
 }
 
 /// Measures READ, WRITE, compare-and-swap and a PUT's chain, one after the other.
@@ -80,16 +101,12 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let timed = rates(&mut fabric, &plan)?;
     let origin = Origin::of("kv-bench", Machine::detect());
     connection.into_inner().give_back()?;
-    let [read, write, cas, update] = timed.each_ref().map(Timed::rate);
     Ok(VerbsReport {
         origin,
         fabric: server.fabric().to_owned(),
         bytes: args.bytes,
         depth: args.depth,
-        read,
-        write,
-        cas,
-        update,
+        rates: Rates::of(&timed),
         blocks: targets.len(),
     })
 }
@@ -128,17 +145,12 @@ impl VerbsReport {
         writeln!(out, "verbs on {fabric}: {bytes} B, depth {depth}, over {blocks} blocks")?;
         writeln!(out, "{}\n", self.origin.machine)?;
         writeln!(out, "{:<7}{:>14}{:>9}{:>9}", "", "rate /s", "p50 ns", "p99 ns")?;
-        for (name, rate) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(self.rates()) {
+        for (name, rate) in ["READ", "WRITE", "CAS", "PUT's"].into_iter().zip(self.rates.all()) {
             let Rate { rate_per_s, p50_ns, p99_ns } = rate;
             let rate = grouped(rate_per_s as u64);
             writeln!(out, "{name:<7}{rate:>14}{:>9}{:>9}", grouped(p50_ns), grouped(p99_ns))?;
         }
         Ok(out)
-    }
-
-    /// The rates of READ, WRITE, compare-and-swap and a PUT's chain.
-    pub fn rates(&self) -> [Rate; 4] {
-        [self.read, self.write, self.cas, self.update]
     }
 }
 
@@ -153,10 +165,7 @@ mod tests {
             fabric: "shm".into(),
             bytes: 128,
             depth: 4,
-            read: rate,
-            write: rate,
-            cas: rate,
-            update: rate,
+            rates: Rates { read: rate, write: rate, cas: rate, update: rate },
             origin: Origin::default(),
             blocks: 7,
         };
