@@ -12,7 +12,6 @@ use crate::args::Ycsb;
 use crate::arrivals::Schedule;
 use crate::command::Interrupt;
 use crate::driver::Driver;
-use crate::environment::Machine;
 use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
@@ -215,7 +214,6 @@ impl Shared<'_> {
         let load = Instant::now();
         self.watch(interrupt, "load", || all(&self.loaded))?;
         let load_seconds = load.elapsed().as_secs_f64();
-        let machine = Machine::detect();
         let until = |seconds: Option<f64>| {
             let end = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
             move || end.is_some_and(|end| Instant::now() >= end)
@@ -230,7 +228,7 @@ impl Shared<'_> {
         let is_time_up = until(self.args.seconds);
         self.watch(interrupt, "measure", || is_time_up() || all(&self.ended))?;
         let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
-        Ok(RunFacts { server: spent, load_seconds, machine })
+        Ok(RunFacts { server: spent, load_seconds })
     }
 
     fn enter_unless_stopped(&self, phase: Phase) {

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use farside_config::ClientConfig;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, ServerRequest,
-    attach, say_goodbye,
+    ServerStatistics, attach, say_goodbye,
 };
 use farside_fabric::{AnyFabric, boot_time_ns};
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::environment::Machine;
 use crate::{Error, Result};
 
 /// How long the server may take to answer a message, or to accept one.
@@ -63,8 +64,7 @@ impl RawConnection {
     /// How many blocks of this class can be taken and still leave some for others, without a key
     /// being evicted: half of the free ones.
     pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
-        let reply = self.ask(&Request::Statistics)?;
-        let Reply::Statistics(statistics) = reply else { return Ok(0) };
+        let statistics = self.statistics()?;
         let blocks = statistics.classes.iter().find(|blocks| blocks.class == class);
         let free =
             blocks.map_or(0, |blocks| blocks.blocks_free.saturating_sub(blocks.blocks_resting));
@@ -74,6 +74,19 @@ impl RawConnection {
             _ => 0,
         };
         Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
+    }
+
+    /// Detects this machine, and the pages of the region.
+    pub fn machine(&mut self) -> Result<Machine> {
+        let huge_page_bytes = self.statistics()?.huge_page_bytes;
+        Ok(Machine::detect(huge_page_bytes * 100 / self.server.welcome.region_bytes.max(1)))
+    }
+
+    fn statistics(&mut self) -> Result<ServerStatistics> {
+        match self.ask(&Request::Statistics)? {
+            Reply::Statistics(statistics) => Ok(statistics),
+            _ => Ok(ServerStatistics::default()),
+        }
     }
 
     /// Answers the requests of the server since the last call. The server fences a client that does

@@ -8,8 +8,10 @@ use farside_config::size::ByteSize;
 
 use crate::args::Ycsb;
 use crate::command::Interrupt;
+use crate::environment::Machine;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases;
+use crate::raw_connection::RawConnection;
 use crate::server::Server;
 use crate::sizing::{self, Demand, ServerMemory};
 use crate::thread_measurement::{RunFacts, ThreadMeasurement};
@@ -24,6 +26,8 @@ pub struct Measured {
     pub threads: ThreadMeasurement,
     /// The facts that the supervising thread collected.
     pub facts: RunFacts,
+    /// The machine.
+    pub machine: Machine,
     /// The end of the last thread, by the wall clock.
     pub ended: SystemTime,
     /// The rates of raw verbs, if they were measured.
@@ -52,6 +56,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         threads,
         facts,
         ended: SystemTime::now(),
+        machine: machine(&server)?,
         raw: None,
         raw_missing: None,
     };
@@ -62,6 +67,13 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         }
     }
     Ok(measured)
+}
+
+fn machine(server: &Server) -> Result<Machine> {
+    let mut connection = RawConnection::connect(&server.config)?;
+    let machine = connection.machine()?;
+    connection.give_back()?;
+    Ok(machine)
 }
 
 /// For `map_err`: turns `OutOfSpace` of a server of our own into [`Error::NoRoom`], whose text says

@@ -3,7 +3,6 @@
 use farside::CacheStatistics;
 
 use crate::accounting::ServerUsage;
-use crate::environment::Machine;
 use crate::recorder::Recorder;
 
 /// The measurement of one thread, or the sum over several.
@@ -28,8 +27,6 @@ pub struct RunFacts {
     pub server: Option<ServerUsage>,
     /// How long the load phase took, in seconds.
     pub load_seconds: f64,
-    /// The machine.
-    pub machine: Machine,
 }
 
 impl ThreadMeasurement {

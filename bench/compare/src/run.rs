@@ -9,7 +9,6 @@ use std::time::Duration;
 use farside::Client;
 use farside_bench::command::Interrupt;
 use farside_bench::daemon::Daemon;
-use farside_bench::environment::Machine;
 use farside_bench::keys::KEY_BYTES;
 use farside_bench::phases::start;
 use farside_bench::raw_connection::RawConnection;
@@ -99,9 +98,9 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         args.workloads.iter().map(turns).collect()
     });
     let workloads = workloads?;
-    // Before the connection closes: the page size is that of the mapped region.
-    let machine = Machine::detect();
-    connection.into_inner().give_back()?;
+    let mut connection = connection.into_inner();
+    let machine = connection.machine()?;
+    connection.give_back()?;
     let fabric_and_machine = (server.fabric(), machine);
     Ok(CompareReport::new(args, &stores, &left_out, fabric_and_machine, limit, workloads))
 }

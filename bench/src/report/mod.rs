@@ -163,7 +163,7 @@ impl YcsbReport {
         let operation =
             |(kind, record): (Kind, &KindRecord)| (kind.name().to_owned(), record.into());
         Self {
-            origin: Origin::of("kv-bench", facts.machine.clone()),
+            origin: Origin::of("kv-bench", measured.machine.clone()),
             fabric: measured.fabric.clone(),
             workload: args.workload_name(),
             threads: args.all_threads(),

@@ -26,7 +26,7 @@ impl YcsbReport {
             self.seconds,
             measured.facts.load_seconds,
         )?;
-        writeln!(out, "{}\n", measured.facts.machine)?;
+        writeln!(out, "{}\n", measured.machine)?;
         self.write_operations(&mut out)?;
         if let Some(open_loop) = &self.open_loop {
             open_loop.write(&self.operations, &mut out)?;

@@ -28,7 +28,8 @@ fn sample() -> (YcsbReport, Measured) {
     let measured = Measured {
         fabric: "shm".into(),
         threads,
-        facts: RunFacts { server, load_seconds: 1.0, machine: Machine::detect() },
+        facts: RunFacts { server, load_seconds: 1.0 },
+        machine: Machine::detect(0),
         ended: std::time::SystemTime::now(),
         raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
         raw_missing: None,

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
 use crate::command::Interrupt;
-use crate::environment::{Machine, Origin};
+use crate::environment::Origin;
 use crate::publish::grouped;
 use crate::raw_connection::RawConnection;
 use crate::server::Server;
@@ -99,8 +99,9 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     };
     let mut fabric = connection.borrow().fabric(args.depth)?;
     let timed = rates(&mut fabric, &plan)?;
-    let origin = Origin::of("kv-bench", Machine::detect());
-    connection.into_inner().give_back()?;
+    let mut connection = connection.into_inner();
+    let origin = Origin::of("kv-bench", connection.machine()?);
+    connection.give_back()?;
     Ok(VerbsReport {
         origin,
         fabric: server.fabric().to_owned(),
