@@ -87,14 +87,14 @@ fn charts(figures: &Figures<'_>) -> Markup {
         ("Latency", figures.against_load()),
         ("Latency distributions", figures.distributions()),
     ];
+    // A workload with one point has no line.
+    let sections = sections.map(|(name, charts)| {
+        (name, charts.into_iter().filter(|chart| !chart.lines.is_empty()).collect::<Vec<_>>())
+    });
     html! {
-        @for (name, mut charts) in sections {
-            // A workload with one point has no line.
-            @let () = charts.retain(|chart| !chart.lines.is_empty());
-            @if !charts.is_empty() {
-                h2 { (name) }
-                div class="charts" { @for chart in charts { figure { (chart.draw()) } } }
-            }
+        @for (name, charts) in sections.iter().filter(|(_, charts)| !charts.is_empty()) {
+            h2 { (name) }
+            div class="charts" { @for chart in charts { figure { (chart.draw()) } } }
         }
     }
 }

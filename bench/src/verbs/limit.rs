@@ -1,24 +1,20 @@
 //! The rates of raw verbs as the limit that a report shows beside a result. They are measured on
 //! the same server, with as many threads and as many chains in flight.
 
-use std::cell::RefCell;
-use std::thread;
 use std::time::Duration;
 
 use farside_config::ClientConfig;
-use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_HEADER_BYTES, class_for};
 use serde::{Deserialize, Serialize};
 
-use super::{Plan, Timed, rates};
+use super::{ThreadLoad, Timed, rates_of_threads};
+use crate::Result;
 use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::keys::KEY_BYTES;
-use crate::phases::start;
 use crate::raw_connection::RawConnection;
 use crate::recorder::Recorder;
 use crate::workload::Kind;
-use crate::{Error, Result};
 
 /// Limit on the memory that the verbs access: the default of `kv-bench verbs --span`.
 const TARGET_BYTES_MAX: u64 = 64 << 20;
@@ -69,35 +65,13 @@ impl RawLimit {
                  server gave {blocks}"
             )));
         }
-        let fabrics: Vec<AnyFabric> =
-            (0..threads).map(|_| connection.fabric(args.depth)).collect::<Result<_>>()?;
-        let duration = Duration::from_secs_f64(args.limit_seconds) / CHAINS;
-        let bytes = (class.block_bytes() - BLOCK_HEADER_BYTES) as u32;
-        let connection = RefCell::new(connection);
-        let of_thread = |mut fabric, targets: &[u64], between_polls: &dyn Fn() -> Result<()>| {
-            let plan = Plan { targets, bytes, lanes: args.depth, duration, between_polls };
-            rates(&mut fabric, &plan)
+        let load = ThreadLoad {
+            bytes: (class.block_bytes() - BLOCK_HEADER_BYTES) as u32,
+            lanes: args.depth,
+            duration: Duration::from_secs_f64(args.limit_seconds) / CHAINS,
         };
-        let measured = thread::scope(|scope| {
-            let mut parts = fabrics.into_iter().zip(targets.chunks(targets.len() / threads));
-            // This thread measures too, and answers the server meanwhile.
-            let Some((fabric, part)) = parts.next() else { return Ok(Vec::new()) };
-            let of_thread = &of_thread;
-            let other = |(fabric, part)| {
-                start(scope, move || of_thread(fabric, part, &|| interrupt.check()))
-            };
-            let others = parts.map(other).collect::<Result<Vec<_>>>()?;
-            let between_polls = || {
-                connection.borrow_mut().answer_all()?;
-                interrupt.check()
-            };
-            let mut all = vec![of_thread(fabric, part, &between_polls)?];
-            for other in others {
-                all.push(other.join().unwrap_or(Err(Error::Panicked))?);
-            }
-            Ok::<_, Error>(all)
-        })?;
-        connection.into_inner().give_back()?;
+        let measured = rates_of_threads(&mut connection, &targets, threads, load, interrupt)?;
+        connection.give_back()?;
         Ok(Ok(Self::of(&measured)))
     }
 

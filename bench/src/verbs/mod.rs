@@ -6,18 +6,19 @@
 mod limit;
 mod measure;
 
-use std::cell::RefCell;
 use std::fmt::{self, Write as _};
+use std::thread;
 use std::time::Duration;
 
 use farside_config::size::ByteSize;
-use farside_fabric::Fabric;
+use farside_fabric::{AnyFabric, Fabric};
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES, SizeClass};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Verbs;
 use crate::command::Interrupt;
 use crate::environment::Origin;
+use crate::phases::start;
 use crate::publish::grouped;
 use crate::raw_connection::RawConnection;
 use crate::server::Server;
@@ -26,6 +27,9 @@ use crate::{Error, Result};
 
 pub use limit::RawLimit;
 pub use measure::{Plan, Rate, RawVerb, Timed, measure};
+
+/// The time between two answers to the server.
+const ANSWER_PAUSE: Duration = Duration::from_millis(10);
 
 /// The result of `kv-bench verbs`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -86,20 +90,13 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     if targets.len() < blocks {
         return too_few(targets.len());
     }
-    let connection = RefCell::new(connection);
-    let plan = Plan {
-        targets: &targets,
+    let load = ThreadLoad {
         bytes: args.bytes,
         lanes: args.depth,
         duration: Duration::from_secs_f64(args.seconds),
-        between_polls: &|| {
-            connection.borrow_mut().answer_all()?;
-            interrupt.check()
-        },
     };
-    let mut fabric = connection.borrow().fabric(args.depth)?;
-    let timed = rates(&mut fabric, &plan)?;
-    let mut connection = connection.into_inner();
+    let timed = rates_of_threads(&mut connection, &targets, 1, load, interrupt)?;
+    let timed = timed.first().ok_or(Error::Panicked)?;
     let origin = Origin::of("kv-bench", connection.machine()?);
     connection.give_back()?;
     Ok(VerbsReport {
@@ -107,7 +104,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
         fabric: server.fabric().to_owned(),
         bytes: args.bytes,
         depth: args.depth,
-        rates: Rates::of(&timed),
+        rates: Rates::of(timed),
         blocks: targets.len(),
     })
 }
@@ -123,6 +120,43 @@ pub fn rates<F: Fabric>(fabric: &mut F, plan: &Plan<'_>) -> Result<[Timed; 4]> {
         measure(fabric, RawVerb::CompareSwap, plan)?,
         measure(fabric, RawVerb::Update, plan)?,
     ])
+}
+
+/// The verbs that each thread keeps in flight.
+#[derive(Clone, Copy)]
+struct ThreadLoad {
+    bytes: u32,
+    lanes: u16,
+    /// The time for each verb.
+    duration: Duration,
+}
+
+/// Measures all rates in several threads, each with a fabric and a part of the targets. Answers the
+/// server meanwhile.
+fn rates_of_threads(
+    connection: &mut RawConnection,
+    targets: &[u64],
+    threads: usize,
+    ThreadLoad { bytes, lanes, duration }: ThreadLoad,
+    interrupt: &Interrupt,
+) -> Result<Vec<[Timed; 4]>> {
+    let fabrics: Vec<AnyFabric> =
+        (0..threads).map(|_| connection.fabric(lanes)).collect::<Result<_>>()?;
+    let measure = |mut fabric, targets| {
+        let between_polls = &|| interrupt.check();
+        rates(&mut fabric, &Plan { targets, bytes, lanes, duration, between_polls })
+    };
+    thread::scope(|scope| {
+        let measure = &measure;
+        let parts = fabrics.into_iter().zip(targets.chunks(targets.len() / threads));
+        let of_part = |(fabric, part)| start(scope, move || measure(fabric, part));
+        let running = parts.map(of_part).collect::<Result<Vec<_>>>()?;
+        while running.iter().any(|thread| !thread.is_finished()) {
+            connection.answer_all()?;
+            thread::sleep(ANSWER_PAUSE);
+        }
+        running.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Panicked))).collect()
+    })
 }
 
 /// The memory of a server of our own, with so many blocks of this class.
