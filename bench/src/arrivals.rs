@@ -3,39 +3,30 @@
 //! A latency counts from when the operation was due, so it includes the wait for slow operations
 //! before it. This avoids coordinated omission.
 
-use std::str::FromStr;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::accounting::now_ns;
 
 /// The process by which operations become due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Arrivals {
-    /// At fixed intervals.
+    /// At fixed intervals
     Fixed,
-    /// Independently: a Poisson process, with exponential intervals.
+    /// Independently: a Poisson process, with exponential intervals
     Poisson,
 }
 
 impl Arrivals {
-    /// The name on the command line.
+    /// The name in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
             Self::Poisson => "poisson",
         }
-    }
-}
-
-impl FromStr for Arrivals {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = [Self::Fixed, Self::Poisson].into_iter().find(|known| known.name() == text);
-        found.ok_or("expected fixed or poisson")
     }
 }
 

@@ -7,8 +7,7 @@
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, the schedule of their
 //!   operations, the store that they drive, and the records that they keep.
 //! - [`journal`]: a witness that writes every operation to a history.
-//! - [`run`], [`phases`], [`thread_measurement`], [`progress`]: threads, their phases and sums, and
-//!   the line that shows how far they are.
+//! - [`run`], [`phases`], [`thread_measurement`]: threads, their phases and sums.
 //! - [`server`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a server for the run,
 //!   a way to it without the client library, its memory, and what it spent.
 //! - [`verbs`]: the rates of raw verbs, the limit of everything above.
@@ -35,7 +34,6 @@ pub mod operations;
 pub mod pattern;
 pub mod phases;
 pub mod price;
-pub mod progress;
 pub mod properties;
 pub mod publish;
 pub mod raw_connection;

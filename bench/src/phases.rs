@@ -6,6 +6,7 @@ use std::thread::{self, Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use farside::{CacheStatistics, Client, Session};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::accounting::{now_ns, thread_cpu_s};
 use crate::args::Ycsb;
@@ -15,7 +16,6 @@ use crate::driver::Driver;
 use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
-use crate::progress::ProgressLine;
 use crate::recorder::Recorder;
 use crate::records::RecordCounter;
 use crate::server::Server;
@@ -66,6 +66,9 @@ impl Drop for StopOthers<'_> {
 const PAUSE: Duration = Duration::from_micros(200);
 /// The time between two checks whether a phase is over.
 const WATCH_PAUSE: Duration = Duration::from_millis(5);
+
+/// The time between two drawings of the progress line.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Runs all phases.
 pub fn run_phases(
@@ -243,13 +246,24 @@ impl Shared<'_> {
         phase: &'static str,
         is_over: impl Fn() -> bool,
     ) -> Result<()> {
-        let _line = ProgressLine::new(phase);
+        let _line = progress_line(phase);
         while !is_over() && !self.is_in(Phase::Stop) {
             interrupt.check()?;
             thread::sleep(WATCH_PAUSE);
         }
         Ok(())
     }
+}
+
+/// A line on stderr with the name of a phase and the time since now, until it is dropped. It is
+/// invisible if stderr is no terminal.
+fn progress_line(phase: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let line = ProgressBar::no_length().with_style(style).with_finish(ProgressFinish::AndClear);
+    line.set_message(phase);
+    line.enable_steady_tick(TICK);
+    line
 }
 
 fn cache_since(now: CacheStatistics, before: CacheStatistics) -> CacheStatistics {

@@ -6,6 +6,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::ValueEnum;
+
 use crate::distribution::Shape;
 use crate::value_size::{VALUE_BYTES_MAX, ValueSize};
 use crate::workload::{Kind, Mix, NEEDS_RANGES};
@@ -165,7 +167,7 @@ impl Properties {
     /// Which records are popular, by upstream's names.
     pub fn shape(&self) -> Result<Shape, String> {
         let advice = "there are uniform, zipfian, latest and hotspot here";
-        let shape = |text: &str| match text.parse().ok()? {
+        let shape = |text: &str| match Shape::from_str(text, false).ok()? {
             Shape::Zipfian => Some(Shape::ScrambledZipfian),
             Shape::ScrambledZipfian => None,
             shape => Some(shape),

@@ -216,7 +216,7 @@ pub(crate) mod tests {
             ("ycsb --workload a --value-size 1KiB", "facebook"),
             ("ycsb --workload a --target-rate 0", "operations a second"),
             ("ycsb --workload a --arrivals poisson", "--target-rate"),
-            ("ycsb --workload a --target-rate 5 --arrivals random", "expected fixed or poisson"),
+            ("ycsb --workload a --target-rate 5 --arrivals random", "fixed, poisson"),
             ("ycsb --workload a -P /nowhere/workloada", "/nowhere/workloada: No such file"),
             ("ycsb -p readproportion", "name=value"),
             ("ycsb --workload a --cache-bytes 5", "1GiB"),

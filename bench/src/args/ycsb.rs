@@ -61,7 +61,7 @@ pub struct Ycsb {
     #[arg(long, value_name = "N", value_parser = rate)]
     pub target_rate: Option<f64>,
     /// When the operations of --target-rate are due: at fixed or at exponential intervals
-    #[arg(long, value_name = "fixed|poisson", default_value = "fixed")]
+    #[arg(long, value_name = "KIND", default_value = "fixed")]
     pub arrivals: Arrivals,
     /// How many operations to measure, by all threads together. With --seconds the run ends at
     /// whichever comes first
@@ -78,9 +78,9 @@ pub struct Ycsb {
     /// of free blocks; 0 skips them
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     pub limit_seconds: f64,
-    /// Which records are popular. Default: latest for workload d, else zipfian. What upstream and
-    /// its property files call zipfian is scrambled-zipfian here: half as skewed
-    #[arg(long, value_name = "zipfian|scrambled-zipfian|uniform|latest|hotspot")]
+    /// The popularity of records. Default: latest for workload d, else zipfian. Upstream's zipfian,
+    /// also in its property files, is scrambled-zipfian here
+    #[arg(long, value_name = "NAME")]
     pub distribution: Option<Shape>,
     /// How skewed zipfian, scrambled-zipfian and latest are
     #[arg(long, value_name = "X", default_value_t = THETA, value_parser = theta)]
