@@ -58,7 +58,7 @@ impl Machine {
             processor: processor.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            pages: format!("{huge_percent} % pages of 2 MiB"),
+            pages: format!("2 MiB pages ({huge_percent} %)"),
         }
     }
 }
@@ -80,7 +80,7 @@ mod tests {
         assert!(command.starts_with("kv-bench"), "{command}");
         assert!(humantime::parse_rfc3339(&date).is_ok(), "{date}");
         assert!(
-            machine.cores > 0 && machine.to_string().ends_with("region in 50 % pages of 2 MiB"),
+            machine.cores > 0 && machine.to_string().ends_with("region in 2 MiB pages (50 %)"),
             "{machine}"
         );
     }

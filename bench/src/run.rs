@@ -46,7 +46,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     // answers.
     let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
     let (threads, facts) = phases::run_phases(args, &clients, &server, history, interrupt)
-        .map_err(advised(&server))?;
+        .map_err(with_advice(&server))?;
     // Without operations the report's rates, ratios and percentiles would be undefined.
     if threads.recorder.operations() == 0 {
         return Err(Error::NoOperations);
@@ -78,7 +78,7 @@ fn machine(server: &Server) -> Result<Machine> {
 
 /// For `map_err`: turns `OutOfSpace` of a server of our own into [`Error::NoRoom`], whose text says
 /// what to do.
-fn advised(server: &Server) -> impl FnOnce(Error) -> Error {
+fn with_advice(server: &Server) -> impl FnOnce(Error) -> Error {
     let is_own = server.is_own();
     move |error| match error {
         Error::Client {

@@ -22,7 +22,8 @@ pub struct Compare {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(default_value = "farside,fusee,race,smart,swarm")]
     pub stores: Vec<StoreName>,
-    /// A network to emulate between the client and the region
+    /// A network to emulate between the client and the region: emulated has round trips of 2 us and
+    /// the verb rates of a ConnectX-5
     #[arg(long, value_name = "NETWORK", value_parser = ["emulated"])]
     pub network: Option<String>,
     /// The bandwidth of the emulated network, in bytes a second, as in 24MiB; default 100 Gb/s

@@ -1,5 +1,5 @@
-//! Charts of lines over two axes, as SVG. Colours are CSS classes, so that the style sheet can define
-//! a light and a dark scheme.
+//! Charts of lines over two axes, as SVG. Colours are CSS classes, so that the style sheet can
+//! define a light and a dark scheme.
 
 use maud::{Markup, html};
 

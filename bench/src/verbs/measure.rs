@@ -115,7 +115,7 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
                 let lane = completion.lane;
                 match completion.result {
                     Ok(found) => {
-                        run.settle(lane, found);
+                        run.note_word(lane, found);
                         free.push(lane);
                     }
                     // The system did not run this thread in time: post another chain instead.
@@ -210,7 +210,7 @@ impl Run<'_> {
     /// Notes what the target's first word is now. If a compare-and-swap found another word than
     /// expected, that word is still there.
     #[inline]
-    fn settle(&mut self, lane: LaneId, found: u64) {
+    fn note_word(&mut self, lane: LaneId, found: u64) {
         if matches!(self.verb, RawVerb::CompareSwap | RawVerb::Update) {
             let word = &mut self.words[self.in_flight[usize::from(lane.0)].target];
             *word = if found == *word { found.wrapping_add(1) } else { found };

@@ -62,7 +62,7 @@ impl<P: Peer> MeasuredStore for PeerStore<P> {
 impl<P: Peer> Drop for PeerStore<P> {
     /// Waits for the chains in flight, because their memory may get another use.
     fn drop(&mut self) {
-        settle(&self.peer);
+        wait_for_chains(&self.peer);
     }
 }
 
@@ -73,9 +73,9 @@ fn finish<P: Peer>(peer: &P, operation: impl Future<Output = Result<bool>>) -> R
     if peer.is_alone() { endpoint.drive(operation) } else { endpoint.drive_lanes(operation) }
 }
 
-fn settle<P: Peer>(peer: &P) {
+fn wait_for_chains<P: Peer>(peer: &P) {
     // An error is ignored here: the next operation fails as well and reports it.
-    let _ = peer.endpoint().drive_lanes(peer.settle());
+    let _ = peer.endpoint().drive_lanes(peer.wait_for_chains());
 }
 
 /// An operation, and the buffer of its value: the value to store, or the one that a GET finds.
@@ -251,6 +251,6 @@ impl<P: Peer> Drop for Lanes<'_, P> {
     /// Finishes what is in flight, so that the next pipeline finds no chain on its lanes.
     fn drop(&mut self) {
         while self.wait().is_some() {}
-        settle(self.peer);
+        wait_for_chains(self.peer);
     }
 }

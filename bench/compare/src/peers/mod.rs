@@ -113,7 +113,7 @@ pub trait Peer {
     }
 
     /// Waits for the chains that ended operations left in flight.
-    fn settle(&self) -> impl Future<Output = Result<()>> {
+    fn wait_for_chains(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
     }
 

@@ -344,7 +344,7 @@ impl<F: Fabric> Peer for Swarm<F> {
         (0..self.demand.depth).all(|lane| self.poll_last(LaneId(lane)).is_ready())
     }
 
-    async fn settle(&self) -> Result<()> {
+    async fn wait_for_chains(&self) -> Result<()> {
         for lane in 0..self.demand.depth {
             self.last_finished(LaneId(lane)).await?;
         }
