@@ -52,9 +52,10 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     }
     let mut connection = RawConnection::connect(&server.config)?;
     let (limit, raw) = limit(args, &mut connection)?;
-    // Memory for inserts: no store does more operations than the fabric READs. Twice that, for
-    // noise.
-    let demand = demand(args, (2.0 * raw.read).min(OPERATIONS_PER_S_MAX as f64));
+    // Memory for inserts: no store does more operations than the fabric does verbs. Twice the
+    // highest rate, because other load on the machine may have slowed one of them.
+    let fastest = raw.read.max(raw.write).max(raw.cas);
+    let demand = demand(args, (2.0 * fastest).min(OPERATIONS_PER_S_MAX as f64));
     let count = stores.iter().map(|store| segments(*store, demand)).sum();
     let mut memory = Segments::new(take_segments(&mut connection, count)?);
     let connection = RefCell::new(connection);
