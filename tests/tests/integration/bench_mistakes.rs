@@ -18,19 +18,17 @@ fn each_mistake_and_failure_is_reported_in_one_line() {
     const C: &str = "ycsb --workload c";
     const FEW: &str = "--records 50 --warmup-seconds 0 --seconds 0.1";
     let nowhere = "shm:///nowhere/kv.sock";
-    let c = &["ycsb", "--workload", "c"];
-    let few = ["--records", "50", "--warmup-seconds", "0", "--seconds", "0.1"];
-    for (arguments, parts) in [
-        (&["ycsb", "--workload", "e"][..], &["workload e needs range scans"][..]),
-        (&["ycsb"], &["--workload", "--help"]),
-        (&["ycsb", "-p", "scanproportion=1"], &["scanproportion=1", "range scans"]),
-        (&["ycsb", "-P", "/nowhere/a"], &["/nowhere/a: No such file"]),
-        (&["ycsb", "--wrkload", "a"], &["'--wrkload'", "'--workload'"]),
-        (&[c, &["--memory", "1GiB", "--server", nowhere][..]].concat(), &["--memory"]),
-        (&[c, &["--server", nowhere][..]].concat(), &["no server answers at", nowhere]),
-        (&[c, &["--memory", "250GiB"][..]].concat(), &["did not start", "of memory available"]),
+    for (line, parts) in [
+        ("ycsb --workload e", &["workload e needs range scans"][..]),
+        ("ycsb", &["--workload", "--help"]),
+        ("ycsb -p scanproportion=1", &["scanproportion=1", "range scans"]),
+        ("ycsb -P /nowhere/a", &["/nowhere/a: No such file"]),
+        ("ycsb --wrkload a", &["'--wrkload'", "'--workload'"]),
+        (&format!("{C} --memory 1GiB --server {nowhere}"), &["--memory"]),
+        (&format!("{C} --server {nowhere}"), &["no server answers at", nowhere]),
+        (&format!("{C} --memory 250GiB"), &["did not start", "of memory available"]),
         (
-            &[c, &["--records", "10000000000"][..]].concat(),
+            &format!("{C} --records 10000000000"),
             &["this run needs", "--memory", "--operations", "--target-rate"],
         ),
         (

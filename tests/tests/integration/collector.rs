@@ -115,9 +115,8 @@ fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
 fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
     let server = ServerProcess::start("--memory 64MiB");
     // Four verbs, and a warm-up: a little more than 6 seconds.
-    let said =
-        bench(&["verbs", "--server", &server.address(), "--span", "1MiB", "--seconds", "1.5"]);
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    bench(&["verbs", "--server", &server.address(), "--span", "1MiB", "--seconds", "1.5"])
+        .succeeded();
     let observer = server.client();
     assert_eq!(observer.statistics().unwrap().clients_lost, 0);
     wait_for_all(&observer);
