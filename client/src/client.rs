@@ -91,7 +91,7 @@ impl Client {
             let connection = self.shared.connection()?;
             match question(&connection.control) {
                 Some(answer) => return Ok(answer),
-                None if connection.control.is_lost() => budget.count_loss(&self.shared)?,
+                None if connection.control.is_lost() => self.shared.count_loss(&mut budget)?,
                 None => return Err(self.shared.unreachable(Contact::Silent, ANSWER_TIMEOUT)),
             }
         }
@@ -188,9 +188,12 @@ impl ClientInner {
         Error::Disconnected { server: self.server() }
     }
 
-    /// Timeout for connecting, and for reconnecting.
-    pub(crate) fn connect_timeout(&self) -> Duration {
-        self.connect_options.timeout
+    /// Counts a loss of the connection. Returns the error once the budget is used up.
+    pub(crate) fn count_loss(&self, budget: &mut ReconnectBudget) -> Result<()> {
+        if budget.count_loss(self.connect_options.timeout) {
+            return Ok(());
+        }
+        Err(self.unreachable(Contact::Lost, budget.since_first_loss()))
     }
 
     pub(crate) fn role(&self) -> Role {

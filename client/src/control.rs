@@ -1,6 +1,8 @@
 //! The control channel: one background thread per connection talks to the server, so that no
 //! operation waits for a socket.
 
+mod channel_blocks;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,8 +20,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, Delivery};
 
+use self::channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 use crate::ConnectError;
-use crate::control_channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 
 /// Timeout of a request for statistics.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -33,12 +35,12 @@ pub(crate) const PERMILLE_COMPLETE: u32 = 1000;
 
 /// Locks, and ignores poisoning. A panic cannot leave the data half changed: each critical section
 /// here is a push or a pop, or changes one message.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The receiver of the reply to a request.
-pub(crate) enum Waiter {
+enum Waiter {
     /// The request has no reply.
     None,
     Session(Arc<Inbox>),
@@ -47,17 +49,17 @@ pub(crate) enum Waiter {
 
 /// Holds the answer to one request for statistics.
 #[derive(Default)]
-pub(crate) struct ReplyCell {
+struct ReplyCell {
     answer: Mutex<Option<ServerStatistics>>,
     answered: Condvar,
 }
 
 /// What the control thread shares with the client and its sessions.
-pub(crate) struct ControlQueue {
+struct ControlQueue {
     /// Requests to send, in order.
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
     /// The sessions whose blocks are reported when the server asks.
-    pub(crate) sessions: Mutex<Vec<ReportingSession>>,
+    sessions: Mutex<Vec<ReportingSession>>,
     /// Wakes the thread: the outbox or a flag has changed.
     wake: OwnedFd,
     lost: AtomicBool,
@@ -166,7 +168,7 @@ impl ControlQueue {
     }
 
     /// Appends a message to the outbox.
-    pub(crate) fn send(&self, request: Request, waiter: Waiter) {
+    fn send(&self, request: Request, waiter: Waiter) {
         lock(&self.outbox).push_back((request, waiter));
         self.wake();
     }

@@ -1,14 +1,16 @@
 //! Many operations in flight on one session: the public interface.
 
+mod lanes;
+
 use std::fmt;
 
 use farside_fabric::{Counters, LaneId};
 
 use farside_protocol::{Action, Lifetime};
 
+use self::lanes::LaneScheduler;
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionRegion};
-use crate::lanes::LaneScheduler;
 use crate::{Result, Store, Version};
 
 /// Identifies an operation of a pipeline. Tickets are numbered in the order of the starts.

@@ -4,9 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::client::ClientInner;
+use crate::ConnectError;
 use crate::error::copy_of_connect;
-use crate::{ConnectError, Contact, Error};
 
 /// The present connection, and whether a session is replacing it.
 pub(crate) struct Reconnecting<C> {
@@ -112,16 +111,16 @@ impl ReconnectBudget {
         self.first_loss_at.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
-    /// Counts a loss, and sleeps before the next attempt. Returns the error once the budget is used
-    /// up.
-    pub(crate) fn count_loss(&mut self, shared: &ClientInner) -> Result<(), Error> {
+    /// Counts a loss, and sleeps before the next attempt. Returns false, without a pause, once the
+    /// budget is used up.
+    pub(crate) fn count_loss(&mut self, connect_timeout: Duration) -> bool {
         self.first_loss_at.get_or_insert_with(Instant::now);
         self.losses += 1;
-        if self.losses >= LOSSES_MIN && self.since_first_loss() >= shared.connect_timeout() {
-            return Err(shared.unreachable(Contact::Lost, self.since_first_loss()));
+        if self.losses >= LOSSES_MIN && self.since_first_loss() >= connect_timeout {
+            return false;
         }
         std::thread::sleep((RECONNECT_PAUSE * (self.losses - 1)).min(RECONNECT_PAUSE_MAX));
-        Ok(())
+        true
     }
 }
 

@@ -56,7 +56,7 @@ impl ConnectedEngine {
                 return Ok(Self { region, engine, connection });
             }
             // A restarted server may be killed again before the region could be read.
-            budget.count_loss(shared)?;
+            shared.count_loss(&mut budget)?;
         }
     }
 
@@ -127,7 +127,7 @@ impl Session {
 
     /// Counts a loss of the connection. Returns the error once the budget is used up.
     pub(crate) fn count_loss(&self, budget: &mut ReconnectBudget) -> Result<()> {
-        budget.count_loss(&self.shared)
+        self.shared.count_loss(budget)
     }
 
     /// The error of a scan whose region is gone.

@@ -7,6 +7,7 @@
 //! (docs/decisions/0013).
 
 mod entry;
+mod proof_time_base;
 mod proofs;
 
 use std::cell::Cell;

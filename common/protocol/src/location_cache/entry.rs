@@ -7,7 +7,7 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
-use super::proofs::ProofTimeBase;
+use super::proof_time_base::ProofTimeBase;
 use super::{FIRST_SETS, FIRST_SETS_BITS};
 
 /// The location of a key's value at the time `proved_at`.
@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<PackedLocation>() == 16);
 
 /// A field of [`PackedLocation::rest`].
 #[derive(Clone, Copy)]
-pub(super) struct Field {
+struct Field {
     shift: u32,
     bits: u32,
 }
@@ -56,7 +56,7 @@ impl Field {
         Self { shift: below.shift + below.bits, bits }
     }
 
-    pub(super) const fn max(self) -> u64 {
+    const fn max(self) -> u64 {
         (1 << self.bits) - 1
     }
 
@@ -82,7 +82,7 @@ const STALE_MARK: Field = Field::above(CONDITIONAL, 1);
 const EXPIRES: Field = Field::above(STALE_MARK, 1);
 const PADDING: Field = Field::above(EXPIRES, 2);
 /// The stamp of the latest proof: see [`ProofTimeBase`].
-pub(super) const PROVED: Field = Field::above(PADDING, 9);
+const PROVED: Field = Field::above(PADDING, ProofTimeBase::STAMP_BITS);
 /// A thread is about to replace the entry.
 const LOCKED: Field = Field::above(PROVED, 1);
 /// Bits of the key's hash: see [`PackedLocation::tag`].

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farside_fabric::Nanos;
 use portable_atomic::AtomicU128;
 
-use super::entry::{PROVED, PackedLocation};
+use super::entry::PackedLocation;
+use super::proof_time_base::{ProofTimeBase, UNIT_SHIFT_MIN, UNITS_KEPT, UNITS_PER_PROOF};
 
 /// The memory of one entry. Generic, so that loom can run the same code on its own atomics.
 pub(super) trait CacheCell {
@@ -194,52 +195,6 @@ impl<B: Base> ProofClock<B> {
         if cells.all(|cell| age_entry(cell, later.base - before.base)) {
             self.readers.store(later.base, Ordering::Release);
         }
-    }
-}
-
-/// Converts times to stamps and back. A stamp is the number of units from the base to the proof,
-/// plus one; 0 is the stamp of a proof that is too old to be used.
-#[derive(Clone, Copy)]
-pub(super) struct ProofTimeBase {
-    /// Log2 of a unit in nanoseconds.
-    unit_shift: u32,
-    /// The base, in units since the clock's start.
-    base: u64,
-}
-
-/// The minimum number of units in the life of a proof, unless [`UNIT_SHIFT_MIN`] makes them longer.
-/// A proof loses up to one unit of its life when it is stamped.
-pub(super) const UNITS_PER_PROOF: Nanos = 16;
-/// Log2 of the shortest unit in nanoseconds: 134 ms, so that a base lasts for a minute.
-pub(super) const UNIT_SHIFT_MIN: u32 = 27;
-/// The number of units before the present at which a new base is set. Older proofs lose their time.
-const UNITS_KEPT: u64 = 4 * UNITS_PER_PROOF;
-
-impl ProofTimeBase {
-    /// The largest stamp.
-    pub(super) const STAMP_MAX: u64 = PROVED.max();
-
-    /// The stamp of a proof at `at`. If the base is too old, the proof looks older than it is.
-    #[inline]
-    pub(super) fn stamp(self, at: Nanos) -> u64 {
-        self.since_base(at).min(Self::STAMP_MAX)
-    }
-
-    #[inline]
-    fn since_base(self, at: Nanos) -> u64 {
-        ((at >> self.unit_shift) + 1).saturating_sub(self.base)
-    }
-
-    /// The time of a proof with this stamp, rounded down to a full unit.
-    #[inline]
-    pub(super) fn at(self, stamp: u64) -> Nanos {
-        if stamp == 0 { 0 } else { (self.base + stamp - 1) << self.unit_shift }
-    }
-
-    /// The latest base before which no proof is still good at `now`.
-    fn later(self, now: Nanos) -> Self {
-        let base = (now >> self.unit_shift).saturating_sub(UNITS_KEPT).max(self.base);
-        Self { base, ..self }
     }
 }
 

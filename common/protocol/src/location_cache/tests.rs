@@ -1,7 +1,7 @@
 use farside_layout::hash::KeyHasher;
 use farside_layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
 
-use super::proofs::{ProofTimeBase, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
+use super::proof_time_base::{ProofTimeBase, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;
 
 /// For a proof that is good for this time, a unit is the shortest one: 134 ms.

@@ -16,9 +16,9 @@ use farside_protocol::{
     Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError, Successor,
 };
 
+use super::{Completed, Outcome, PipelineFull, Ticket};
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
-use crate::pipeline::{Completed, Outcome, PipelineFull, Ticket};
 use combining::CandidateTable;
 
 /// Estimate of an operation's bytes before any operation has completed.

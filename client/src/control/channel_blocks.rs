@@ -14,11 +14,11 @@ use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery, give_drained};
 use farside_protocol::held_blocks::HeldBlocks;
 
-use crate::control::{ControlQueue, Waiter, lock};
+use super::{ControlQueue, Waiter, lock};
 
 /// Answers that a session has not received yet.
 #[derive(Default)]
-pub(crate) struct Inbox {
+pub(super) struct Inbox {
     /// The number of `answers`, so that a session can look for them without the lock.
     undelivered: AtomicUsize,
     deliveries: Mutex<Deliveries>,
@@ -32,7 +32,7 @@ struct Deliveries {
 }
 
 /// A session as the control thread sees it.
-pub(crate) struct ReportingSession {
+pub(super) struct ReportingSession {
     held: Arc<HeldBlocks>,
     inbox: Arc<Inbox>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct ControlChannelBlocks {
 }
 
 impl ControlChannelBlocks {
-    pub(crate) fn new(queue: Arc<ControlQueue>) -> Self {
+    pub(super) fn new(queue: Arc<ControlQueue>) -> Self {
         Self { queue, inbox: Arc::default() }
     }
 }
@@ -106,7 +106,7 @@ impl Drop for ControlChannelBlocks {
 
 impl Inbox {
     /// Puts an answer into the inbox, or gives its blocks back if the session has ended.
-    pub(crate) fn deliver(&self, delivery: Delivery, queue: &ControlQueue) {
+    pub(super) fn deliver(&self, delivery: Delivery, queue: &ControlQueue) {
         let mut deliveries = lock(&self.deliveries);
         if !deliveries.closed {
             deliveries.answers.push_back(delivery);
@@ -149,14 +149,14 @@ impl ControlQueue {
 
     /// Reports the blocks of all sessions. Blocks that were given back before are in the outbox
     /// ahead of the report.
-    pub(crate) fn report(&self, collection: u32) {
+    pub(super) fn report(&self, collection: u32) {
         let mut held = Vec::new();
         lock(&self.sessions).iter().for_each(|session| session.report(&mut held));
         Request::held(collection, &held).for_each(|message| self.send(message, Waiter::None));
     }
 
     /// Gives back the blocks that no session needs now.
-    pub(crate) fn give_spare(&self) {
+    pub(super) fn give_spare(&self) {
         for session in &*lock(&self.sessions) {
             let mut lists = session.held.lists();
             give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
