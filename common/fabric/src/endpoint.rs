@@ -14,19 +14,14 @@ type ChainResult = Result<u64, ChainError>;
 pub struct InFlight<'e> {
     /// The lane's cell, into which the endpoint puts the result.
     result: &'e Cell<Option<ChainResult>>,
-    /// The result, if the chain was executed before the future was made.
-    at_once: Option<ChainResult>,
 }
 
 impl Future for InFlight<'_> {
     type Output = ChainResult;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<ChainResult> {
-        match self.at_once.take().or_else(|| self.result.take()) {
-            Some(result) => Poll::Ready(result),
-            None => Poll::Pending,
-        }
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<ChainResult> {
+        self.result.take().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -102,15 +97,15 @@ impl<F: Fabric> Endpoint<F> {
         deadline: Nanos,
     ) -> InFlight<'_> {
         let mut fabric = self.fabric.borrow_mut();
-        let (result, mut at_once) = (&self.results[usize::from(lane.0)], None);
+        let result = &self.results[usize::from(lane.0)];
         if self.alone.get() {
-            at_once = Some(fabric.run(lane, region, verbs, deadline));
+            result.set(Some(fabric.run(lane, region, verbs, deadline)));
         } else {
             // A dropped future leaves its chain's result. The new future must not return it.
             result.set(None);
             fabric.post(lane, region, verbs, deadline);
         }
-        InFlight { result, at_once }
+        InFlight { result }
     }
 
     /// Takes the result of a lane's chain that no future awaits; `None` while it is in flight.
@@ -125,8 +120,8 @@ impl<F: Fabric> Endpoint<F> {
         if self.alone.get() {
             self.step(|_| ());
         }
-        // A wait cannot fail: it has no verbs.
-        let _ = InFlight { result: &self.results[usize::from(lane.0)], at_once: None }.await;
+        // A wait has no verb that could fail.
+        let _ = InFlight { result: &self.results[usize::from(lane.0)] }.await;
     }
 
     /// Rings the doorbell, stores each completion's result for its lane, and calls `completed` with

@@ -51,7 +51,7 @@ impl<F: Fabric> Operation<'_, F> {
                 // The new word is conditional: no PUT may count as overwritten by it.
                 let desired = target.word.live(new.block, true);
                 if let SwingResult::Done =
-                    self.swing(target, Some(new), desired, self.now()).await?
+                    self.swing(&target, Some(new), desired, self.now()).await?
                 {
                     return Ok(BlockFate::Linked);
                 }

@@ -23,7 +23,7 @@ impl<F: Fabric> Operation<'_, F> {
     pub async fn delete(&self) -> ProtocolResult<bool> {
         if let Some(target) = self.cached_target() {
             let posted = self.now();
-            if let SwingResult::Done = self.unlink(target, posted).await? {
+            if let SwingResult::Done = self.unlink(&target, posted).await? {
                 self.region.lookups.note_hit();
                 return Ok(self.was_there(&target, posted));
             }
@@ -57,7 +57,7 @@ impl<F: Fabric> Operation<'_, F> {
     ) -> ProtocolResult<Option<bool>> {
         for _ in 0..ATTEMPTS_MAX {
             let posted = self.now();
-            match self.unlink(target, posted).await? {
+            match self.unlink(&target, posted).await? {
                 SwingResult::Done => return Ok(Some(self.was_there(&target, posted))),
                 SwingResult::Late => return Ok(None),
                 SwingResult::Lost(found) => match self.after_loss(target.word, found, seen_at) {
@@ -86,7 +86,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    async fn unlink(&self, target: ProvenSlot, posted: Nanos) -> ProtocolResult<SwingResult> {
+    async fn unlink(&self, target: &ProvenSlot, posted: Nanos) -> ProtocolResult<SwingResult> {
         self.swing(target, None, target.word.emptied(), posted).await
     }
 }

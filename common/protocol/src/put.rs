@@ -134,7 +134,7 @@ impl<F: Fabric> Operation<'_, F> {
                     return Ok(BlockFate::Unused);
                 }
                 (KeyLookup::Here(target), _) => {
-                    match self.swing_to(target, new, condition, self.now()).await? {
+                    match self.swing_to(&target, new, condition, self.now()).await? {
                         SwingResult::Done => return Ok(BlockFate::Linked),
                         // Overwritten before anybody could see it: linearized just before the PUT
                         // that did it.
@@ -173,31 +173,21 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(Some(self.has_ended(target.expires_at_ms.unwrap_or_default(), seen_at)))
     }
 
-    /// What the cache said, if that will do. An UPDATE has to know that the value has not ended:
-    /// one round trip if it ends some day.
-    async fn cached_for(
-        &self,
-        condition: Condition,
-        cached: Option<ProvenSlot>,
-    ) -> ProtocolResult<Option<ProvenSlot>> {
-        let knows = |target: ProvenSlot| target.expires_at_ms.is_some();
-        if condition == Condition::None || cached.is_none_or(knows) {
-            return Ok(cached);
-        }
-        let located = self.get().await?.and(self.located_target());
-        Ok(located.filter(|target| !is_moving(target.word)))
-    }
-
     /// One round trip, if the cache knows where the key is and is right; one more if the value was
     /// replaced since.
     async fn swing_cached(
         &self,
         new: &NewBlock,
         condition: Condition,
-        cached: Option<ProvenSlot>,
+        mut cached: Option<ProvenSlot>,
     ) -> ProtocolResult<Cached> {
+        let may_expire = |target: ProvenSlot| target.expires_at_ms.is_none();
+        if condition == Condition::Present && cached.is_some_and(may_expire) {
+            let located = self.get().await?.and(self.located_target());
+            cached = located.filter(|target| !is_moving(target.word));
+        }
         let mut replaced = None;
-        if let Some(target) = self.cached_for(condition, cached).await? {
+        if let Some(target) = &cached {
             let posted = self.now();
             match self.swing_to(target, new, condition, posted).await? {
                 SwingResult::Done => {
@@ -216,7 +206,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     async fn swing_to(
         &self,
-        target: ProvenSlot,
+        target: &ProvenSlot,
         new: &NewBlock,
         condition: Condition,
         posted: Nanos,

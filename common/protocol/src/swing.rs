@@ -142,12 +142,12 @@ impl<F: Fabric> Operation<'_, F> {
     /// key by the time the chain takes effect (invariant I4).
     pub(super) async fn swing(
         &self,
-        target: ProvenSlot,
+        target: &ProvenSlot,
         new: Option<&NewBlock>,
         desired: SlotWord,
         posted: Nanos,
     ) -> ProtocolResult<SwingResult> {
-        if !self.is_proved(&target, posted) {
+        if !self.is_proved(target, posted) {
             return Ok(SwingResult::Late);
         }
         let old = target.word.block()?;
@@ -164,26 +164,16 @@ impl<F: Fabric> Operation<'_, F> {
         let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
         let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
         let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
-        let mut chain = [mark; 4];
-        let mut verbs = 0;
-        let mut push = |verb| {
-            chain[verbs] = verb;
-            verbs += 1;
-        };
         let write = new.filter(|new| !new.written.replace(true)).map(NewBlock::write);
-        if let Some(write) = write {
-            push(write);
-        }
-        push(mark);
-        push(cas);
-        if target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none() {
-            // The old block's next generation is one more than its last: READ it on the way, and
-            // the key, by which the block vouches for the word. A DELETE also has to say whether
-            // the value had ended.
-            push(header);
-        }
+        // The old block's next generation is one more than its last: READ it on the way, and the
+        // key, by which the block vouches for the word. A DELETE also has to say whether the value
+        // had ended.
+        let reads_header =
+            target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none();
+        let chain = [write.unwrap_or(mark), mark, cas, header];
+        let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
         self.region.allocator().begin_unlink(self.lane, old.address);
-        let found = match self.chain(&chain[..verbs], posted).await {
+        let found = match self.chain(chain, posted).await {
             Ok(found) => SlotWord::from_bits(found),
             Err(ChainError::Late) => {
                 self.region.allocator().cancel_unlink(self.lane);

@@ -335,7 +335,7 @@ impl<F: Fabric> Operation<'_, F> {
     /// is.
     pub(super) async fn adopt_replacement(
         &self,
-        target: ProvenSlot,
+        target: &ProvenSlot,
         word: SlotWord,
         seen_at: Nanos,
     ) -> ProtocolResult<Option<ProvenSlot>> {
