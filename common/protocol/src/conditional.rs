@@ -7,18 +7,19 @@ use super::{Found, Operation, ProtocolResult, RetryState, is_moving};
 use crate::Lifetime;
 use crate::Version;
 
-/// What has to be there for the exchange to happen.
+/// The condition of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub enum Expected<'v> {
-    /// This value.
+    /// The key has this value.
     Value(&'v [u8]),
-    /// The value of this write.
+    /// The key has the value that this write stored.
     Version(Version),
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Stores the value if what is there is as expected: one round trip more than a GET. Whether it
-    /// was; if not, what was there, in the lane's block buffer.
+    /// Stores the value if the key's present value is as expected. Returns whether it was; if not,
+    /// also the present value, whose bytes are in [`Buffer::ReadBlock`]. One round trip more than a
+    /// GET.
     pub async fn compare_exchange(
         &self,
         expected: Expected<'_>,
@@ -27,7 +28,7 @@ impl<F: Fabric> Operation<'_, F> {
         let new = self.new_block(lifetime).await?;
         let mut mismatch = None;
         let outcome = self.exchange_block(&new, expected, &mut mismatch).await;
-        let linked = self.settle(&new, outcome)?;
+        let linked = self.release_new_block(&new, outcome)?;
         Ok((linked == BlockFate::Linked, mismatch))
     }
 
@@ -48,7 +49,7 @@ impl<F: Fabric> Operation<'_, F> {
             if is_moving(target.word) {
                 self.wait_for_split(&mut tries).await?;
             } else {
-                // The new word is conditional: no PUT may count as overwritten by it.
+                // The new word is conditional, so that no PUT counts as overwritten by it.
                 let desired = target.word.live(new.block, true);
                 if let SwingResult::Done =
                     self.swing(&target, Some(new), desired, self.now()).await?
@@ -57,7 +58,7 @@ impl<F: Fabric> Operation<'_, F> {
                 }
                 self.try_again(&mut tries).await?;
             }
-            // By the window: other sessions may know the location, and go by another directory.
+            // By the window: another session may have cached the location by an older directory.
             found = self.get_uncached().await?;
         }
     }

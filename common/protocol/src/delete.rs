@@ -1,4 +1,4 @@
-//! DELETE. It reports whether the key was there, so it is never absorbed.
+//! DELETE. It reports whether the key was present, so it never counts as overwritten by a PUT.
 
 use farside_fabric::{Fabric, Nanos};
 use farside_layout::{SlotState, SlotWord};
@@ -7,25 +7,25 @@ use super::swing::SwingResult;
 use super::window::{KeyLookup, ObservedWindow};
 use super::{ATTEMPTS_MAX, Operation, ProtocolResult, ProvenSlot, RetryState};
 
-/// What a DELETE does about a compare-and-swap that found another word.
+/// The next step of a DELETE whose compare-and-swap found another word.
 enum Next {
-    /// The key was deleted during this operation.
+    /// None: the key was deleted during this operation.
     Absent,
-    /// The key's value was replaced: this word is the key's too.
+    /// Unlink this word, which replaced the other one and is the key's too.
     Retry(SlotWord),
-    /// Look again.
+    /// Read the window again.
     Restart,
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Removes the key; whether it was there. One round trip if its location is cached, else two,
-    /// one if it is absent.
+    /// Removes the key, and returns whether it was present. One round trip if its location is
+    /// cached; two if not; one if the key is absent.
     pub async fn delete(&self) -> ProtocolResult<bool> {
         if let Some(target) = self.cached_target() {
             let posted = self.now();
             if let SwingResult::Done = self.unlink(&target, posted).await? {
                 self.region.lookups.note_hit();
-                return Ok(self.was_there(&target, posted));
+                return Ok(self.was_present(&target, posted));
             }
         }
         self.region.lookups.note_miss();
@@ -34,7 +34,7 @@ impl<F: Fabric> Operation<'_, F> {
         loop {
             match self.locate(&mut seen, &mut damaged).await? {
                 KeyLookup::Absent => return Ok(false),
-                KeyLookup::Here(target) => {
+                KeyLookup::Present(target) => {
                     if let Some(deleted) = self.unlink_seen(target, seen.posted).await? {
                         return Ok(deleted);
                     }
@@ -49,7 +49,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Unlinks a word that this operation READ; `None` to look again.
+    /// Unlinks a word that this operation READ. `None`: the window has to be read again.
     async fn unlink_seen(
         &self,
         mut target: ProvenSlot,
@@ -58,7 +58,7 @@ impl<F: Fabric> Operation<'_, F> {
         for _ in 0..ATTEMPTS_MAX {
             let posted = self.now();
             match self.unlink(&target, posted).await? {
-                SwingResult::Done => return Ok(Some(self.was_there(&target, posted))),
+                SwingResult::Done => return Ok(Some(self.was_present(&target, posted))),
                 SwingResult::Late => return Ok(None),
                 SwingResult::Lost(found) => match self.after_loss(target.word, found, seen_at) {
                     Next::Absent => return Ok(Some(false)),
@@ -72,6 +72,7 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(None)
     }
 
+    /// Decides what follows a compare-and-swap that found `found` instead of `word`.
     fn after_loss(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> Next {
         if !self.is_fresh(seen_at) {
             return Next::Restart;

@@ -1,5 +1,5 @@
-//! What the operations of a session share, whatever their region: the endpoint with its lanes, the
-//! wall clock, random numbers.
+//! The state that a session has once for all its regions: the endpoint with its lanes, the wall
+//! clock and random numbers.
 
 use std::cell::Cell;
 
@@ -10,40 +10,40 @@ use crate::{Action, Lifetime, OperationError};
 /// The lane that setup and synchronous calls use.
 pub const LANE: LaneId = LaneId(0);
 
-/// What a session has once for all its regions. A client's session has one region today.
+/// The part of a session that all its regions share.
 pub struct Engine<F> {
-    /// The way to the regions.
+    /// Executes the chains of all lanes.
     pub endpoint: Endpoint<F>,
-    /// How many operations can be in flight.
+    /// The number of operations that can be in flight.
     pub lanes: u16,
     /// Wall clock minus the fabric's clock, in nanoseconds.
     wall_offset_ns: u64,
     random: Cell<u64>,
-    /// A pipeline has operations on the lanes.
+    /// Whether a pipeline uses the lanes.
     pub pipelined: Cell<bool>,
 }
 
 impl<F: Fabric> Engine<F> {
-    /// An engine for this many operations in flight, over a fabric that has as many lanes.
+    /// An engine for this many operations in flight. The fabric has as many lanes.
     pub fn new(fabric: F, lanes: u16) -> Self {
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Self::new_at(fabric, lanes, wall.unwrap_or_default().as_nanos() as u64)
     }
 
-    /// [`Engine::new`] when the wall clock reads this many nanoseconds since 1970; it also seeds
-    /// the random numbers.
+    /// [`Engine::new`] at this time of the wall clock, in nanoseconds since 1970. The time also
+    /// seeds the random numbers.
     pub fn new_at(fabric: F, lanes: u16, wall: u64) -> Self {
         let wall_offset_ns = wall.wrapping_sub(fabric.now());
         let (endpoint, random) = (Endpoint::new(fabric, lanes), Cell::new(wall | 1));
         Self { endpoint, lanes, wall_offset_ns, random, pipelined: Cell::new(false) }
     }
 
-    /// The wall clock, nanoseconds since 1970, by the fabric's clock.
+    /// The wall clock when the fabric's clock reads `now`, in nanoseconds since 1970.
     pub fn wall_clock_ns(&self, now: Nanos) -> u64 {
         now.wrapping_add(self.wall_offset_ns)
     }
 
-    /// A random number below `bound`, good enough to keep sessions apart.
+    /// A random number below `bound`. It only keeps sessions from acting in step.
     pub fn random_below(&self, bound: u64) -> u64 {
         // xorshift64
         let mut state = self.random.get();
@@ -54,17 +54,20 @@ impl<F: Fabric> Engine<F> {
         state % bound.max(1)
     }
 
-    /// The state of the random number generator.
+    /// The state of the random numbers.
     pub(crate) fn random(&self) -> &Cell<u64> {
         &self.random
     }
 
-    /// What all lanes did so far.
+    /// Counts of the verbs of all lanes.
     pub fn counters(&self) -> Counters {
         self.endpoint.fabric().counters()
     }
 
-    /// Checks that a block can store when the action's value expires.
+    /// Checks that the action's value, if it expires, does so at a time that a block can hold.
+    ///
+    /// # Errors
+    /// [`OperationError::EndTooLate`].
     #[inline]
     pub fn check_end(&self, action: Action<'_>) -> Result<(), OperationError> {
         match action.lifetime() {

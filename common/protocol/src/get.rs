@@ -3,43 +3,45 @@
 use farside_fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
 use farside_layout::{BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord};
 
-use super::window::{BlockRead, ForwardWindow, ObservedWindow};
+use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
 use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
 use crate::location_cache::Location;
 
-/// How often a GET looks again at a block that seems damaged, before it says so.
+/// Limit on the READs of a block that seems damaged, before a GET reports the damage.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
-/// The largest block, in bytes, that is READ along as a guessed successor. A larger one that is the
-/// wrong one would take longer than a round trip.
+/// The largest block that is READ by a guess, in bytes. If the guess is wrong, a larger one would
+/// take longer than the round trip that it can save.
 const SUCCESSOR_BYTES_MAX: u64 = 4096;
 const SLOT_BYTES: u32 = size_of::<Slot>() as u32;
 
-/// A READ of the block where the cache says the key is.
+/// A READ of the block at the key's cached location.
 #[derive(Clone, Copy, Default)]
 pub struct CachedRead {
     location: Location,
     posted: Nanos,
 }
 
-/// A block that was to take the place of the one where the cache said the key is.
+/// The block that replaced the one at the cached location, by that block's mark. A guess: the slot
+/// decides.
 #[derive(Clone, Copy)]
 pub struct Successor {
     /// The slot's byte offset from the start of the key's window.
     in_window: u16,
     address: BlockAddress,
-    /// Of the block before it: most likely its own, too.
+    /// The class of the replaced block, and mostly of this one.
     class: SizeClass,
 }
 
+/// The result of a search of a window for the key.
 enum WindowSearch {
     Found(Found),
     Absent,
-    Again,
+    Retry,
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// The key's value: one round trip if its location is cached, else two, one if it is absent.
-    /// Where others replaced the value since: two, mostly, and three READs.
+    /// Returns the key's value. One round trip if its location is cached; two if not; one if the
+    /// key is absent. Mostly two, with three READs, if another session replaced the value since.
     pub async fn get(&self) -> ProtocolResult<Option<Found>> {
         let mut successor = self.successor;
         if successor.is_none()
@@ -54,25 +56,25 @@ impl<F: Fabric> Operation<'_, F> {
         self.get_missed(successor).await
     }
 
-    /// The key's value, when what the cache knew led to nothing but this.
+    /// Returns the key's value if the cached location, if any, did not lead to it.
     async fn get_missed(&self, successor: Option<Successor>) -> ProtocolResult<Option<Found>> {
         self.region.lookups.note_miss();
         if let Some(successor) = successor
             && let Some((found, posted)) = self.read_successor(successor).await?
         {
-            return Ok(self.unless_ended(found, posted));
+            return Ok(self.unless_expired(found, posted));
         }
         self.get_uncached().await
     }
 
-    /// A value whose end has come is none.
+    /// Returns `None` for an expired value.
     #[inline]
-    fn unless_ended(&self, found: Found, posted: Nanos) -> Option<Found> {
-        (!self.has_ended(found.expires_at_ms, posted)).then_some(found)
+    fn unless_expired(&self, found: Found, posted: Nanos) -> Option<Found> {
+        (!self.has_expired(found.expires_at_ms, posted)).then_some(found)
     }
 
-    /// If the cache knows where the key is, READs the block, nothing else. A linked block that has
-    /// a mark does not prove that it is linked: ask its slot, in the same round trip.
+    /// Posts a READ of the block at the cached location, if there is one. A block with a stale mark
+    /// does not prove that it is linked, so the READ of its slot's word goes along.
     #[inline]
     pub fn post_cached(&self) -> ProtocolResult<Option<(CachedRead, InFlight<'_>)>> {
         let Some(location) = self.region.cache.get(self.hash) else { return Ok(None) };
@@ -89,25 +91,24 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(Some((CachedRead { location, posted }, in_flight)))
     }
 
-    /// What a READ by [`Operation::post_cached`] found; `None` if it proves nothing, and what the
-    /// cache knew is forgotten.
+    /// Returns the value that a READ of [`Operation::post_cached`] found. Returns `None`, and
+    /// forgets the location, if the block does not prove that it is the key's.
     #[inline]
     pub fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let proved = self.prove_cached(read);
         if proved.is_none() {
             self.region.cache.forget_word(self.hash, read.location.word);
         }
-        proved.map(|found| self.unless_ended(found, read.posted))
+        proved.map(|found| self.unless_expired(found, read.posted))
     }
 
     /// The cached generation with a clear mark proves that the block is linked at the moment of the
     /// READ (invariants I2, I10).
     #[inline]
     fn prove_cached(&self, read: &CachedRead) -> Option<Found> {
-        let CachedRead { location, posted } = *read;
-        let word = [location.word.bits()];
-        let is_unlinked = || self.first_words(Buffer::Window) != word;
-        if !self.is_fresh(posted) || location.has_stale_mark && is_unlinked() {
+        let CachedRead { location, posted } = read;
+        let is_unlinked = || self.first_words(Buffer::Window) != [location.word.bits()];
+        if !self.is_fresh(*posted) || location.has_stale_mark && is_unlinked() {
             return None;
         }
         let block = location.word.block().ok()?;
@@ -117,29 +118,29 @@ impl<F: Fabric> Operation<'_, F> {
                     && (!mark.is_set() || location.has_stale_mark) =>
             {
                 self.region.lookups.note_hit();
-                self.region.cache.prove(self.hash, &location, posted);
-                self.located.set(Some((Location { proved_at: posted, ..location }, None)));
+                self.region.cache.prove(self.hash, location, *posted);
+                self.located.set(Some((Location { proved_at: *posted, ..*location }, None)));
                 Some(found)
             }
             _ => None,
         }
     }
 
-    /// What was to take the place of the block that was READ, as far as its mark says.
+    /// The block that replaced the one that was READ, by its mark.
     #[cold]
     pub fn successor(&self, read: &CachedRead) -> Option<Successor> {
         let CachedRead { location: Location { in_window, word, generation, .. }, .. } = *read;
         let [header] = self.first_words(Buffer::ReadBlock).map(HeaderWord::from_bits);
         let class = word.block().ok()?.class;
-        let is_worth_it =
-            header.generation == generation && class.block_bytes() <= SUCCESSOR_BYTES_MAX;
-        let address = header.mark.successor().filter(|_| is_worth_it)?;
-        Some(Successor { in_window, address, class })
+        if header.generation != generation || class.block_bytes() > SUCCESSOR_BYTES_MAX {
+            return None;
+        }
+        Some(Successor { in_window, address: header.mark.successor()?, class })
     }
 
-    /// READs the slot and, in the same round trip, the block to which it most likely leads; one
-    /// more if it leads to another. As with a window, the slot is what is believed, and the block
-    /// it names (invariant I22); `None` if it is not this key's, or not any more.
+    /// READs the slot and, in the same round trip, the block to which it probably leads. One more
+    /// round trip if it leads to another block. Only the slot decides, and then the block to which
+    /// it leads (invariant I22). Returns `None` if that block is not the key's.
     async fn read_successor(&self, successor: Successor) -> ProtocolResult<Option<(Found, Nanos)>> {
         let Successor { in_window, address, class } = successor;
         let expected = BlockRef { address, class, generation_low: 0 };
@@ -173,7 +174,8 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(Some((found, posted)))
     }
 
-    /// Remembers where a READ posted then found the key: in this slot of the window there.
+    /// Caches the location of the key: a READ that was posted at this time found it in this slot, by
+    /// the byte offsets of its window and in it.
     fn note_found(
         &self,
         (base, in_window): (u64, u16),
@@ -191,33 +193,36 @@ impl<F: Fabric> Operation<'_, F> {
             padding: word.block().map_or(0, |block| found.padding(block.class)),
             proved_at: posted,
         };
-        // Where a split is still filling, the directory does not lead: the entry would name a slot
-        // of the old subtable.
+        // The directory does not lead to a subtable that a split is still filling. The cached entry
+        // would then name a slot of the old subtable.
         if self.window() == base {
             self.region.cache.put(self.hash, location);
         }
         self.located.set(Some((location, Some(base))));
     }
 
-    /// The first words of a buffer.
+    /// The first `N` words of a buffer.
     fn first_words<const N: usize>(&self, buffer: Buffer) -> [u64; N] {
         let fabric = self.engine.endpoint.fabric();
         let (words, _) = fabric.buffer(self.lane, buffer).as_chunks();
         std::array::from_fn(|at| u64::from_le_bytes(words[at]))
     }
 
+    /// Returns the key's value by its window, without the location cache.
     pub(super) async fn get_uncached(&self) -> ProtocolResult<Option<Found>> {
         let (mut damaged, mut tries) = (0, RetryState::default());
         let mut seen = ObservedWindow::nothing();
         loop {
             self.read_window(&mut seen).await?;
-            // As often as there are splits of splits under way.
+            // One pass for each split under way: a new subtable may be split again.
             loop {
                 match self.search(&seen, &mut damaged).await? {
-                    WindowSearch::Found(found) => return Ok(self.unless_ended(found, seen.posted)),
-                    WindowSearch::Again => break,
+                    WindowSearch::Found(found) => {
+                        return Ok(self.unless_expired(found, seen.posted));
+                    }
+                    WindowSearch::Retry => break,
                     WindowSearch::Absent => match self.read_forward_window(&mut seen).await? {
-                        ForwardWindow::Nowhere => return Ok(None),
+                        ForwardWindow::NoSplit => return Ok(None),
                         ForwardWindow::Window => {}
                         ForwardWindow::Unknown => break,
                     },
@@ -227,17 +232,18 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// READs the block whose hint matches; a hint that does not is another key's (invariant I12).
-    /// `superseded` says nothing here: the word was LIVE during this operation. COPY is seen only
-    /// where a split has brought the entry, after it was found gone from the old place. Then it
-    /// holds what FROZEN held (invariant I15).
+    /// Searches the window: READs the block of each slot with a matching hint. A slot with another
+    /// hint has another key (invariant I12).
+    ///
+    /// The block's mark does not count here, because the word was LIVE during this operation. COPY
+    /// is seen only in a new subtable, after the entry was gone from the old one. Its block is that
+    /// of the FROZEN word (invariant I15).
     async fn search(
         &self,
         seen: &ObservedWindow,
         damaged: &mut u32,
     ) -> ProtocolResult<WindowSearch> {
-        let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        for (at, slot) in seen.matching(states) {
+        for (at, slot) in seen.matching(&ENTRY_STATES) {
             if !self.hint_matches(slot) {
                 continue;
             }
@@ -248,11 +254,11 @@ impl<F: Fabric> Operation<'_, F> {
                     return Ok(WindowSearch::Found(found));
                 }
                 BlockRead::Examined(ExaminedBlock::Other) => {}
-                BlockRead::Stale => return Ok(WindowSearch::Again),
+                BlockRead::Stale => return Ok(WindowSearch::Retry),
                 BlockRead::Examined(ExaminedBlock::Damaged(error)) => {
                     *damaged += 1;
                     if *damaged < DAMAGE_ATTEMPTS_MAX {
-                        return Ok(WindowSearch::Again);
+                        return Ok(WindowSearch::Retry);
                     }
                     return Err(error.into());
                 }

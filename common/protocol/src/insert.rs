@@ -1,8 +1,8 @@
-//! INSERT: two clients that insert one key must not both succeed, nor both give up for ever.
+//! INSERT. Two clients that insert one key must not both succeed, nor both fail for ever.
 //!
-//! First a claim, then another look, then LIVE from that exact word: of two inserters at least one
-//! sees the other (invariant I8). A slot is claimed by a PENDING word, or by its hint if it was
-//! never used (I21, docs/decisions/0011).
+//! An inserter claims a slot, reads the window behind the claim, and then makes exactly this claim
+//! LIVE. So of two inserters at least one sees the other (invariant I8). A slot is claimed by a
+//! PENDING word, or by its hint if it was never used (I21, docs/decisions/0011).
 
 use farside_fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_layout::hash::NO_HINT;
@@ -12,7 +12,7 @@ use farside_layout::{
 };
 
 use super::swing::NewBlock;
-use super::window::{BlockRead, KeyLookup, ObservedWindow};
+use super::window::{BlockRead, ENTRY_STATES, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
 use crate::failure::Failure;
 
@@ -21,42 +21,44 @@ use crate::failure::Failure;
 pub(super) enum Condition {
     /// Nothing.
     None,
-    /// That it is absent.
+    /// The key is absent.
     Absent,
-    /// That it is there.
+    /// The key is present.
     Present,
 }
 
-/// How an attempt to insert went.
+/// The result of an attempt to insert.
 pub(super) enum Inserted {
     Done,
-    /// The key is there, by a READ posted then.
+    /// The key is present, by a READ posted at this time.
     Present(ProvenSlot, Nanos),
-    Again,
-    /// The window has no room but where others are in the middle of an INSERT.
+    /// Another client disturbed the attempt: read the window again.
+    Retry,
+    /// The only free slots of the window are those of unfinished INSERTs.
     Undecided,
     /// The window has no room.
     Full,
-    /// A split is still bringing keys here.
+    /// A split is still moving keys into the subtable.
     Filling,
 }
 
-/// How an attempt to insert without having looked went.
+/// The result of an INSERT that claimed a slot before it read the window.
 pub(super) enum BlindInsert {
     Done,
-    /// What the look behind the claim showed.
+    /// The READ of the window behind the claim showed this.
     Looked(KeyLookup),
-    /// Nothing came of it.
+    /// The claim was in vain, and the window is not known.
     Nothing,
 }
 
-/// A slot that is ours as long as this is its word: PENDING, or not used if we have its hint.
+/// A slot that this operation has claimed, as long as this is its word: PENDING, or unused if the
+/// claim is the hint.
 #[derive(Clone, Copy)]
 struct Claim {
     at: usize,
     slot: u64,
     word: SlotWord,
-    /// Its hint behind the claim.
+    /// The slot's hint after the claim.
     hint: u64,
 }
 
@@ -65,7 +67,7 @@ impl Claim {
         self.word == SlotWord::default()
     }
 
-    /// Another hint, which is the owner's to change, and then another word.
+    /// Swaps the hint, which only the owner may change, and then the word.
     fn swaps(&self, hint: u64, word: SlotWord) -> [Verb; 2] {
         let Self { slot, word: before, hint: hint_before, .. } = *self;
         let (expected, desired) = (before.bits(), word.bits());
@@ -76,29 +78,29 @@ impl Claim {
     }
 }
 
-/// What became of a claim, and of the look at the window behind it.
+/// The result of a claim and the READ of the window behind it.
 enum Claimed {
-    /// The slot is ours.
+    /// The slot is this operation's.
     Ours(Claim),
-    /// The slot held something else.
-    TakeResult,
-    /// Neither has happened.
+    /// The slot is in use by now.
+    Occupied,
+    /// Neither was executed.
     Late,
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Inserts the key, which `first` did not have. Two round trips without company.
+    /// Inserts the key, which `first` does not have. Two round trips if no other client disturbs it.
     pub(super) async fn insert_block(
         &self,
         first: &ObservedWindow,
         new: &NewBlock,
         condition: Condition,
     ) -> ProtocolResult<Inserted> {
-        if first.standing != SubtableState::Whole {
+        if first.subtable_state != SubtableState::Whole {
             return Ok(Inserted::Filling);
         }
         let at = self.choose_slot(first, |slot| !slot.is_claimed());
-        // What was claimed so far may be for ever.
+        // Without such a slot one that only a hint claims: the INSERT of that claim may never end.
         let Some(at) = at.or_else(|| self.choose_slot(first, Slot::is_claimed)) else {
             let undecided = |slot: &Slot| {
                 matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
@@ -107,10 +109,10 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(Inserted::Undecided);
             }
             if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
-                // EMPTY within GRACE.
-                let pause = self.region.constants.grace_ns / TOMB_LOOKS;
+                // It becomes EMPTY within GRACE.
+                let pause = self.region.constants.grace_ns / TOMB_READS;
                 self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
-                return Ok(Inserted::Again);
+                return Ok(Inserted::Retry);
             }
             return Ok(Inserted::Full);
         };
@@ -120,13 +122,13 @@ impl<F: Fabric> Operation<'_, F> {
                 let confirmed = self.confirm(first, &seen, claim).await;
                 self.publish_or_withdraw(confirmed, claim, seen.posted, new, condition).await
             }
-            Claimed::TakeResult | Claimed::Late => Ok(Inserted::Again),
+            Claimed::Occupied | Claimed::Late => Ok(Inserted::Retry),
         }
     }
 
-    /// Inserts the key if it is absent, into a slot of its home row, if that was never used: two
-    /// round trips then. A look comes with the claim, so nothing is believed that was not seen
-    /// (docs/decisions/0007).
+    /// Inserts the key, if it is absent, into a slot of its home row that was probably never used.
+    /// Two round trips if so. The chain of the claim also reads the window, so the INSERT relies on
+    /// nothing that it did not read (docs/decisions/0007).
     pub(super) async fn insert_blindly(
         &self,
         new: &NewBlock,
@@ -138,12 +140,12 @@ impl<F: Fabric> Operation<'_, F> {
         let unused = Slot::new(SlotWord::default(), 0);
         let claim = match self.claim(window, at, unused, new, seen).await? {
             Claimed::Ours(claim) => claim,
-            Claimed::TakeResult
-                if seen.standing == SubtableState::Whole && self.is_fresh(seen.posted) =>
+            Claimed::Occupied
+                if seen.subtable_state == SubtableState::Whole && self.is_fresh(seen.posted) =>
             {
                 return Ok(BlindInsert::Looked(self.locate_from(seen, damaged).await?));
             }
-            Claimed::TakeResult | Claimed::Late => return Ok(BlindInsert::Nothing),
+            Claimed::Occupied | Claimed::Late => return Ok(BlindInsert::Nothing),
         };
         let confirmed = self.confirm_unseen(seen, claim).await;
         match self
@@ -151,13 +153,13 @@ impl<F: Fabric> Operation<'_, F> {
             .await?
         {
             Inserted::Done => Ok(BlindInsert::Done),
-            Inserted::Present(target, _) => Ok(BlindInsert::Looked(KeyLookup::Here(target))),
+            Inserted::Present(target, _) => Ok(BlindInsert::Looked(KeyLookup::Present(target))),
             _ => Ok(BlindInsert::Nothing),
         }
     }
 
-    /// [`Operation::confirm`] for the first READ of this window. Of a word whose hint is another
-    /// key's it takes a second one to tell whether it was LIVE before.
+    /// [`Operation::confirm`] for the first READ of this window. If a LIVE word has another key's
+    /// hint, a second READ has to show whether the word was LIVE before.
     async fn confirm_unseen(
         &self,
         first: &ObservedWindow,
@@ -165,7 +167,7 @@ impl<F: Fabric> Operation<'_, F> {
     ) -> ProtocolResult<ClaimCheck> {
         let mut live = first.matching(&[SlotState::Live]);
         let is_unclear = live.any(|(_, slot)| !self.hint_matches(slot) && !is_by_hint(slot.word()));
-        if first.standing == SubtableState::Whole && is_unclear {
+        if first.subtable_state == SubtableState::Whole && is_unclear {
             let mut seen = ObservedWindow::nothing();
             self.read_window_at((first.base, first.local_depth), &mut seen).await?;
             return self.confirm(first, &seen, claim).await;
@@ -173,8 +175,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.confirm(first, first, claim).await
     }
 
-    /// Step 1: the claim, if the slot in that window, whose subtable has to go by so many bits, is
-    /// as it was; and then a look at the window.
+    /// Step 1: claims the slot if it is still as `before`, and reads the window behind the claim. Its
+    /// subtable must have this local depth.
     async fn claim(
         &self,
         window: (u64, u8),
@@ -203,18 +205,18 @@ impl<F: Fabric> Operation<'_, F> {
             }
             Err(error) => return Err(self.before_publishing(error)),
         };
-        self.see(window, posted, seen)?;
+        self.decode_window(window, posted, seen)?;
         self.region.record_unused_slots(&seen.slots);
         let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
-        Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::TakeResult })
+        Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::Occupied })
     }
 
-    /// This key's hint in a slot that was never used.
+    /// The key's hint in a slot that was never used.
     fn first_hint(&self) -> u64 {
         self.hash.hint(FIRST_INCARNATION)
     }
 
-    /// Step 4, or the way back.
+    /// Step 4 if the key is absent and no rival is left; otherwise withdraws the claim.
     async fn publish_or_withdraw(
         &self,
         confirmed: ProtocolResult<ClaimCheck>,
@@ -226,38 +228,36 @@ impl<F: Fabric> Operation<'_, F> {
         let inserted = match confirmed {
             Ok(ClaimCheck::Alone) => return self.publish(claim, new, condition).await,
             Ok(ClaimCheck::Present(target)) => Ok(Inserted::Present(target, posted)),
-            Ok(ClaimCheck::Disturbed) => Ok(Inserted::Again),
+            Ok(ClaimCheck::Disturbed) => Ok(Inserted::Retry),
             Err(error) => Err(error),
         };
         self.withdraw(claim).await?;
         inserted
     }
 
-    /// Steps 2 and 3: is the key there after all, and which others are inserting it? Their PENDING
-    /// of the same fingerprint are aborted, without asking for their key, and their claims by a
-    /// hint.
+    /// Steps 2 and 3: checks whether the key is present, and aborts its rivals. Rivals are claims
+    /// by this key's hint, and PENDING words with its fingerprint, whatever their key is.
     async fn confirm(
         &self,
         first: &ObservedWindow,
         seen: &ObservedWindow,
         claim: Claim,
     ) -> ProtocolResult<ClaimCheck> {
-        // Once a split has begun, no client inserts here: one that gets past this was PENDING
-        // before the split looked at the slot, and is aborted or carried along by it (invariant
+        // Once a split has begun, no client inserts here. An INSERT that passes this check was
+        // PENDING before the split reads the slot. The split aborts it or moves it along (invariant
         // I16).
-        if seen.standing != SubtableState::Whole || !self.is_fresh(first.posted) {
+        if seen.subtable_state != SubtableState::Whole || !self.is_fresh(first.posted) {
             return Ok(ClaimCheck::Disturbed);
         }
-        let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        for (at, slot) in seen.matching(states) {
+        for (at, slot) in seen.matching(&ENTRY_STATES) {
             let word = slot.word();
             if is_moving(word) {
                 return Ok(ClaimCheck::Disturbed);
             }
             let hint_matches = self.hint_matches(slot);
-            // The word was LIVE before this READ began, so its hint was in place when this READ
-            // saw it: another key's (docs/decisions/0002). A word that became LIVE since may have
-            // been READ after its hint was; where the hint was the claim, its owner saw ours then.
+            // The word was LIVE before this READ began, so this READ saw its final hint: another
+            // key's (docs/decisions/0002). If the word became LIVE meanwhile, the READ may have
+            // seen an older hint. If the hint was the claim, its owner has seen this one.
             if !hint_matches && (first.slots[at].word() == word || is_by_hint(word)) {
                 continue;
             }
@@ -269,7 +269,7 @@ impl<F: Fabric> Operation<'_, F> {
                     return Ok(ClaimCheck::Present(seen.target(at).read(&found, header)));
                 }
                 BlockRead::Examined(ExaminedBlock::Other) => {}
-                // A damaged block: the next look has rules for that.
+                // The next attempt has rules for a damaged block.
                 BlockRead::Examined(ExaminedBlock::Damaged(_)) | BlockRead::Stale => {
                     return Ok(ClaimCheck::Disturbed);
                 }
@@ -290,7 +290,7 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(ClaimCheck::Alone)
     }
 
-    /// Takes another inserter's chance away; false if it was too late for that.
+    /// Aborts another INSERT. Returns false if it was too late for that.
     async fn abort(&self, slot: u64, word: SlotWord, aborted: SlotWord) -> ProtocolResult<bool> {
         Ok(match self.compare_swap(slot, word, aborted).await? {
             Some(found) => !matches!(
@@ -301,7 +301,7 @@ impl<F: Fabric> Operation<'_, F> {
         })
     }
 
-    /// What the slot held; `None` if the chain was late.
+    /// Swaps a slot's word, and returns the word found; `None` if the chain was late. One round trip.
     async fn compare_swap(
         &self,
         slot: u64,
@@ -317,7 +317,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Step 4: the hint, if it is not there yet, then LIVE. One round trip.
+    /// Step 4: sets the hint, unless it was the claim, and then makes the word LIVE. One round trip.
     async fn publish(
         &self,
         claim: Claim,
@@ -335,22 +335,22 @@ impl<F: Fabric> Operation<'_, F> {
                 self.remember(claim.slot, live, new, posted);
                 Ok(Inserted::Done)
             }
-            Ok(_) if claim.is_by_hint() => Ok(Inserted::Again),
+            Ok(_) if claim.is_by_hint() => Ok(Inserted::Retry),
             Ok(found) => {
                 self.clear_aborted(claim, SlotWord::from_bits(found)).await?;
-                Ok(Inserted::Again)
+                Ok(Inserted::Retry)
             }
             Err(ChainError::Late) => {
                 self.withdraw(claim).await?;
-                Ok(Inserted::Again)
+                Ok(Inserted::Retry)
             }
             Err(error) => Err(self.failed(error)),
         }
     }
 
-    /// Takes the PENDING word back, hint first, so that EMPTY stands beside no stranger's hint
-    /// (invariant I6); it may be the own one already, if the first swap of `publish` was not late.
-    /// A hint without a word blocks no key, so it stays.
+    /// Withdraws a PENDING word. Clears the hint first, so that no EMPTY word has another key's hint
+    /// (invariant I6). The hint may be this key's already, if only the second swap of `publish` was
+    /// late. A claim by a hint stays, because a hint without a word blocks no key.
     async fn withdraw(&self, claim: Claim) -> ProtocolResult<()> {
         if claim.is_by_hint() {
             return Ok(());
@@ -367,7 +367,8 @@ impl<F: Fabric> Operation<'_, F> {
         Err(Failure::Lost(self.region.index))
     }
 
-    /// Clears the own word that another inserter aborted: only its owner may (invariant I6).
+    /// Clears this operation's word after another inserter aborted it. Only the owner may (invariant
+    /// I6).
     async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> ProtocolResult<()> {
         let aborted = claim.word.with_state(SlotState::Aborted);
         if found != aborted {
@@ -383,8 +384,8 @@ impl<F: Fabric> Operation<'_, F> {
         Err(Failure::Lost(self.region.index))
     }
 
-    /// What a chain that failed before the key could become visible means: whatever became of it,
-    /// the INSERT has not happened. The server empties the PENDING word that it may have left.
+    /// Converts the error of a chain before the key could become visible. Whether or not the chain
+    /// was executed, the INSERT was not. The server clears the PENDING word that it may have left.
     fn before_publishing(&self, error: ChainError) -> Failure {
         match error {
             ChainError::Unknown => Failure::Lost(self.region.index),
@@ -398,15 +399,17 @@ fn is_by_hint(word: SlotWord) -> bool {
     word.incarnation() == FIRST_INCARNATION
 }
 
-/// How often a full window with a TOMB is looked at in the GRACE after which that is EMPTY.
-const TOMB_LOOKS: Nanos = 16;
+/// The number of READs of a full window with a TOMB within GRACE, after which the TOMB is EMPTY.
+const TOMB_READS: Nanos = 16;
 
-/// How often a chain that must not be left out is posted again when it was late.
+/// Limit on the attempts of a chain that was late, but has to be executed.
 const LATE_ATTEMPTS_MAX: u32 = 1000;
 
-/// What the look behind the claim showed.
+/// The result of the READ behind a claim.
 enum ClaimCheck {
+    /// The key is absent, and no rival is left.
     Alone,
     Present(ProvenSlot),
+    /// The READ decides nothing: withdraw the claim.
     Disturbed,
 }

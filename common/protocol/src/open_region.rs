@@ -1,5 +1,5 @@
-//! What a session has for one region: its format and constants, its hasher, its directory, the
-//! location cache, the free blocks.
+//! The state that a session has for each region: format and constants, the hash of keys, the copy
+//! of the directory, the location cache and free blocks.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
@@ -16,23 +16,24 @@ use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
 
-/// All slots, in [`OpenRegion::record_unused_slots`].
+/// The value of [`OpenRegion::room`] if no slot of a window was ever used.
 pub(crate) const ROOM_ALL: u32 = 1 << 10;
-/// It is an average over so many windows.
+/// The moving average [`OpenRegion::room`] covers about this many windows.
 const ROOM_WINDOWS: u32 = 8;
 
 /// The constants of `docs/protocol.md`, for one region over one fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct Constants {
-    /// GRACE: how long an unlinked block stays untouched.
+    /// GRACE: how long an unlinked block stays unchanged.
     pub grace_ns: Nanos,
-    /// What an operation believes for: 7/8 GRACE, because clocks drift.
+    /// How long an operation relies on the data of a READ: 7/8 GRACE, because clocks drift.
     pub patience_ns: Nanos,
-    /// How long a READ may take for its hints to be exact (invariant I7).
+    /// T_hint: the longest READ whose hints are exact (invariant I7).
     pub exact_hint_read_ns_max: Nanos,
-    /// How old a proof of a word may be for a compare-and-swap to rely on (invariant I4).
+    /// T_word: the greatest age of a proof of a word on which a compare-and-swap relies (invariant
+    /// I4).
     pub proof_age_ns_max: Nanos,
-    /// How late a posted chain can take effect.
+    /// The longest time after its post at which a chain can take effect.
     pub lateness_ns: Nanos,
 }
 
@@ -49,40 +50,40 @@ impl Constants {
     }
 }
 
-/// Which region a session is to find, and how it works there.
+/// The region that a session opens, and its settings there.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions {
-    /// The region's own number: another one at the same place is refused.
+    /// The id in the region's superblock. A region with another id is refused.
     pub region_id: [u8; 16],
     /// The region's length, in bytes.
     pub region_bytes: u64,
-    /// The number that the server gave the client.
+    /// The number that the server assigned to the client.
     pub client_id: u16,
-    /// How much memory the client's location cache takes, in bytes.
+    /// The size of the client's location cache, in bytes.
     pub cache_bytes: usize,
 }
 
-/// A region, as one session knows it. Nothing in it accesses the region.
+/// A session's state for one region. Its methods do not access the region.
 pub struct OpenRegion {
-    /// Which of the fabric's regions it is.
+    /// The region's number in the fabric.
     pub index: RegionIndex,
-    /// Its constants.
+    /// The constants in its superblock.
     pub format: Format,
-    /// Where its parts are.
+    /// The offsets of its parts.
     pub geometry: Geometry,
-    /// How long what was read counts.
+    /// Its constants of time.
     pub constants: Constants,
     /// Its hash of keys.
     pub hasher: KeyHasher,
-    /// The number that its server gave the client.
+    /// The number that its server assigned to the client.
     pub client_id: u16,
     pub(crate) directory: RefCell<Directory>,
-    /// Where keys were found; shared by the sessions of a client.
+    /// The locations of keys, shared by the sessions of a client.
     pub cache: Arc<LocationCache>,
-    /// What the location cache did for this session.
+    /// Counts of this session's lookups in the location cache.
     pub lookups: Lookups,
     pub(crate) allocator: RefCell<Allocator>,
-    /// How many of [`ROOM_ALL`] slots where keys were inserted lately were never used before.
+    /// Of [`ROOM_ALL`] slots in windows of recent INSERTs, the number that were never used.
     pub(crate) room: Cell<u32>,
 }
 
@@ -115,7 +116,7 @@ impl OpenRegion {
         self.directory.borrow()
     }
 
-    /// A subtable that was seen complete is where keys with this directory hash are.
+    /// Notes that keys with this directory hash are in this subtable, which a READ saw complete.
     pub fn update_directory(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
         let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
         Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
@@ -127,30 +128,34 @@ impl OpenRegion {
         self.allocator.borrow_mut()
     }
 
-    /// Takes note of the slots of a window where a key is inserted.
+    /// Counts the unused slots of a window into which a key is inserted.
     pub fn record_unused_slots(&self, slots: &[Slot; WINDOW_SLOTS]) {
         let unused = slots.iter().filter(|slot| slot.is_unused()).count() as u32;
         let seen = unused * ROOM_ALL / WINDOW_SLOTS as u32;
         self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
     }
 
-    /// Whether an INSERT need not look first: any slot of the key's window was probably never used,
-    /// and there is a window where the directory leads.
+    /// Whether an INSERT claims a slot before it reads the window: a slot of the window was probably
+    /// never used, and the directory entry is confirmed.
     pub fn may_claim_blindly(&self, hash: KeyHash) -> bool {
         self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
     }
 
-    /// If the directory leads to this window, by this local depth, it is right: the rows said so.
+    /// Notes that the rows of this window, with this local depth, belong to the key's subtable.
     pub fn confirm_directory(&self, hash: KeyHash, window: (u64, u8)) {
         self.directory.borrow_mut().confirm(hash, window);
     }
 
-    /// The key was there, so a claim would be for nothing: the next INSERTs look first.
+    /// Makes the next INSERTs read the window first. Called when a key was present: a claim would
+    /// have been in vain.
     pub fn expect_no_room(&self) {
         self.room.set(0);
     }
 
-    /// That the key may be looked up in this region.
+    /// Checks the key's length against the region's limit.
+    ///
+    /// # Errors
+    /// [`OperationError::KeyEmpty`], [`OperationError::KeyTooLong`].
     pub fn check_key(&self, key: &[u8]) -> Result<(), OperationError> {
         let max = self.format.key_bytes_max as usize;
         match key.len() {
@@ -160,13 +165,14 @@ impl OpenRegion {
         }
     }
 
-    /// That the value may be stored in this region.
+    /// Checks the value's length against the region's limit.
+    ///
+    /// # Errors
+    /// [`OperationError::ValueTooLong`].
     pub fn check_value(&self, value: &[u8]) -> Result<(), OperationError> {
         let max = self.format.value_bytes_max as usize;
-        match value.len() {
-            bytes if bytes > max => Err(OperationError::ValueTooLong { bytes, max }),
-            _ => Ok(()),
-        }
+        let bytes = value.len();
+        if bytes > max { Err(OperationError::ValueTooLong { bytes, max }) } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What all operations share.
+//! An operation on one key, and the steps that several kinds of operations share.
 
 use std::cell::Cell;
 
@@ -20,28 +20,28 @@ use crate::retry_state::RetryState;
 use crate::waiting::is_over;
 use crate::{Action, OperationError, Version};
 
-/// How often an operation that others keep disturbing is tried.
+/// Limit on the attempts of an operation that other clients keep disturbing.
 pub(crate) const ATTEMPTS_MAX: u32 = 128;
-/// How long at most between two looks whether a split has let go of the key.
+/// The longest pause between two READs of a word that a split is moving.
 const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
-/// The longest random pause between two attempts is this, doubled with each attempt ...
+/// Backoff: the longest random pause before the second attempt. It doubles with each attempt.
 const BACKOFF_NS: Nanos = 250;
-/// ... this often.
+/// Limit on these doublings.
 const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 
 pub(crate) type ProtocolResult<T> = Result<T, Failure>;
 
-/// What became of it.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// The key was as required, and so the change made.
+    /// Whether the condition held, and so the change was made.
     pub applied: bool,
-    /// The value that a GET found, or that an exchange did not expect.
+    /// The value that a GET found, or the unexpected one of an exchange.
     pub found: Option<Found>,
 }
 
-/// One operation on one key, on one lane. The key stands in the lane's image buffer, where the
-/// block of a PUT wants it.
+/// One operation on one key, on one lane. The key is in the lane's [`Buffer::NewBlock`], at its
+/// offset in the block that a PUT writes.
 pub struct Operation<'e, F> {
     pub(crate) engine: &'e Engine<F>,
     pub(crate) region: &'e OpenRegion,
@@ -49,17 +49,17 @@ pub struct Operation<'e, F> {
     pub(crate) hash: KeyHash,
     pub(crate) key_bytes: usize,
     pub(crate) value_bytes: usize,
-    /// Where to look, after a READ that this operation's caller has seen to.
+    /// The likely new block of the key, if the caller has already READ the cached location in vain.
     pub(crate) successor: Option<Successor>,
-    /// Where the last GET of this operation found the key, in the window at this byte offset; in
-    /// that to which the directory leads if none is said.
+    /// The location at which this operation's last GET found the key, and the byte offset of its
+    /// window; `None` for the window to which the directory leads.
     pub(crate) located: Cell<Option<(Location, Option<u64>)>>,
 }
 
-/// A value that a GET found; the bytes are in the lane's block buffer.
+/// A value that a GET found. Its bytes are in the lane's [`Buffer::ReadBlock`].
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// Which write the value comes from.
+    /// The write that stored the value.
     pub version: Version,
     pub(crate) expires_at_ms: u64,
     pub(crate) value_start: u32,
@@ -68,40 +68,41 @@ pub struct Found {
 }
 
 impl Found {
-    /// The value in the bytes of the block buffer.
+    /// The value's bytes in the content of the buffer.
     #[inline]
     pub fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
         &block[self.value_start as usize..][..self.value_bytes as usize]
     }
 
-    /// How much of the block's end is not needed.
+    /// The padding units at the end of its block, which has this class.
     pub(crate) fn padding(&self, class: SizeClass) -> u8 {
         class.padding((self.value_start + self.value_bytes).into())
     }
 }
 
-/// A slot that is the key's, as seen during this operation or proved before.
+/// A slot that has the key, as seen during this operation or proved before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProvenSlot {
     pub(crate) slot: u64,
     pub(crate) word: SlotWord,
-    /// The full generation of its block, where it is known.
+    /// The full generation of its block, if known.
     pub(crate) generation: Option<u32>,
-    /// When its value ends, milliseconds since 1970, 0 for never, where it is known.
+    /// When its value expires, in milliseconds since 1970; 0 for never. `None` if not known.
     pub(crate) expires_at_ms: Option<u64>,
-    /// When the READ or compare-and-swap that last proved it was posted.
+    /// When the latest READ or compare-and-swap that proved it was posted.
     pub(crate) proved_at: Nanos,
 }
 
 impl ProvenSlot {
-    /// A slot whose block was not READ. A word that is not conditional leads to no block whose
-    /// value ends (invariant I19).
+    /// A slot whose block was not READ. Behind a word that is not conditional there is no value that
+    /// expires (invariant I19).
     pub(crate) fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
         let expires_at_ms = (!word.is_conditional()).then_some(0);
         Self { slot, word, generation: None, expires_at_ms, proved_at }
     }
 
-    /// Where a GET found the key, or the cache says that it is, in the window at this byte offset.
+    /// The slot of a location that a GET found or that is cached. `window` is the window's byte
+    /// offset.
     pub(crate) fn located(location: Location, window: u64) -> Self {
         let Location { word, generation, expires, proved_at, .. } = location;
         let (generation, expires_at_ms) = (Some(generation), (!expires).then_some(0));
@@ -109,23 +110,25 @@ impl ProvenSlot {
         Self { slot, word, generation, expires_at_ms, proved_at }
     }
 
-    /// The same slot, whose block was READ.
+    /// This slot, whose block was READ.
     pub(crate) fn read(self, found: &Found, header: HeaderWord) -> Self {
         let (generation, expires_at_ms) = (Some(header.generation), Some(found.expires_at_ms));
         Self { generation, expires_at_ms, ..self }
     }
 }
 
-/// What a block that was READ turned out to be.
+/// The result of the checks of a block that was READ.
 pub(crate) enum ExaminedBlock {
+    /// The block of this key.
     Ours(Found, HeaderWord),
+    /// The block of another key.
     Other,
     Damaged(LayoutError),
 }
 
 impl<F: Fabric> RegionHandle<'_, F> {
-    /// A GET, waited for, when no other operation is in flight. As [`RegionHandle::perform`], whose
-    /// future has all operations in it and takes another page of the stack.
+    /// Runs a GET to its end. No other operation may be in flight. The future of
+    /// [`RegionHandle::perform`] contains all operations, and takes another page of the stack.
     #[inline]
     pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
         self.region.check_key(key)?;
@@ -133,7 +136,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
         self.engine.endpoint.drive(operation.get())
     }
 
-    /// One operation, waited for, when no other is in flight.
+    /// Runs an operation to its end. No other operation may be in flight.
     #[inline]
     pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
         self.region.check_key(key)?;
@@ -145,15 +148,15 @@ impl<F: Fabric> RegionHandle<'_, F> {
 }
 
 impl<'e, F: Fabric> Operation<'e, F> {
-    /// Prepares an operation: the key, and the value if it has one, are copied into the lane's
-    /// image. Both must be within the region's limits.
+    /// Prepares an operation: copies key and value into the lane's buffer. Both must be within the
+    /// region's limits.
     #[inline]
     pub fn stage(handle: RegionHandle<'e, F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
         Self::fill(handle.engine, lane, key, value);
         Self::staged(handle, lane, handle.region.hasher.hash(key), key.len(), value.len())
     }
 
-    /// Copies key and value into the lane's image.
+    /// Copies key and value into the lane's [`Buffer::NewBlock`].
     #[inline]
     pub fn fill(engine: &Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) {
         let start = BLOCK_HEADER_BYTES as usize;
@@ -167,7 +170,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         }
     }
 
-    /// An operation whose key, with this hash, and value stand in the lane's image already.
+    /// An operation whose key, with this hash, and value are in the lane's buffer already.
     #[inline]
     pub fn staged(
         handle: RegionHandle<'e, F>,
@@ -181,8 +184,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Self { engine, region, lane, hash, key_bytes, value_bytes, successor, located }
     }
 
-    /// The same, after a READ of the cached location that proved nothing. `successor` is what that
-    /// block's mark named.
+    /// This operation, after a READ of the cached location in vain: see [`Operation::successor`].
     #[inline]
     pub fn after(self, successor: Option<Successor>) -> Self {
         Self { successor, ..self }
@@ -208,7 +210,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.engine.at(self.region)
     }
 
-    /// What the error of a chain means for this operation.
+    /// Converts the error of this operation's chain.
     pub(crate) fn failed(&self, error: ChainError) -> Failure {
         self.handle().failed(error)
     }
@@ -226,40 +228,34 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// Whether a value with this expiry had expired at `posted`, when a READ or chain was posted.
     /// The region executes a chain later than that, so the value had expired then as well.
     #[inline]
-    pub(crate) fn has_ended(&self, expires_at_ms: u64, posted: Nanos) -> bool {
+    pub(crate) fn has_expired(&self, expires_at_ms: u64, posted: Nanos) -> bool {
         expires_at_ms != 0 && self.is_over(expires_at_ms, posted)
     }
 
     #[cold]
-    pub(crate) fn is_over(&self, expires_at_ms: u64, posted: Nanos) -> bool {
+    fn is_over(&self, expires_at_ms: u64, posted: Nanos) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let since = fabric.now().saturating_sub(posted);
         let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
         expires_at_ms <= wall_ns / 1_000_000
     }
 
-    /// One round trip. What it changes takes effect before the deadline or never.
+    /// Posts a chain: one round trip. A change takes effect before the deadline or never.
     #[inline]
     pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
         let deadline = posted.saturating_add(self.region.constants.lateness_ns);
         self.handle().chain(self.lane, verbs, deadline)
     }
 
-    /// One round trip that changes nothing. It has no deadline: what comes late is too old to be
-    /// believed, and read again (invariant I3).
+    /// Posts a chain that changes nothing: one round trip. It needs no deadline, because late data
+    /// counts as too old, and is read again (invariant I3).
     #[inline]
     pub(crate) fn read(&self, verbs: &[Verb]) -> InFlight<'e> {
         self.handle().chain(self.lane, verbs, Nanos::MAX)
     }
 
-    /// A pause before the next attempt: random, so that two clients do not stay in step.
-    pub(crate) async fn back_off(&self, attempt: u32) {
-        let most = BACKOFF_NS << attempt.min(BACKOFF_DOUBLINGS_MAX);
-        let pause = self.engine.random_below(most);
-        self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
-    }
-
-    /// Pauses before the next attempt, after other clients disturbed the last one.
+    /// Pauses before the next attempt, after other clients disturbed the last one. The pause is
+    /// random, so that two clients do not stay in step.
     ///
     /// # Errors
     /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] of them, or after too many bytes.
@@ -269,7 +265,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if attempts == ATTEMPTS_MAX || tries.have_read_too_much(read_bytes) {
             return Err(OperationError::Contended { attempts }.into());
         }
-        self.back_off(attempts).await;
+        let backoff = BACKOFF_NS << attempts.min(BACKOFF_DOUBLINGS_MAX);
+        let pause = self.engine.random_below(backoff);
+        self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
         *tries = tries.next();
         Ok(())
     }
@@ -298,14 +296,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
         OperationError::Contended { attempts: ATTEMPTS_MAX }.into()
     }
 
-    /// READs a block into the block buffer. One round trip.
+    /// READs a block into [`Buffer::ReadBlock`]. One round trip.
     pub(crate) async fn read_block(&self, block: BlockRef) -> ProtocolResult<()> {
         self.region.geometry.check_block(block)?;
         let read = read_block(block, block.class.block_bytes());
         self.handle().read(self.lane, &[read]).await
     }
 
-    /// What the block is to this key, of which so many bytes were READ.
+    /// Checks a block of which this many bytes were READ.
     #[inline]
     pub(crate) fn examine(&self, block: BlockRef, bytes_read: u64) -> ExaminedBlock {
         let fabric = self.engine.endpoint.fabric();
@@ -325,8 +323,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if found.key() != &image[start..start + self.key_bytes] {
             return ExaminedBlock::Other;
         }
-        // The word says the class, and has no checksum: the block must not be used again as a
-        // larger one than it is.
+        // The word, which has the class, has no checksum. With a wrong class the block would later
+        // be reused as a larger one than it is.
         if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
             let (field, value) = ("class", u64::from(block.class.index()));
             return ExaminedBlock::Damaged(LayoutError::Field { field, value });
@@ -337,30 +335,30 @@ impl<'e, F: Fabric> Operation<'e, F> {
         ExaminedBlock::Ours(Found { version, expires_at_ms, value_start, value_bytes }, header)
     }
 
-    /// Where the cache says the key is.
+    /// The key's slot, by the location cache.
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
         let location = self.region.cache.get(self.hash)?;
         Some(ProvenSlot::located(location, self.window()))
     }
 
-    /// Where the last GET of this operation found the key.
+    /// The slot in which this operation's last GET found the key.
     pub(crate) fn located_target(&self) -> Option<ProvenSlot> {
         let (location, window) = self.located.get()?;
         Some(ProvenSlot::located(location, window.unwrap_or_else(|| self.window())))
     }
 
-    /// The byte offset of the key's window, as the directory leads to it.
+    /// The byte offset of the key's window, by the directory.
     pub(crate) fn window(&self) -> u64 {
         self.region.directory().window(self.hash).0
     }
 }
 
-/// The READ of so many bytes of a block, from its start.
+/// The READ of this many bytes from the start of a block.
 pub(crate) fn read_block(block: BlockRef, bytes: u64) -> Verb {
     Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes: bytes as u32 }
 }
 
-/// Whether a split has the entry in its hands: wait and look again.
+/// Whether a split is moving the entry: the operation has to wait and read the word again.
 pub(crate) fn is_moving(word: SlotWord) -> bool {
     matches!(word.state(), SlotState::Frozen | SlotState::Copy)
 }

@@ -1,4 +1,4 @@
-//! PUT and UPDATE: replacing what is there.
+//! PUT, UPDATE and INSERT: the choice of the chain that stores a value.
 
 use farside_fabric::{Fabric, Nanos};
 
@@ -8,42 +8,44 @@ use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::Lifetime;
 
-/// How often an INSERT looks whether others leave a slot of a full window, before it has the
-/// subtable split.
+/// The number of attempts for which an INSERT waits for slots of a full window that unfinished
+/// INSERTs hold. Then it has the subtable split.
 const UNDECIDED_ATTEMPTS: u32 = 8;
 
-/// How an attempt to store where the cache says the key is went.
-enum Cached {
+/// The result of a store at the cached location.
+enum CachedSwing {
     Done,
-    /// Another value of the key's was there.
+    /// Another session has replaced the value: this slot has the key.
     Replaced(ProvenSlot),
-    /// Nothing was learned.
+    /// The location was not cached, or is not the key's any more.
     Unknown,
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Stores the value, whatever was there: one round trip if the key's location is cached, else
-    /// two, three for a new key, or where others replaced a cached value since.
+    /// Stores the value, whether or not the key is present. One round trip if the key's location is
+    /// cached; two if not; three for a new key, or if another session replaced a cached value.
     pub async fn put(&self, lifetime: Lifetime) -> ProtocolResult<()> {
         self.store(Condition::None, lifetime).await.map(|_| ())
     }
 
-    /// Stores the value if the key is there; whether it was. Round trips as for `put`, one more if
-    /// the key's value may end some day.
+    /// Stores the value if the key is present, and returns whether it was. Round trips as for
+    /// `put`, and one more if the old value may expire.
     pub async fn update(&self, lifetime: Lifetime) -> ProtocolResult<bool> {
         self.store(Condition::Present, lifetime).await
     }
 
-    /// Stores the value if the key is absent; whether it was. Two round trips where there is much
-    /// room, else three; one if not, one more in that case if the key's value may end some day.
+    /// Stores the value if the key is absent, and returns whether it was. Three round trips, or two
+    /// where the index has much room. One if the key is present, and one more if its value may
+    /// expire.
     pub async fn insert(&self, lifetime: Lifetime) -> ProtocolResult<bool> {
         self.store(Condition::Absent, lifetime).await
     }
 
-    /// True if the store happened, or may be said to have.
+    /// Stores the value if the condition holds, and returns whether it did. A store that another PUT
+    /// has overwritten at once counts.
     async fn store(&self, condition: Condition, lifetime: Lifetime) -> ProtocolResult<bool> {
         let taken = self.take_block().await?;
-        // Not before there is a block: while this waits, other lanes change what the cache says.
+        // Only after the wait for a block, during which other lanes may change the cached location.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {
             self.prefetch(target);
@@ -51,7 +53,7 @@ impl<F: Fabric> Operation<'_, F> {
         let new = self.seal_block(taken, lifetime)?;
         let mut condition_held = true;
         let outcome = self.store_block(&new, condition, cached, &mut condition_held).await;
-        self.settle(&new, outcome)?;
+        self.release_new_block(&new, outcome)?;
         Ok(condition_held)
     }
 
@@ -65,11 +67,11 @@ impl<F: Fabric> Operation<'_, F> {
         let mut looked = None;
         if condition != Condition::Absent {
             match self.swing_cached(new, condition, cached).await? {
-                Cached::Done => return Ok(BlockFate::Linked),
-                Cached::Replaced(target) => {
-                    looked = Some((target.proved_at, KeyLookup::Here(target)))
+                CachedSwing::Done => return Ok(BlockFate::Linked),
+                CachedSwing::Replaced(target) => {
+                    looked = Some((target.proved_at, KeyLookup::Present(target)))
                 }
-                Cached::Unknown => {}
+                CachedSwing::Unknown => {}
             }
         }
         let (mut damaged, mut tries) = (0, RetryState::default());
@@ -93,9 +95,9 @@ impl<F: Fabric> Operation<'_, F> {
                 match self.insert_block(&seen, new, condition).await? {
                     Inserted::Done => return Ok(BlockFate::Linked),
                     Inserted::Present(target, posted) => {
-                        (own, seen_at) = (KeyLookup::Here(target), posted);
+                        (own, seen_at) = (KeyLookup::Present(target), posted);
                     }
-                    // What others are in the middle of may end as EMPTY; but they may be asleep.
+                    // An unfinished INSERT may leave its slot EMPTY; but its client may be stopped.
                     Inserted::Undecided if tries.attempts < UNDECIDED_ATTEMPTS => {
                         own = KeyLookup::Stale
                     }
@@ -105,20 +107,20 @@ impl<F: Fabric> Operation<'_, F> {
                         }
                         own = KeyLookup::Stale;
                     }
-                    Inserted::Again => own = KeyLookup::Stale,
+                    Inserted::Retry => own = KeyLookup::Stale,
                     Inserted::Filling => {
                         self.wait_or_grow(&seen, &mut tries).await?;
                         continue;
                     }
                 }
             }
-            if let KeyLookup::Here(target) = &mut own
+            if let KeyLookup::Present(target) = &mut own
                 && condition != Condition::None
             {
-                match self.ended(target, seen_at).await? {
+                match self.target_has_expired(target, seen_at).await? {
                     None => own = KeyLookup::Stale,
-                    // There is something for INSERT, or nothing for UPDATE.
-                    Some(ended) if ended == (condition == Condition::Present) => {
+                    // A value is there for an INSERT, or none for an UPDATE.
+                    Some(expired) if expired == (condition == Condition::Present) => {
                         if condition == Condition::Absent {
                             self.region.expect_no_room();
                         }
@@ -133,11 +135,11 @@ impl<F: Fabric> Operation<'_, F> {
                     *condition_held = false;
                     return Ok(BlockFate::Unused);
                 }
-                (KeyLookup::Here(target), _) => {
+                (KeyLookup::Present(target), _) => {
                     match self.swing_to(&target, new, condition, self.now()).await? {
                         SwingResult::Done => return Ok(BlockFate::Linked),
-                        // Overwritten before anybody could see it: linearized just before the PUT
-                        // that did it.
+                        // Overwritten before any GET could see it: this PUT is linearized just
+                        // before the one that overwrote it.
                         SwingResult::Lost(found)
                             if condition == Condition::None
                                 && self.was_overwritten(&target, found, seen_at) =>
@@ -157,30 +159,36 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Whether the value of a word that a READ posted at `seen_at` brought had ended; `None` if it
-    /// took too long to find out. No round trip; one if only the block can tell.
-    async fn ended(&self, target: &mut ProvenSlot, seen_at: Nanos) -> ProtocolResult<Option<bool>> {
+    /// Whether the value of a word from a READ posted at `seen_at` had expired. One round trip if the
+    /// word leaves it open, none otherwise. `None` if the READ took too long.
+    async fn target_has_expired(
+        &self,
+        target: &mut ProvenSlot,
+        seen_at: Nanos,
+    ) -> ProtocolResult<Option<bool>> {
         if target.expires_at_ms.is_none() {
             match self.read_and_examine(target.word, seen_at).await? {
                 BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
                     *target = target.read(&found, header);
                 }
-                // The hint was exact, so it is the key's; a damaged block has no end.
+                // The hint was exact, so the slot is the key's. A damaged block counts as one
+                // without an expiry.
                 BlockRead::Examined(_) => {}
                 BlockRead::Stale => return Ok(None),
             }
         }
-        Ok(Some(self.has_ended(target.expires_at_ms.unwrap_or_default(), seen_at)))
+        Ok(Some(self.has_expired(target.expires_at_ms.unwrap_or_default(), seen_at)))
     }
 
-    /// One round trip, if the cache knows where the key is and is right; one more if the value was
-    /// replaced since.
+    /// Stores the value at the cached location. One round trip if the location is right; one more
+    /// if another session has replaced the value. An UPDATE must not replace an expired value: one
+    /// more round trip if the value may expire.
     async fn swing_cached(
         &self,
         new: &NewBlock,
         condition: Condition,
         mut cached: Option<ProvenSlot>,
-    ) -> ProtocolResult<Cached> {
+    ) -> ProtocolResult<CachedSwing> {
         let may_expire = |target: ProvenSlot| target.expires_at_ms.is_none();
         if condition == Condition::Present && cached.is_some_and(may_expire) {
             let located = self.get().await?.and(self.located_target());
@@ -192,7 +200,7 @@ impl<F: Fabric> Operation<'_, F> {
             match self.swing_to(target, new, condition, posted).await? {
                 SwingResult::Done => {
                     self.region.lookups.note_hit();
-                    return Ok(Cached::Done);
+                    return Ok(CachedSwing::Done);
                 }
                 SwingResult::Lost(found) => {
                     replaced = self.adopt_replacement(target, found, posted).await?
@@ -201,9 +209,10 @@ impl<F: Fabric> Operation<'_, F> {
             }
         }
         self.region.lookups.note_miss();
-        Ok(replaced.map_or(Cached::Unknown, Cached::Replaced))
+        Ok(replaced.map_or(CachedSwing::Unknown, CachedSwing::Replaced))
     }
 
+    /// Swings the slot to the new block.
     async fn swing_to(
         &self,
         target: &ProvenSlot,

@@ -1,4 +1,4 @@
-//! A region and the engine that reaches it, together: setup, and what waits for the server.
+//! A region together with the engine that reaches it: opening it, and waits for its server.
 
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, RegionIndex, Verb};
@@ -16,14 +16,14 @@ use crate::open_region::{Constants, OpenRegion, ROOM_ALL, RegionOptions};
 use crate::waiting::{is_over, no_answer};
 use crate::{Exhausted, OperationError, ProtocolResult};
 
-/// How much of the directory one READ brings, in bytes.
+/// The size of one READ of the directory, in bytes.
 const DIRECTORY_READ_BYTES: u64 = 64 << 10;
 
 /// A region, and the engine of a session that reaches it.
 pub struct RegionHandle<'e, F> {
-    /// What the session has for all regions.
+    /// The state that all regions of the session share.
     pub engine: &'e Engine<F>,
-    /// What it has for this one.
+    /// The session's state for this region.
     pub region: &'e OpenRegion,
 }
 
@@ -36,14 +36,14 @@ impl<F> Clone for RegionHandle<'_, F> {
 impl<F> Copy for RegionHandle<'_, F> {}
 
 impl<F: Fabric> Engine<F> {
-    /// A region together with this engine, which reaches it.
+    /// Pairs a region with this engine, which reaches it.
     #[inline]
     pub fn at<'e>(&'e self, region: &'e OpenRegion) -> RegionHandle<'e, F> {
         RegionHandle { engine: self, region }
     }
 
-    /// Opens a region of the fabric: reads and checks its superblock and its directory, which takes
-    /// a round trip for the first and one for each 64 KiB of the second.
+    /// Opens a region of the fabric: reads and checks its superblock and its directory. One round
+    /// trip for the superblock, and one for each 64 KiB of the directory.
     pub fn open(
         &self,
         index: RegionIndex,
@@ -73,24 +73,24 @@ impl<F: Fabric> Engine<F> {
 }
 
 impl<'e, F: Fabric> RegionHandle<'e, F> {
-    /// One round trip to the region.
+    /// Posts a chain: one round trip to the region.
     #[inline]
     pub(crate) fn chain(self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'e> {
         self.engine.endpoint.chain(lane, self.region.index, verbs, deadline)
     }
 
-    /// One round trip that changes nothing, awaited.
+    /// Executes a chain that changes nothing. One round trip.
     pub(crate) async fn read(self, lane: LaneId, verbs: &[Verb]) -> ProtocolResult<()> {
         self.chain(lane, verbs, Nanos::MAX).await.map(drop).map_err(|error| self.failed(error))
     }
 
-    /// What the error of a chain means for an operation on this region.
+    /// Converts the error of a chain at this region.
     #[cold]
     pub(crate) fn failed(self, error: ChainError) -> Failure {
         Failure::at(self.region.index, error)
     }
 
-    /// Reads the directory of this depth.
+    /// Reads the whole directory, which has this depth.
     async fn load_directory(self, lane: LaneId, depth: u8) -> Result<(), Failure> {
         let Some(offset) = self.region.geometry.directory_offset(depth) else {
             return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
@@ -108,7 +108,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         Ok(())
     }
 
-    /// READs the one directory entry for keys with this directory hash anew: its subtable was
+    /// Reads the directory entry for keys with this directory hash again, because its subtable was
     /// split. Two round trips.
     pub async fn reload_entry(self, lane: LaneId, directory_hash: u32) -> Result<(), Failure> {
         let word = |remote| [Verb::Read { remote, into: Buffer::Window, bytes: 8 }];
@@ -132,20 +132,20 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         )?)
     }
 
-    /// Receives what the server answered.
+    /// Receives the server's answers to requests for blocks and splits.
     #[inline]
     pub fn receive(self) {
-        self.region.allocator.borrow_mut().receive(|| self.engine.endpoint.fabric().now());
+        self.region.allocator().receive(|| self.engine.endpoint.fabric().now());
     }
 
-    /// Whether what was seen in a READ posted then is still to be believed (invariant I3).
+    /// Whether the data of a READ that was posted at this time is still valid (invariant I3).
     #[inline]
     pub fn is_fresh(self, posted: Nanos) -> bool {
         self.engine.endpoint.now().saturating_sub(posted) <= self.region.constants.patience_ns
     }
 
-    /// A free block of the class, and when it was taken: at once, or after the server answered or
-    /// GRACE ended.
+    /// Takes a free block of the class, and returns when. Waits for the server's answer, or for the
+    /// end of GRACE, if there is none.
     pub async fn take_block(
         self,
         lane: LaneId,
@@ -154,25 +154,24 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let mut now = self.engine.endpoint.now();
         let mut waiting = WaitTimer::since(now);
         loop {
-            self.receive();
-            let taken = self.region.allocator.borrow_mut().take(lane, class, now);
+            let (taken, upcoming) = {
+                let mut allocator = self.region.allocator();
+                allocator.receive(|| self.engine.endpoint.fabric().now());
+                (allocator.take(lane, class, now), allocator.upcoming())
+            };
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(OperationError::OutOfSpace { what }.into())
             };
             match taken {
                 TakeResult::Block(block) => {
-                    if let Some(next) = self.region.allocator.borrow().upcoming() {
-                        let bytes = class.block_bytes() as u32;
-                        self.engine.endpoint.fabric().prefetch(
-                            self.region.index,
-                            next.offset(),
-                            bytes,
-                        );
+                    if let Some(next) = upcoming {
+                        let (fabric, bytes) = (self.engine.endpoint.fabric(), class.block_bytes());
+                        fabric.prefetch(self.region.index, next.offset(), bytes as u32);
                     }
                     return Ok((block, now));
                 }
-                TakeResult::Asked(_) if self.region.allocator.borrow().is_lost() => {
+                TakeResult::Asked(_) if self.region.allocator().is_lost() => {
                     return Err(Failure::Lost(self.region.index));
                 }
                 TakeResult::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
@@ -189,8 +188,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         }
     }
 
-    /// From now on INSERTs of this key do not look first; the next one claims this slot of its
-    /// home row.
+    /// Makes INSERTs of this key claim a slot before they read the window. The next one claims this
+    /// slot of its home row.
     pub fn expect_room(self, key: &[u8], slot: usize) {
         self.region.room.set(ROOM_ALL);
         let hash = self.region.hasher.hash(key);
@@ -204,7 +203,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.engine.random().set(before);
     }
 
-    /// Mixes into a hash what operations that begin later depend on.
+    /// Mixes the state on which later operations depend into a hash.
     pub fn hash_state(self, hasher: &mut impl std::hash::Hasher) {
         hasher.write_u64(self.engine.random().get());
         hasher.write_u32(self.region.room.get());

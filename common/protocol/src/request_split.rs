@@ -88,7 +88,7 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(outcome);
             }
             self.read_window_at((seen.base, seen.local_depth), &mut later).await?;
-            if later.standing != seen.standing {
+            if later.subtable_state != seen.subtable_state {
                 return Ok(SplitOutcome::Done);
             }
             if self.region.allocator().is_lost() {

@@ -1,4 +1,4 @@
-//! Reading everything, subtable by subtable in the order of hashes, while splits go on.
+//! Scans: they read all entries, subtable by subtable in the order of hashes, also during splits.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,7 +23,7 @@ pub struct Entry {
     pub key: Vec<u8>,
     /// The value and its version.
     pub value: Value,
-    /// When the value expires, a full millisecond; `None` for never.
+    /// When it expires, a full millisecond; `None` for never.
     pub expires_at: Option<SystemTime>,
 }
 
@@ -39,30 +39,30 @@ pub struct ScannedSlot {
 }
 
 impl ScannedSlot {
-    /// The block it linked; `None` if the word is damaged.
+    /// The block to which it leads; `None` if the word is damaged.
     pub fn block(&self) -> Option<BlockRef> {
         self.word.block().ok()
     }
 }
 
-/// How far a scan came.
+/// The position of a scan. A *part* is the range of hashes of one subtable.
 #[derive(Default)]
 pub struct ScanCursor {
-    /// The range of directory hashes that is being read: its begin and its end.
+    /// The start and the end of the part that is being read.
     from: u64,
     to: u64,
-    /// Its slots that were not read yet.
+    /// The slots of the part whose entries were not read yet.
     slots: Vec<ScannedSlot>,
-    /// An entry of it went elsewhere before it was read: the part is read again.
+    /// Whether a split moved an entry before it was read. Then the part is read again.
     again: bool,
     /// The keys that were returned from this part, and from the larger one before a split.
     returned: HashSet<KeyHash>,
-    /// The end of the range of hashes that `returned` covers.
+    /// The end of the hashes that `returned` covers.
     returned_to: u64,
 }
 
 impl ScanCursor {
-    /// Starts the current part anew. Keys of it that were returned are not returned again.
+    /// Starts the present part again. Keys of it that were returned are not returned again.
     pub fn restart_part(&mut self) {
         self.slots.clear();
         self.again = true;
@@ -71,67 +71,65 @@ impl ScanCursor {
 
 /// One more than the last directory hash.
 pub const HASHES: u64 = 1 << 32;
-/// How often a scan follows a slot whose value is replaced under its eyes.
+/// Limit on the READs of a slot whose value is replaced between them.
 const FOLLOWS_MAX: u32 = 64;
-/// How often a scan READs a block that seems damaged under a word that stays, before it says so.
+/// Limit on the READs of a damaged block whose word stays, before a scan reports the damage.
 const DAMAGE_READS_MAX: u32 = 3;
-/// How often a scan looks for a subtable that splits keep taking away.
+/// Limit on the attempts to find a subtable while splits replace it.
 const COLLECTS_MAX: u32 = 64;
 
-/// What became of a slot.
+/// The result of the READ of a slot's entry.
 enum ScanRead {
     Entry(Entry),
-    /// The key was deleted, or its value has ended.
+    /// The key was deleted, or its value has expired.
     Gone,
-    /// A split took the entry elsewhere.
+    /// A split moved the entry to another subtable.
     Elsewhere,
 }
 
-/// The next entry. One round trip a subtable, one an entry, one more where its value was
-/// replaced meanwhile.
+/// Returns the next entry. One round trip for each subtable and each entry, and one more if the
+/// value was replaced meanwhile.
 pub async fn next_entry<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
-    progress: &mut ScanCursor,
+    cursor: &mut ScanCursor,
 ) -> ProtocolResult<Option<Entry>> {
     loop {
-        while let Some(slot) = progress.slots.pop() {
+        while let Some(slot) = cursor.slots.pop() {
             match read_entry(handle, lane, slot).await? {
                 ScanRead::Entry(entry) => {
                     let hash = handle.region.hasher.hash(&entry.key);
-                    if u64::from(hash.directory()) >= progress.from
-                        && progress.returned.insert(hash)
-                    {
+                    if u64::from(hash.directory()) >= cursor.from && cursor.returned.insert(hash) {
                         return Ok(Some(entry));
                     }
                 }
                 ScanRead::Gone => {}
-                ScanRead::Elsewhere => progress.again = true,
+                ScanRead::Elsewhere => cursor.again = true,
             }
         }
-        if !std::mem::take(&mut progress.again) {
-            progress.from = progress.to;
+        if !std::mem::take(&mut cursor.again) {
+            cursor.from = cursor.to;
         }
-        if progress.from == HASHES {
+        if cursor.from == HASHES {
             return Ok(None);
         }
-        if progress.from >= progress.returned_to {
-            progress.returned.clear();
+        if cursor.from >= cursor.returned_to {
+            cursor.returned.clear();
         }
-        let from = progress.from as u32;
-        let collected = collect(handle, lane, from, &mut progress.slots).await;
-        // After an error the range ends where the directory says. The next call skips the range.
-        progress.to = end_of(from, handle.region.directory().subtable(from).local_depth);
-        progress.returned_to = progress.returned_to.max(progress.to);
+        let from = cursor.from as u32;
+        let collected = collect(handle, lane, from, &mut cursor.slots).await;
+        // After an error the scan skips this part, as far as the directory shows it.
+        cursor.to = end_of(from, handle.region.directory().subtable(from).local_depth);
+        cursor.returned_to = cursor.returned_to.max(cursor.to);
         if let Err(error) = collected {
-            progress.slots.clear();
+            cursor.slots.clear();
             return Err(error);
         }
     }
 }
 
-/// READs the slots that have an entry, in the range of hashes that begins at `from`. Returns the
-/// range's end. One round trip a subtable.
+/// READs the slots of the part that starts at `from`, and returns the end of the part. One round
+/// trip for each subtable.
 pub async fn read_part<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
@@ -142,7 +140,7 @@ pub async fn read_part<F: Fabric>(
     Ok(end_of(from, handle.region.directory().subtable(from).local_depth))
 }
 
-/// READs the entry of a slot; `None` if it is not there any more. Round trips as for a scan.
+/// READs the entry of a slot; `None` if the entry is gone. Round trips as for a scan.
 pub async fn read_slot<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
@@ -154,13 +152,14 @@ pub async fn read_slot<F: Fabric>(
     }
 }
 
-/// Where the hashes end that share so many bits with this one.
+/// The end of the range of hashes that share this many leading bits with this one.
 fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
     (u64::from(prefix_of(directory_hash, local_depth)) + 1) << (32 - u32::from(local_depth))
 }
 
-/// READs the subtable for keys with this directory hash, and those to which a split takes its keys.
-/// What moves meanwhile is seen at least once: the new ones are READ after the old one (I14).
+/// READs the subtable for keys with this directory hash, and those to which a split moves its keys.
+/// A moving entry is seen at least once, because the new subtables are READ after the old one
+/// (I14).
 async fn collect<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
@@ -178,7 +177,7 @@ async fn collect<F: Fabric>(
     Err(OperationError::Contended { attempts: COLLECTS_MAX }.into())
 }
 
-/// False if the directory that led here is old, or a READ took too long to be believed.
+/// Returns false if the copy of the directory is out of date, or a READ took too long.
 async fn collect_from<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
@@ -205,7 +204,7 @@ async fn collect_from<F: Fabric>(
         let forward = match SubtableState::of(headers, directory_hash, local_depth, has_moved) {
             SubtableState::Whole => None,
             SubtableState::Splitting(forward) => Some(forward),
-            // A scan that does not come from the old subtable may believe only a whole one.
+            // A subtable that is being filled counts only after a READ of the old one.
             SubtableState::Filling if is_new => None,
             SubtableState::Filling | SubtableState::Elsewhere => return Ok(false),
         };
@@ -238,7 +237,8 @@ async fn read_entry<F: Fabric>(
         let reference = word.block()?;
         handle.region.geometry.check_block(reference)?;
         let posted = handle.engine.endpoint.now();
-        // The word in the same round trip, before the block: it was linked when the block was READ.
+        // The word is READ before the block, in the same round trip. If it is the same as before,
+        // the block was linked when it was READ.
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
         let chain = [read_row, read_block(reference, reference.class.block_bytes())];
         handle.read(lane, &chain).await?;
@@ -258,7 +258,7 @@ async fn read_entry<F: Fabric>(
                 ScanRead::Gone
             });
         }
-        // Linked when its block was READ, or not long before (invariant I3).
+        // The block was linked when it was READ, or less than GRACE before (invariant I3).
         let is_linked = now == word && handle.is_fresh(posted);
         if !is_linked && !seen_at.is_some_and(|at| handle.is_fresh(at)) {
             (word, seen_at, damaged) = (now, Some(posted), 0);
@@ -270,8 +270,8 @@ async fn read_entry<F: Fabric>(
             Ok(block) => {
                 let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
                 let entry = entry(&block, reference.address);
-                let has_ended = entry.expires_at.is_some_and(|end| end <= wall);
-                return Ok(if has_ended { ScanRead::Gone } else { ScanRead::Entry(entry) });
+                let has_expired = entry.expires_at.is_some_and(|end| end <= wall);
+                return Ok(if has_expired { ScanRead::Gone } else { ScanRead::Entry(entry) });
             }
             Err(_) if now != word => (word, seen_at, damaged) = (now, Some(posted), 0),
             Err(error) => {
@@ -288,7 +288,8 @@ async fn read_entry<F: Fabric>(
 fn entry(block: &Block<'_>, address: BlockAddress) -> Entry {
     let version = Version::of(address, block.header_word().generation);
     let value = Value { data: block.value().to_vec(), version };
-    let end_ms = block.expires_at_ms();
-    let expires_at = (end_ms != 0).then(|| UNIX_EPOCH + Duration::from_millis(end_ms));
+    let expires_at_ms = block.expires_at_ms();
+    let expires_at =
+        (expires_at_ms != 0).then(|| UNIX_EPOCH + Duration::from_millis(expires_at_ms));
     Entry { key: block.key().to_vec(), value, expires_at }
 }

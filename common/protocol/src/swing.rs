@@ -1,4 +1,4 @@
-//! New blocks, and the chain that swings a slot's word from one block to another.
+//! New blocks, and the chain that swings a slot from one block to another.
 
 use std::cell::Cell;
 
@@ -15,29 +15,29 @@ use crate::OperationError;
 use crate::failure::Failure;
 use crate::location_cache::Location;
 
-/// What the chain of an update changes of the slot and of the old block, in bytes.
+/// The part of a slot, and of an old block, that a swing changes, in bytes.
 const WORD_BYTES: u32 = 8;
 
-/// A free block for this operation.
+/// A free block that this operation has taken.
 pub(super) struct TakenBlock {
     free: FreeBlock,
     class: SizeClass,
-    at: Nanos,
+    taken_at: Nanos,
 }
 
-/// A block of our own, sealed in the image buffer.
+/// The sealed new block of this operation, in [`Buffer::NewBlock`].
 pub(super) struct NewBlock {
     free: FreeBlock,
     pub(super) block: BlockRef,
-    /// When its value ends, milliseconds since 1970; 0 for never.
+    /// When its value expires, in milliseconds since 1970; 0 for never.
     expires_at_ms: u64,
-    /// How much of it there is to WRITE, in bytes.
+    /// The length of its WRITE, in bytes.
     write_bytes: u32,
-    /// It stands in the region already, unlinked.
+    /// Whether the region has its bytes already.
     pub(super) written: Cell<bool>,
 }
 
-/// What became of a new block.
+/// Whether a new block is linked now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockFate {
     /// A slot leads to it.
@@ -46,13 +46,13 @@ pub(super) enum BlockFate {
     Unused,
 }
 
-/// How a compare-and-swap of a slot went.
+/// The result of a swing.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SwingResult {
     Done,
-    /// The slot held this instead.
+    /// The slot had this word instead.
     Lost(SlotWord),
-    /// It was too late for the compare-and-swap: it did not happen.
+    /// The compare-and-swap was not executed, because it would have been too late.
     Late,
 }
 
@@ -63,15 +63,15 @@ impl<F: Fabric> Operation<'_, F> {
         self.seal_block(taken, lifetime)
     }
 
-    /// Takes a free block for key and value.
+    /// Takes a free block of the class for key and value.
     pub(super) async fn take_block(&self) -> ProtocolResult<TakenBlock> {
         let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
             let bytes = self.value_bytes;
             let max = self.region.format.value_bytes_max as usize;
             return Err(OperationError::ValueTooLong { bytes, max }.into());
         };
-        let (free, at) = self.handle().take_block(self.lane, class).await?;
-        Ok(TakenBlock { free, class, at })
+        let (free, taken_at) = self.handle().take_block(self.lane, class).await?;
+        Ok(TakenBlock { free, class, taken_at })
     }
 
     /// Seals key and value into a block that was taken.
@@ -80,7 +80,7 @@ impl<F: Fabric> Operation<'_, F> {
         taken: TakenBlock,
         lifetime: Lifetime,
     ) -> ProtocolResult<NewBlock> {
-        let TakenBlock { free, class, at } = taken;
+        let TakenBlock { free, class, taken_at } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.region.geometry.check_block(block)?;
@@ -95,7 +95,7 @@ impl<F: Fabric> Operation<'_, F> {
             address: free.address,
             generation: free.generation,
             writer: self.region.client_id,
-            written_at_ms: self.engine.wall_clock_ns(at) / 1_000_000,
+            written_at_ms: self.engine.wall_clock_ns(taken_at) / 1_000_000,
             expires_at_ms,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
@@ -109,9 +109,9 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(NewBlock { free, block, expires_at_ms, write_bytes, written })
     }
 
-    /// Gives a new block back unless it got linked, or may have been, or a lost connection left a
-    /// PENDING word that still points to it.
-    pub(super) fn settle(
+    /// Puts a new block back into the lists if no slot leads to it. Sets it aside if that is unknown:
+    /// the chain may have linked it, or a lost connection may have left a PENDING word.
+    pub(super) fn release_new_block(
         &self,
         new: &NewBlock,
         outcome: ProtocolResult<BlockFate>,
@@ -134,12 +134,12 @@ impl<F: Fabric> Operation<'_, F> {
         outcome
     }
 
-    /// The update: `[WRITE new][WRITE superseded at the old][CAS slot]`, one round trip. The mark
-    /// stands before the CAS in the chain: invariant I2. With `new` absent it unlinks only. Posted
-    /// now, at `posted`.
+    /// Swings a slot to the new block: `[WRITE new][WRITE mark of the old][CAS slot]`, one round
+    /// trip. The mark comes before the CAS: invariant I2. Without `new` it only unlinks the old
+    /// block. `posted` is the present time.
     ///
-    /// Not tried with a word whose proof is older than T_word: it may have come again for another
-    /// key by the time the chain takes effect (invariant I4).
+    /// Posts nothing if the proof of the word is older than T_word. When the chain takes effect, the
+    /// same word could be another key's (invariant I4).
     pub(super) async fn swing(
         &self,
         target: &ProvenSlot,
@@ -165,9 +165,9 @@ impl<F: Fabric> Operation<'_, F> {
         let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
         let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
         let write = new.filter(|new| !new.written.replace(true)).map(NewBlock::write);
-        // The old block's next generation is one more than its last: READ it on the way, and the
-        // key, by which the block vouches for the word. A DELETE also has to say whether the value
-        // had ended.
+        // The block's next content has its generation plus one, so an unknown generation is READ
+        // along, with the key, which proves that the block is the word's. A DELETE also has to
+        // report whether the value had expired.
         let reads_header =
             target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none();
         let chain = [write.unwrap_or(mark), mark, cas, header];
@@ -181,7 +181,7 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(SwingResult::Late);
             }
             Err(error) => {
-                // Of these nothing was executed.
+                // With these errors nothing of the chain was executed.
                 if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
                     self.region.allocator().cancel_unlink(self.lane);
                 } else {
@@ -203,19 +203,22 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(SwingResult::Done)
     }
 
-    /// Whether an unconditional PUT replaced the value of a word that was READ at `seen_at`, and
-    /// left the word `found`. A split replaces no value. A conditional operation had a
-    /// condition on the value before it, and a DELETE may have reported an expired value as absent.
-    /// Incarnation numbers recur: after T_hint the same number proves nothing.
+    /// Whether an unconditional PUT replaced the value of `word`, which was READ at `seen_at`, and
+    /// left the word `found`.
+    ///
+    /// A split replaces no value. A conditional operation had a condition on the value before it,
+    /// and a DELETE may have reported an expired value as absent. Incarnation numbers recur, so
+    /// after T_hint the same number proves nothing.
     pub(super) fn was_replaced(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> bool {
         self.can_absorb(found, seen_at)
             && found.incarnation() == word.incarnation()
             && self.is_hint_exact(seen_at)
     }
 
-    /// Whether a PUT that lost the slot of a target READ at `seen_at` was overwritten: its value
-    /// was replaced, as above; or what was found is by the location cache the key's word, most
-    /// likely of this session. That was not there at the READ, so its PUT came after it, however
+    /// Whether a PUT that lost the slot of a target READ at `seen_at` counts as overwritten.
+    ///
+    /// It does if the value was replaced, as above. It also does if the location cache has `found`
+    /// as the key's word. That word was not in the slot at the READ, so its PUT came later, however
     /// long ago the READ was (invariant I23).
     pub(super) fn was_overwritten(
         &self,
@@ -230,18 +233,18 @@ impl<F: Fabric> Operation<'_, F> {
             || self.can_absorb(found, seen_at) && self.cached_target().is_some_and(is_its)
     }
 
-    /// Whether it is a PUT's word, if it is the key's, and what was READ at `seen_at` still says
-    /// something.
+    /// Whether the word, if it is the key's, is that of a PUT, and a READ posted at `seen_at` is still
+    /// valid.
     fn can_absorb(&self, found: SlotWord, seen_at: Nanos) -> bool {
         found.state() == SlotState::Live && !found.is_conditional() && self.is_fresh(seen_at)
     }
 
-    /// Whether the target's word is still the key's if it stands there then (invariant I4).
+    /// Whether the target's word, if it is in the slot at this time, is still the key's (invariant I4).
     fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
         at.saturating_sub(target.proved_at) <= self.region.constants.proof_age_ns_max
     }
 
-    /// What a swing of this target accesses is wanted soon.
+    /// Prefetches the memory that a swing of this target accesses.
     pub(super) fn prefetch(&self, target: &ProvenSlot) {
         if let Ok(old) = target.word.block() {
             let fabric = self.engine.endpoint.fabric();
@@ -251,12 +254,12 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// The block this operation just unlinked is this session's now: no LIVE word points to it, and
-    /// it is in no other list (invariant I1).
+    /// Adds the block that this operation has unlinked to this session's lists. No LIVE word points
+    /// to it, and it is in no other list (invariant I1).
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
-            // Damage: whose block it is cannot be told. If no slot links it, the server finds it.
+            // Damage: the owner of the block is unknown. If no slot links it, the server finds it.
             self.region.allocator().cancel_unlink(self.lane);
             return;
         };
@@ -265,17 +268,17 @@ impl<F: Fabric> Operation<'_, F> {
         self.region.allocator().retire(self.lane, old.class, free, now);
     }
 
-    /// Whether the value of the block that this chain unlinked, posted then, had not ended. No
-    /// round trip: the chain READ the header if that was not known.
-    pub(super) fn was_there(&self, target: &ProvenSlot, posted: Nanos) -> bool {
+    /// Whether the value of the block that a chain posted at this time unlinked had not expired. No
+    /// round trip: the chain READ the header if the expiry was unknown.
+    pub(super) fn was_present(&self, target: &ProvenSlot, posted: Nanos) -> bool {
         let read = || self.read_header(target.word.block().ok()?).map(|(_, ends)| ends);
-        // A damaged block cannot tell; its key was there.
+        // A damaged block counts as present.
         let expires_at_ms = target.expires_at_ms.or_else(read).unwrap_or_default();
-        !self.has_ended(expires_at_ms, posted)
+        !self.has_expired(expires_at_ms, posted)
     }
 
-    /// Generation and end of the old block, whose header and key were READ; `None` if it is not
-    /// what the word said: a damaged word may lead to another key's block, or into one.
+    /// Generation and expiry of the old block, whose header and key were READ. `None` if the block
+    /// does not fit the word: a damaged word may lead to another key's block, or into one.
     fn read_header(&self, old: BlockRef) -> Option<(u32, u64)> {
         let fabric = self.engine.endpoint.fabric();
         let block = fabric.buffer(self.lane, Buffer::ReadBlock);
@@ -283,7 +286,7 @@ impl<F: Fabric> Operation<'_, F> {
         let (header, rest) = BlockHeader::ref_from_prefix(block).ok()?;
         let start = BLOCK_HEADER_BYTES as usize;
         let key = &image[start..start + self.key_bytes];
-        // A header that fits means that the READ went as far as the key.
+        // If the header fits, the READ went as far as the end of the key.
         let is_ours = header.fits(old.class, self.key_bytes) && rest.starts_with(key);
         let (words, _) = block.as_chunks();
         let generation = HeaderWord::from_bits(u64::from_le_bytes(words[0])).generation;
@@ -291,6 +294,7 @@ impl<F: Fabric> Operation<'_, F> {
         is_ours.then(|| (generation, header.expires_at_ms()))
     }
 
+    /// Caches the location of the new block.
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
         let window = self.window();
         let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
@@ -311,7 +315,7 @@ impl<F: Fabric> Operation<'_, F> {
 }
 
 impl NewBlock {
-    /// Whether its value ends some day: then its word is conditional (invariant I19).
+    /// Whether its value expires. Then its word is conditional (invariant I19).
     pub(super) fn expires(&self) -> bool {
         self.expires_at_ms != 0
     }

@@ -1,4 +1,4 @@
-//! Reading the window: everywhere a key can be, in one READ.
+//! The READ of a window, which has all slots where a key can be, and the search for the key in it.
 
 use farside_fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_layout::{
@@ -9,57 +9,59 @@ use farside_layout::{
 use super::{ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
 use crate::directory::Subtable;
 
-/// How often an operation READs a window that is not its key's, and the directory, before it calls
-/// the row damaged.
+/// Limit on the READs of windows that are not the key's, each followed by a READ of the directory.
+/// Then the row counts as damaged.
 const WINDOW_READS_MAX: u32 = 16;
-/// How often an operation looks again for an exact hint of a word whose block is damaged, before it
-/// says so.
+/// Limit on the READs of a window whose hints are not exact and whose block is damaged. Then the
+/// operation reports the damage.
 const DAMAGE_ATTEMPTS_MAX: u32 = 16;
 const _: () = assert!(BLOCK_BYTES_MAX <= u32::MAX as u64);
+/// The states of a word that leads to an entry of its key.
+pub(super) const ENTRY_STATES: [SlotState; 3] =
+    [SlotState::Live, SlotState::Frozen, SlotState::Copy];
 
-/// A window as one READ brought it. The reader says where it is to stand: it is large, and
-/// would be copied on the way back from each function.
+/// A window as one READ returned it. The caller provides its memory, because a window is large, and
+/// each function would copy it to return it.
 pub(super) struct ObservedWindow {
-    /// Where it is in the region.
+    /// The byte offset of the window in the region.
     pub(super) base: u64,
-    /// How many leading bits of the hash the keys of its subtable share.
+    /// The number of leading hash bits that the keys of its subtable share.
     pub(super) local_depth: u8,
     /// When its READ was posted.
     pub(super) posted: Nanos,
-    /// How long it took.
+    /// The duration of its READ.
     took: Nanos,
-    /// The READ was short enough for its hints to be exact (invariant I7).
+    /// Whether the READ was short enough for its hints to be exact (invariant I7).
     pub(super) hints_exact: bool,
     pub(super) slots: [Slot; WINDOW_SLOTS],
     /// A bit for each slot whose word has the key's fingerprint.
     matching: u16,
-    pub(super) standing: SubtableState,
+    pub(super) subtable_state: SubtableState,
 }
 const _: () = assert!(WINDOW_SLOTS <= u16::BITS as usize);
 
-/// Where a window has the key.
+/// The result of a lookup of the key in a window.
 pub(super) enum KeyLookup {
-    Here(ProvenSlot),
+    Present(ProvenSlot),
     Absent,
     /// A split is moving an entry with the key's fingerprint.
     Moving,
-    /// It took too long to find out: look again.
+    /// The lookup took too long: read the window again.
     Stale,
 }
 
-/// Where else the key may be, when it is not in a window.
+/// The window to which a split moves a key that is not in its old window.
 pub(super) enum ForwardWindow {
-    /// Nowhere.
-    Nowhere,
-    /// In the one seen now, to which a split took it. READ after the other, so that nothing that
-    /// moved is missed (invariant I14).
+    /// There is no split: the key is absent.
+    NoSplit,
+    /// The window was READ after the old one, so that no moving entry is missed (invariant I14).
     Window,
-    /// Cannot be told: start over.
+    /// The READ decides nothing: start with the old window again.
     Unknown,
 }
 
 impl ObservedWindow {
-    /// No window yet.
+    /// The memory for a window.
     pub(super) fn nothing() -> Self {
         Self {
             base: 0,
@@ -69,7 +71,7 @@ impl ObservedWindow {
             hints_exact: false,
             slots: [Slot::new(SlotWord::default(), 0); WINDOW_SLOTS],
             matching: 0,
-            standing: SubtableState::Elsewhere,
+            subtable_state: SubtableState::Elsewhere,
         }
     }
 
@@ -83,16 +85,16 @@ impl ObservedWindow {
         self.base + Self::in_window(at)
     }
 
-    /// Whether a split can have this word here. If not it is damaged, and will stay.
+    /// Whether a split can have set this word here. If not, the word is damaged, and stays.
     fn fits_split(&self, word: SlotWord) -> bool {
         match word.state() {
-            SlotState::Frozen => matches!(self.standing, SubtableState::Splitting(_)),
-            SlotState::Copy => self.standing == SubtableState::Filling,
+            SlotState::Frozen => matches!(self.subtable_state, SubtableState::Splitting(_)),
+            SlotState::Copy => self.subtable_state == SubtableState::Filling,
             _ => false,
         }
     }
 
-    /// The slot as a target, by this READ.
+    /// The slot, as proved by this READ.
     pub(super) fn target(&self, at: usize) -> ProvenSlot {
         ProvenSlot::unread(self.slot(at), self.slots[at].word(), self.posted)
     }
@@ -113,19 +115,20 @@ impl ObservedWindow {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// READs the key's window: one round trip, more when the directory had to be READ anew.
+    /// READs the key's window. One round trip, and more if the directory has to be READ again.
     pub(super) async fn read_window(&self, seen: &mut ObservedWindow) -> ProtocolResult<()> {
         let (mut elsewhere, mut stale) = (0, 0);
         while elsewhere < WINDOW_READS_MAX {
             let (base, local_depth) = self.region.directory().window(self.hash);
             self.read_window_at((base, local_depth), seen).await?;
-            match seen.standing {
-                // Believed only on the way from the old one: this directory is older than both.
+            match seen.subtable_state {
+                // A subtable that is being filled counts only after a READ of the old one. This
+                // copy of the directory is older than both.
                 SubtableState::Elsewhere | SubtableState::Filling => {
                     elsewhere += 1;
                     self.handle().reload_entry(self.lane, self.hash.directory()).await?;
                 }
-                // A lane that waits for its turn in a deep pipeline of large values is often late.
+                // In a deep pipeline of large values a lane often waits too long for its turn.
                 SubtableState::Whole | SubtableState::Splitting(_)
                     if seen.took > self.region.constants.patience_ns =>
                 {
@@ -143,36 +146,39 @@ impl<F: Fabric> Operation<'_, F> {
         Err(LayoutError::Row { offset: self.window() }.into())
     }
 
-    /// READs the window there, whose subtable has to go by this many bits. One round trip.
+    /// READs the window at this byte offset, whose subtable must have this local depth. One round
+    /// trip.
     pub(super) async fn read_window_at(
         &self,
-        there: (u64, u8),
+        window: (u64, u8),
         seen: &mut ObservedWindow,
     ) -> ProtocolResult<()> {
         let posted = self.now();
-        self.handle().read(self.lane, &[self.window_verb(there.0)]).await?;
-        self.see(there, posted, seen)
+        self.handle().read(self.lane, &[self.window_verb(window.0)]).await?;
+        self.decode_window(window, posted, seen)
     }
 
-    /// Where a key may be that is not in this window. One round trip during a split, none else.
+    /// READs the window to which a split moves a key that is not in this one. One round trip during a
+    /// split, none otherwise.
     pub(super) async fn read_forward_window(
         &self,
         seen: &mut ObservedWindow,
     ) -> ProtocolResult<ForwardWindow> {
-        let SubtableState::Splitting(forward) = seen.standing else {
-            return Ok(ForwardWindow::Nowhere);
+        let SubtableState::Splitting(forward) = seen.subtable_state else {
+            return Ok(ForwardWindow::NoSplit);
         };
         let directory_hash = self.hash.directory();
         let offset = forward[side_of(directory_hash, seen.local_depth)];
         self.region.geometry.check_subtable(offset)?;
-        // No deeper and no shallower: it may have been split since, and be another's now.
+        // Exactly one level deeper: meanwhile the subtable may have been split again, and its memory
+        // reused.
         let local_depth = seen.local_depth + 1;
         let base = offset + self.hash.window_offset();
         self.read_window_at((base, local_depth), seen).await?;
         if seen.took > self.region.constants.patience_ns {
             return Ok(ForwardWindow::Unknown);
         }
-        match seen.standing {
+        match seen.subtable_state {
             SubtableState::Elsewhere => {
                 self.handle().reload_entry(self.lane, directory_hash).await?;
                 Ok(ForwardWindow::Unknown)
@@ -186,8 +192,8 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Where the key is, by the last window that was READ for it: one round trip, one more for each
-    /// split under way.
+    /// READs the key's window and looks the key up. One round trip, and one more for each split under
+    /// way.
     pub(super) async fn locate(
         &self,
         seen: &mut ObservedWindow,
@@ -197,7 +203,7 @@ impl<F: Fabric> Operation<'_, F> {
         self.locate_from(seen, damaged).await
     }
 
-    /// [`Operation::locate`] when the first window is at hand.
+    /// [`Operation::locate`] if the first window has been READ.
     pub(super) async fn locate_from(
         &self,
         seen: &mut ObservedWindow,
@@ -209,7 +215,7 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(own);
             }
             match self.read_forward_window(seen).await? {
-                ForwardWindow::Nowhere => return Ok(KeyLookup::Absent),
+                ForwardWindow::NoSplit => return Ok(KeyLookup::Absent),
                 ForwardWindow::Window => {}
                 ForwardWindow::Unknown => break,
             }
@@ -217,13 +223,14 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(KeyLookup::Stale)
     }
 
+    /// The READ of the window at this byte offset.
     pub(super) fn window_verb(&self, base: u64) -> Verb {
         Verb::Read { remote: base, into: Buffer::Window, bytes: WINDOW_BYTES as u32 }
     }
 
-    /// Decodes the window buffer after a READ from `base` that was posted at `posted`. The subtable
-    /// must have this local depth.
-    pub(super) fn see(
+    /// Decodes the content of [`Buffer::Window`] after a READ of this window that was posted at
+    /// `posted`. The subtable must have this local depth.
+    pub(super) fn decode_window(
         &self,
         (base, local_depth): (u64, u8),
         posted: Nanos,
@@ -245,17 +252,19 @@ impl<F: Fabric> Operation<'_, F> {
         seen.matching = matching;
         let headers = window.rows.iter().map(|row| &row.header);
         let directory_hash = self.hash.directory();
-        seen.standing = SubtableState::of(headers, directory_hash, local_depth, any_moved);
+        seen.subtable_state = SubtableState::of(headers, directory_hash, local_depth, any_moved);
         Ok(())
     }
 
-    /// Whether no incarnation number can have recurred since a READ posted then (invariant I7).
+    /// Whether no incarnation number can have recurred since a READ posted at this time (invariant
+    /// I7).
     pub(super) fn is_hint_exact(&self, posted: Nanos) -> bool {
         self.now().saturating_sub(posted) <= self.region.constants.exact_hint_read_ns_max
     }
 
-    /// A slot for the key: an EMPTY one of this kind, in the row with more of them. Of two as full
-    /// one of the even row: a subtable takes 2 % more keys that way before a window is full.
+    /// Chooses a slot for the key: an EMPTY one of this kind, in the row with more of them. If both
+    /// rows have as many, one in the even row: so a subtable takes 2 % more keys before a window is
+    /// full.
     pub(super) fn choose_slot(
         &self,
         seen: &ObservedWindow,
@@ -274,29 +283,30 @@ impl<F: Fabric> Operation<'_, F> {
         (0..seen.slots.len()).filter(suits).nth(chosen)
     }
 
-    /// Whether the slot's hint is the one this key has in the slot's incarnation.
+    /// Whether the slot's hint is that of this key in the slot's incarnation.
     #[inline]
     pub(super) fn hint_matches(&self, slot: Slot) -> bool {
         slot.hint() == self.hash.hint(slot.word().incarnation())
     }
 
-    /// Where the window has the key. No round trip; one if a hint could not be trusted.
+    /// Looks the key up in the window. One round trip if a matching hint is not exact, none
+    /// otherwise.
     ///
-    /// A hint that does not match is another key's, however long the READ took: if this key's
-    /// incarnation of the slot had begun or ended between the READs of word and hint, the key was
-    /// absent at that moment, which lies in this operation (docs/decisions/0002). A hint that does
-    /// match is exact only within T_hint, because incarnation numbers recur.
+    /// A hint that does not match is another key's, however long the READ took. This key's
+    /// incarnation of the slot may have begun or ended between the READs of word and hint. Then the
+    /// key was absent at that moment of this operation (docs/decisions/0002). A matching hint is
+    /// exact only within T_hint, because incarnation numbers recur.
     ///
-    /// An exact hint says whose word it is whatever its block holds (invariants I6, I7), so a PUT
-    /// or DELETE replaces a damaged block: that mends the key. Without one only the block could
-    /// tell, and a damaged one cannot: that is worth some more looks, counted in `damaged`.
+    /// An exact hint proves that the word is the key's, whatever its block holds (invariants I6,
+    /// I7). So a PUT or DELETE replaces a damaged block, which mends the key. If the hint is not
+    /// exact, only the block can decide. If that is damaged, more attempts follow, which `damaged`
+    /// counts.
     pub(super) async fn find_own(
         &self,
         seen: &ObservedWindow,
         damaged: &mut u32,
     ) -> ProtocolResult<KeyLookup> {
-        let states = &[SlotState::Live, SlotState::Frozen, SlotState::Copy];
-        for (at, slot) in seen.matching(states) {
+        for (at, slot) in seen.matching(&ENTRY_STATES) {
             let word = slot.word();
             if is_moving(word) {
                 return Ok(if seen.fits_split(word) {
@@ -309,11 +319,11 @@ impl<F: Fabric> Operation<'_, F> {
                 continue;
             }
             if seen.hints_exact {
-                return Ok(KeyLookup::Here(seen.target(at)));
+                return Ok(KeyLookup::Present(seen.target(at)));
             }
             match self.read_and_examine(word, seen.posted).await? {
                 BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
-                    return Ok(KeyLookup::Here(seen.target(at).read(&found, header)));
+                    return Ok(KeyLookup::Present(seen.target(at).read(&found, header)));
                 }
                 BlockRead::Examined(ExaminedBlock::Other) => {}
                 BlockRead::Examined(ExaminedBlock::Damaged(error)) => {
@@ -329,10 +339,10 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(KeyLookup::Absent)
     }
 
-    /// The word that a compare-and-swap posted at `seen_at` found instead of the target's, if it is
-    /// still the key's: others replaced its value. One round trip, for only the block can tell
-    /// (invariant I22). A damaged incarnation must not be kept: then the hint has to say whose it
-    /// is.
+    /// Returns the target with the word that a compare-and-swap posted at `seen_at` found instead, if
+    /// that is the key's: another session replaced the value. One round trip, because only the block
+    /// can decide (invariant I22). `None` for another incarnation, which may be damaged: there only
+    /// the hint can decide.
     pub(super) async fn adopt_replacement(
         &self,
         target: &ProvenSlot,
@@ -356,14 +366,14 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// READs and examines the block of a word that a READ or compare-and-swap posted at `seen_at`
-    /// brought. One round trip.
+    /// returned. One round trip.
     pub(super) async fn read_and_examine(
         &self,
         word: SlotWord,
         seen_at: Nanos,
     ) -> ProtocolResult<BlockRead> {
         let block = word.block()?;
-        // A lane that had to wait for its turn need not READ what it could not believe.
+        // A lane that waited too long for its turn saves itself a READ in vain.
         if !self.is_fresh(seen_at) {
             return Ok(BlockRead::Stale);
         }
@@ -375,9 +385,9 @@ impl<F: Fabric> Operation<'_, F> {
     }
 }
 
-/// What came of reading a block.
+/// The result of the READ of a block.
 pub(super) enum BlockRead {
     Examined(ExaminedBlock),
-    /// Over GRACE since the word was seen: whatever was read proves nothing.
+    /// More than GRACE has passed since the word was seen, so the block proves nothing.
     Stale,
 }
