@@ -95,7 +95,7 @@ impl<'s, 'd> Batch<'s, 'd> {
         let mut silent_for = run_remaining(session, &operations, &mut results)?;
         let (mut budget, mut cause) = (ReconnectBudget::default(), None);
         while cause.is_none() && silent_for.is_none() && results.iter().any(Option::is_none) {
-            let may_retry = session.count_loss(&mut budget);
+            let may_retry = session.shared.count_loss(&mut budget);
             match may_retry.and_then(|()| run_remaining(session, &operations, &mut results)) {
                 Ok(waited) => silent_for = waited,
                 Err(error) => cause = Some(error),
@@ -106,7 +106,8 @@ impl<'s, 'd> Batch<'s, 'd> {
             None => (Contact::Lost, budget.since_first_loss()),
         };
         // The first operation without a result gets the cause itself, which cannot be copied.
-        let mut error = || cause.take().unwrap_or_else(|| session.unreachable(contact, tried));
+        let mut error =
+            || cause.take().unwrap_or_else(|| session.shared.unreachable(contact, tried));
         Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(error()))).collect())
     }
 }

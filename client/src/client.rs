@@ -143,6 +143,7 @@ impl ClientInner {
         self.connect_options.address.to_string()
     }
 
+    /// The error of operations that could not reach the server for this long.
     pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
         ConnectError::Unreachable { server: self.server(), tried, contact, source: None }.into()
     }

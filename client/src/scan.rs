@@ -45,7 +45,7 @@ impl<'s> Scan<'s> {
                 }
             }
         })?;
-        step.ok_or_else(|| session.disconnected())
+        step.ok_or_else(|| session.shared.disconnected())
     }
 }
 

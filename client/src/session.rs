@@ -13,8 +13,8 @@ use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::reconnecting::ReconnectBudget;
 use crate::{
-    Batch, CacheStatistics, Contact, Error, Exchange, Limits, OperationError, Pipeline, Result,
-    Scan, Store, Value, Version,
+    Batch, CacheStatistics, Exchange, Limits, OperationError, Pipeline, Result, Scan, Store, Value,
+    Version,
 };
 
 /// Limit on the attempts of a compare-and-exchange that expects an absent key. An attempt fails if
@@ -28,7 +28,7 @@ const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 /// [`Session::pipeline`] and [`Session::batch`]. Tests count the round trips and verbs that the
 /// descriptions state.
 pub struct Session {
-    shared: Arc<ClientInner>,
+    pub(crate) shared: Arc<ClientInner>,
     connected: ConnectedEngine,
 }
 
@@ -122,22 +122,7 @@ impl Session {
     #[cold]
     fn after_failure(&self, failure: Failure, budget: &mut ReconnectBudget) -> Result<()> {
         self.shared.handle_failure(&self.connected.connection, failure).map_or(Ok(()), Err)?;
-        self.count_loss(budget)
-    }
-
-    /// Counts a loss of the connection. Returns the error once the budget is used up.
-    pub(crate) fn count_loss(&self, budget: &mut ReconnectBudget) -> Result<()> {
         self.shared.count_loss(budget)
-    }
-
-    /// The error of a scan whose region is gone.
-    pub(crate) fn disconnected(&self) -> Error {
-        self.shared.disconnected()
-    }
-
-    /// The error of operations that could not reach the server for this long.
-    pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
-        self.shared.unreachable(contact, tried)
     }
 
     /// Runs an operation that may change the region.

@@ -40,8 +40,8 @@ struct Job<'v> {
 impl Job<'_> {
     #[inline]
     fn operation(self, handle: SessionRegion<'_>, lane: LaneId) -> Operation<'_, AnyFabric> {
-        let staged = Operation::staged(handle, lane, self.hash, self.key_bytes, self.value_bytes);
-        staged.after(self.successor)
+        let Self { hash, key_bytes, value_bytes, successor, .. } = self;
+        Operation::staged(handle, lane, hash, (key_bytes, value_bytes), successor)
     }
 }
 

@@ -94,8 +94,8 @@ impl RowHeader {
         self.is_valid() && prefix_of(directory_hash, self.local_depth) == self.prefix.get()
     }
 
-    /// Whether the row is of the subtable that has the keys with this directory hash while it goes
-    /// by so many bits. A prefix and local depth name one subtable for ever (invariant I17).
+    /// Whether the row belongs to the subtable of this local depth for keys with this directory hash.
+    /// A prefix and local depth name one subtable for ever (invariant I17).
     pub fn is_of(&self, directory_hash: u32, local_depth: u8) -> bool {
         self.local_depth == local_depth && self.covers(directory_hash)
     }
@@ -106,23 +106,23 @@ impl RowHeader {
     }
 }
 
-/// What rows say about the subtable that they belong to.
+/// The state of a subtable for a reader that looks for a key, by the headers of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubtableState {
-    /// It is the key's: what is not here is absent.
+    /// The subtable is the key's: a key that is not in it is absent.
     Whole,
-    /// It is the key's, and a split is taking its keys to these two.
+    /// The subtable is the key's, and a split is moving its keys to these two.
     Splitting([u64; 2]),
-    /// A split is bringing its keys: what is not here or was not in the old one is absent, and
-    /// nothing can be inserted.
+    /// A split is moving keys into the subtable. A key that is neither here nor was in the old one is
+    /// absent, and no key can be inserted.
     Filling,
-    /// It is not, or not any more, or it changed during the READ.
+    /// The subtable is not the key's, or not any more, or it changed during the READ.
     Elsewhere,
 }
 
 impl SubtableState {
-    /// What these headers say to a reader that came for a key with this directory hash, to a
-    /// subtable that goes by so many bits; `has_moved` is whether a word of the rows is MOVED.
+    /// The state by these headers, for a key with this directory hash and a subtable that must have
+    /// this local depth. `has_moved` is whether a word of the rows is MOVED.
     pub fn of<'r>(
         headers: impl IntoIterator<Item = &'r RowHeader>,
         directory_hash: u32,
@@ -131,7 +131,7 @@ impl SubtableState {
     ) -> Self {
         let (mut forward, mut is_filling) = (None, false);
         for header in headers {
-            // A split tells one row after the other where the keys go.
+            // A split sets the forward pointers in one row after the other.
             let leads = header.forward().or(forward);
             let changed = forward.is_some() && forward != leads;
             if changed || !header.is_of(directory_hash, local_depth) {
@@ -140,7 +140,7 @@ impl SubtableState {
             (forward, is_filling) = (leads, is_filling | header.is_filling());
         }
         match forward {
-            // A split filled it, and another began to take its keys, during the READ.
+            // During the READ a split filled the subtable, and another one began to move its keys.
             Some(_) if is_filling => Self::Elsewhere,
             Some(forward) => Self::Splitting(forward),
             None if is_filling => Self::Filling,
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_say_how_their_subtable_stands() {
+    fn row_headers_show_the_state_of_their_subtable() {
         let (whole, split) = (RowHeader::new(0b10, 2), [SUBTABLE_BYTES, 2 * SUBTABLE_BYTES]);
         let (leads, hash) = (whole.with_forward(split), 0b101 << 29);
         let elsewhere = whole.with_forward([SUBTABLE_BYTES, 3 * SUBTABLE_BYTES]);

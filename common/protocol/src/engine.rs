@@ -18,7 +18,8 @@ pub struct Engine<F> {
     pub lanes: u16,
     /// Wall clock minus the fabric's clock, in nanoseconds.
     wall_offset_ns: u64,
-    random: Cell<u64>,
+    /// The state of the random numbers.
+    pub(crate) random: Cell<u64>,
     /// Whether a pipeline uses the lanes.
     pub pipelined: Cell<bool>,
 }
@@ -52,11 +53,6 @@ impl<F: Fabric> Engine<F> {
         state ^= state << 17;
         self.random.set(state);
         state % bound.max(1)
-    }
-
-    /// The state of the random numbers.
-    pub(crate) fn random(&self) -> &Cell<u64> {
-        &self.random
     }
 
     /// Counts of the verbs of all lanes.

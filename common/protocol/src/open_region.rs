@@ -146,12 +146,6 @@ impl OpenRegion {
         self.directory.borrow_mut().confirm(hash, window);
     }
 
-    /// Makes the next INSERTs read the window first. Called when a key was present: a claim would
-    /// have been in vain.
-    pub fn expect_no_room(&self) {
-        self.room.set(0);
-    }
-
     /// Checks the key's length against the region's limit.
     ///
     /// # Errors

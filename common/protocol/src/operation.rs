@@ -153,7 +153,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub fn stage(handle: RegionHandle<'e, F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
         Self::fill(handle.engine, lane, key, value);
-        Self::staged(handle, lane, handle.region.hasher.hash(key), key.len(), value.len())
+        Self::staged(handle, lane, handle.region.hasher.hash(key), (key.len(), value.len()), None)
     }
 
     /// Copies key and value into the lane's [`Buffer::NewBlock`].
@@ -170,24 +170,18 @@ impl<'e, F: Fabric> Operation<'e, F> {
         }
     }
 
-    /// An operation whose key, with this hash, and value are in the lane's buffer already.
+    /// An operation whose key, with this hash, and value are in the lane's buffer already. Its GET
+    /// continues with [`Operation::successor`], if there is one.
     #[inline]
     pub fn staged(
         handle: RegionHandle<'e, F>,
         lane: LaneId,
         hash: KeyHash,
-        key_bytes: usize,
-        value_bytes: usize,
+        (key_bytes, value_bytes): (usize, usize),
+        successor: Option<Successor>,
     ) -> Self {
-        let RegionHandle { engine, region } = handle;
-        let (successor, located) = (None, Cell::new(None));
+        let (RegionHandle { engine, region }, located) = (handle, Cell::new(None));
         Self { engine, region, lane, hash, key_bytes, value_bytes, successor, located }
-    }
-
-    /// This operation, after a READ of the cached location in vain: see [`Operation::successor`].
-    #[inline]
-    pub fn after(self, successor: Option<Successor>) -> Self {
-        Self { successor, ..self }
     }
 
     /// Performs the action.
