@@ -258,18 +258,13 @@ impl<'s> LaneScheduler<'s> {
         self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
         if let Action::Get = lane.job.action {
-            match lane.job.operation(self.engine.at(self.region), id).post_cached() {
-                Ok(Some((read, _in_flight))) => {
-                    (lane.read, lane.state) = (read, LaneState::Reading);
-                    return;
-                }
-                Ok(None) => {}
-                Err(failure) => {
-                    // Not queued any more: no other operation may join the failed one.
-                    lane.state = LaneState::InTask;
-                    lane.mailbox.answer(Err(failure));
-                    return self.finish(id);
-                }
+            let operation = lane.job.operation(self.engine.at(self.region), id);
+            if let Some(read) = operation.cached_read() {
+                // Not queued any more: no other operation may join this one, even if it fails.
+                (lane.read, lane.state) = (read, LaneState::Reading);
+                let Err(failure) = operation.post_cached(&lane.read).map(drop) else { return };
+                lane.mailbox.answer(Err(failure));
+                return self.finish(id);
             }
         }
         self.run_in_task(id);

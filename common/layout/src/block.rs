@@ -128,7 +128,7 @@ impl Mark {
     }
 }
 
-/// The first aligned word of a block. Its two fields decide whether a cached GET may believe the
+/// The first aligned word of a block. Its two fields decide whether a cached GET may use the
 /// block that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderWord {
@@ -246,7 +246,7 @@ impl<'a> Block<'a> {
         Ok(Self { header, payload })
     }
 
-    /// The word that decides whether a cached GET believes this block.
+    /// The word that decides whether a cached GET may use this block.
     #[inline]
     pub fn header_word(&self) -> HeaderWord {
         HeaderWord {

@@ -86,7 +86,8 @@ impl SizeClass {
         if units > Self::PADDING_MAX as u64 { Self::PADDING_MAX } else { units as u8 }
     }
 
-    /// The length of this class's blocks without so many padding units, in bytes: a multiple of 16.
+    /// The length of this class's blocks without this many padding units, in bytes: a multiple of
+    /// 16.
     pub const fn unpadded_bytes(self, padding: u8) -> u64 {
         self.block_bytes() - self.padding_unit() * (padding & Self::PADDING_MAX) as u64
     }

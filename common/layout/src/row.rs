@@ -38,7 +38,7 @@ pub struct RowHeader {
     /// The number of bits in `prefix`.
     pub local_depth: u8,
     /// 1 while a split still moves keys into this subtable. Then no client inserts into it. Only a
-    /// client that followed the old subtable's `forward` may believe a READ of it.
+    /// client that followed the old subtable's `forward` may rely on a READ of it.
     pub(super) filling: u8,
     pub(super) magic: le::U16,
     /// The two subtables to which a split moves the keys of this one: for keys whose next bit is 0,
@@ -94,8 +94,8 @@ impl RowHeader {
         self.is_valid() && prefix_of(directory_hash, self.local_depth) == self.prefix.get()
     }
 
-    /// Whether the row belongs to the subtable of this local depth for keys with this directory hash.
-    /// A prefix and local depth name one subtable for ever (invariant I17).
+    /// Whether the row belongs to the subtable of this local depth for keys with this directory
+    /// hash. A prefix and local depth name one subtable for ever (invariant I17).
     pub fn is_of(&self, directory_hash: u32, local_depth: u8) -> bool {
         self.local_depth == local_depth && self.covers(directory_hash)
     }
@@ -113,8 +113,8 @@ pub enum SubtableState {
     Whole,
     /// The subtable is the key's, and a split is moving its keys to these two.
     Splitting([u64; 2]),
-    /// A split is moving keys into the subtable. A key that is neither here nor was in the old one is
-    /// absent, and no key can be inserted.
+    /// A split is moving keys into the subtable. A key that is neither here nor was in the old one
+    /// is absent, and no key can be inserted.
     Filling,
     /// The subtable is not the key's, or not any more, or it changed during the READ.
     Elsewhere,

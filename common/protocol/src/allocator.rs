@@ -88,7 +88,7 @@ const ANSWER_POLL_NS: Nanos = 60_000;
 
 /// The free blocks of a session, and its requests for more.
 pub struct Allocator {
-    held_blocks: Arc<HeldBlocks>,
+    pub(crate) held_blocks: Arc<HeldBlocks>,
     source: Box<dyn BlockSource + Send>,
     grace_ns: Nanos,
     /// The number of requests without an answer, for blocks and for splits.
@@ -99,8 +99,8 @@ pub struct Allocator {
     upcoming: Option<BlockAddress>,
 }
 
-/// Returns how many blocks of a class fill so many bytes: at least one, and at most as many as fit
-/// into a message.
+/// Returns how many blocks of a class fill this many bytes: at least one, and at most as many as
+/// fit into a message.
 fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
     (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
@@ -198,35 +198,7 @@ impl Allocator {
         self.held_blocks.drop_new(lane);
     }
 
-    /// Notes that the lane's new block is linked, so the session does not hold it any more.
-    #[inline]
-    pub fn let_go(&self, lane: LaneId) {
-        self.held_blocks.drop_new(lane);
-    }
-
-    /// Sets the lane's new block aside until the session ends: it may or may not be linked.
-    pub fn set_aside_new(&self, lane: LaneId) {
-        self.held_blocks.set_aside_new(lane);
-    }
-
-    /// Notes that the lane is about to unlink a block.
-    #[inline]
-    pub fn begin_unlink(&self, lane: LaneId, old: BlockAddress) {
-        self.held_blocks.hold_old(lane, old);
-    }
-
-    /// Notes that the lane did not unlink the block of [`Allocator::begin_unlink`].
-    #[inline]
-    pub fn cancel_unlink(&self, lane: LaneId) {
-        self.held_blocks.drop_old(lane);
-    }
-
-    /// Sets the lane's old block aside until the session ends: it may or may not be unlinked.
-    pub fn set_aside_old(&self, lane: LaneId) {
-        self.held_blocks.set_aside_old(lane);
-    }
-
-    /// Keeps a block that the lane unlinked at `now`. Its next content has `block.generation`.
+    /// Takes a block that the lane unlinked at `now`. Its next content has `block.generation`.
     #[inline]
     pub fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
         let mut lists = self.held_blocks.lists();

@@ -25,7 +25,7 @@ impl<F: Fabric> Operation<'_, F> {
         expected: Expected<'_>,
         lifetime: Lifetime,
     ) -> ProtocolResult<(bool, Option<Found>)> {
-        let new = self.new_block(lifetime).await?;
+        let new = self.seal_block(self.take_block().await?, lifetime)?;
         let mut mismatch = None;
         let outcome = self.exchange_block(&new, expected, &mut mismatch).await;
         let linked = self.release_new_block(&new, outcome)?;

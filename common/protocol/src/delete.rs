@@ -1,21 +1,11 @@
 //! DELETE. It reports whether the key was present, so it never counts as overwritten by a PUT.
 
 use farside_fabric::{Fabric, Nanos};
-use farside_layout::{SlotState, SlotWord};
+use farside_layout::SlotState;
 
 use super::swing::SwingResult;
 use super::window::{KeyLookup, ObservedWindow};
 use super::{ATTEMPTS_MAX, Operation, ProtocolResult, ProvenSlot, RetryState};
-
-/// The next step of a DELETE whose compare-and-swap found another word.
-enum Next {
-    /// None: the key was deleted during this operation.
-    Absent,
-    /// Unlink this word, which replaced the other one and is the key's too.
-    Retry(SlotWord),
-    /// Read the window again.
-    Restart,
-}
 
 impl<F: Fabric> Operation<'_, F> {
     /// Removes the key, and returns whether it was present. One round trip if its location is
@@ -60,31 +50,25 @@ impl<F: Fabric> Operation<'_, F> {
             match self.unlink(&target, posted).await? {
                 SwingResult::Done => return Ok(Some(self.was_present(&target, posted))),
                 SwingResult::Late => return Ok(None),
-                SwingResult::Lost(found) => match self.after_loss(target.word, found, seen_at) {
-                    Next::Absent => return Ok(Some(false)),
-                    Next::Retry(word) => {
-                        target = ProvenSlot::unread(target.slot, word, target.proved_at);
+                SwingResult::Lost(_) if !self.is_fresh(seen_at) => return Ok(None),
+                SwingResult::Lost(found) => {
+                    let has_new_key = found.incarnation() != target.word.incarnation();
+                    match found.state() {
+                        // The incarnation that this operation saw LIVE has ended since.
+                        SlotState::Empty | SlotState::Pending | SlotState::Aborted => {
+                            return Ok(Some(false));
+                        }
+                        SlotState::Live if has_new_key => return Ok(Some(false)),
+                        // Another value of the key.
+                        SlotState::Live if self.was_replaced(target.word, found, seen_at) => {
+                            target = ProvenSlot::unread(target.slot, found, target.proved_at);
+                        }
+                        _ => return Ok(None),
                     }
-                    Next::Restart => return Ok(None),
-                },
+                }
             }
         }
         Ok(None)
-    }
-
-    /// Decides what follows a compare-and-swap that found `found` instead of `word`.
-    fn after_loss(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> Next {
-        if !self.is_fresh(seen_at) {
-            return Next::Restart;
-        }
-        let same_incarnation = found.incarnation() == word.incarnation();
-        match found.state() {
-            // The incarnation that this operation saw LIVE has ended since.
-            SlotState::Empty | SlotState::Pending | SlotState::Aborted => Next::Absent,
-            SlotState::Live if !same_incarnation => Next::Absent,
-            SlotState::Live if self.was_replaced(word, found, seen_at) => Next::Retry(found),
-            _ => Next::Restart,
-        }
     }
 
     async fn unlink(&self, target: &ProvenSlot, posted: Nanos) -> ProtocolResult<SwingResult> {

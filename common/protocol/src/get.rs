@@ -43,16 +43,17 @@ impl<F: Fabric> Operation<'_, F> {
     /// Returns the key's value. One round trip if its location is cached; two if not; one if the
     /// key is absent. Mostly two, with three READs, if another session replaced the value since.
     pub async fn get(&self) -> ProtocolResult<Option<Found>> {
-        let mut successor = self.successor;
-        if successor.is_none()
-            && let Some((cached, in_flight)) = self.post_cached()?
-        {
-            in_flight.await.map_err(|error| self.failed(error))?;
-            if let Some(found) = self.complete_cached_read(&cached) {
-                return Ok(found);
+        let cached = if self.successor.is_none() { self.cached_read() } else { None };
+        let successor = match &cached {
+            Some(cached) => {
+                self.post_cached(cached)?.await.map_err(|error| self.failed(error))?;
+                if let Some(found) = self.complete_cached_read(cached) {
+                    return Ok(found);
+                }
+                self.successor(cached)
             }
-            successor = self.successor(&cached);
-        }
+            None => self.successor,
+        };
         self.get_missed(successor).await
     }
 
@@ -73,22 +74,27 @@ impl<F: Fabric> Operation<'_, F> {
         (!self.has_expired(found.expires_at_ms, posted)).then_some(found)
     }
 
-    /// Posts a READ of the block at the cached location, if there is one. A block with a stale mark
-    /// does not prove that it is linked, so the READ of its slot's word goes along.
+    /// The READ of the block at the cached location, to be posted now; `None` if none is cached.
     #[inline]
-    pub fn post_cached(&self) -> ProtocolResult<Option<(CachedRead, InFlight<'_>)>> {
-        let Some(location) = self.region.cache.get(self.hash) else { return Ok(None) };
-        let posted = self.now();
+    pub fn cached_read(&self) -> Option<CachedRead> {
+        let location = self.region.cache.get(self.hash)?;
+        Some(CachedRead { location, posted: self.now() })
+    }
+
+    /// Posts the READ of [`Operation::cached_read`]. A block with a stale mark does not prove that
+    /// it is linked, so the READ of its slot's word goes along.
+    #[inline]
+    pub fn post_cached(&self, read: &CachedRead) -> ProtocolResult<InFlight<'_>> {
+        let location = &read.location;
         let block = location.word.block()?;
-        let read_block = super::read_block(block, block.class.unpadded_bytes(location.padding));
-        let in_flight = if location.has_stale_mark {
+        let read_block = read_block(block, block.class.unpadded_bytes(location.padding));
+        Ok(if location.has_stale_mark {
             let remote = self.window() + u64::from(location.in_window);
             let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
             self.read(&[read_word, read_block])
         } else {
             self.read(&[read_block])
-        };
-        Ok(Some((CachedRead { location, posted }, in_flight)))
+        })
     }
 
     /// Returns the value that a READ of [`Operation::post_cached`] found. Returns `None`, and
@@ -106,9 +112,9 @@ impl<F: Fabric> Operation<'_, F> {
     /// READ (invariants I2, I10).
     #[inline]
     fn prove_cached(&self, read: &CachedRead) -> Option<Found> {
-        let CachedRead { location, posted } = read;
+        let CachedRead { location, posted } = *read;
         let is_unlinked = || self.first_words(Buffer::Window) != [location.word.bits()];
-        if !self.is_fresh(*posted) || location.has_stale_mark && is_unlinked() {
+        if !self.is_fresh(posted) || location.has_stale_mark && is_unlinked() {
             return None;
         }
         let block = location.word.block().ok()?;
@@ -118,8 +124,8 @@ impl<F: Fabric> Operation<'_, F> {
                     && (!mark.is_set() || location.has_stale_mark) =>
             {
                 self.region.lookups.note_hit();
-                self.region.cache.prove(self.hash, location, *posted);
-                self.located.set(Some((Location { proved_at: *posted, ..*location }, None)));
+                self.region.cache.prove(self.hash, &location, posted);
+                self.located.set(Some((Location { proved_at: posted, ..location }, None)));
                 Some(found)
             }
             _ => None,
@@ -174,8 +180,8 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(Some((found, posted)))
     }
 
-    /// Caches the location of the key: a READ that was posted at this time found it in this slot, by
-    /// the byte offsets of its window and in it.
+    /// Caches the location of the key: a READ that was posted at this time found it in this slot,
+    /// by the byte offsets of its window and in it.
     fn note_found(
         &self,
         (base, in_window): (u64, u16),

@@ -93,7 +93,7 @@ fn hold(held_address: &impl HeldAddress, block: u32) {
 
 /// Notes that a lane holds the block no more. By now the block is linked or in a list.
 #[inline]
-fn let_go(held_address: &impl HeldAddress) {
+fn release(held_address: &impl HeldAddress) {
     held_address.store(0, Ordering::Release);
 }
 
@@ -150,7 +150,7 @@ impl HeldBlocks {
     /// Notes that the lane's new block is linked, or in a list again.
     #[inline]
     pub fn drop_new(&self, lane: LaneId) {
-        let_go(&self.lane_blocks(lane).new);
+        release(&self.lane_blocks(lane).new);
     }
 
     /// Notes that the lane is about to unlink this block. To be called before the compare-and-swap.
@@ -162,7 +162,7 @@ impl HeldBlocks {
     /// Notes that the lane did not unlink its old block, or that the block is in a list.
     #[inline]
     pub fn drop_old(&self, lane: LaneId) {
-        let_go(&self.lane_blocks(lane).old);
+        release(&self.lane_blocks(lane).old);
     }
 
     /// Sets the lane's old block aside: it may or may not be unlinked.
@@ -181,7 +181,7 @@ impl HeldBlocks {
         if address != 0 {
             lists.indeterminate.push(BlockAddress(address));
         }
-        let_go(held_address);
+        release(held_address);
     }
 
     /// The blocks that lanes hold. The caller holds the lock of the lists, so that no block is
@@ -228,8 +228,8 @@ mod tests {
         Correct,
         /// The lane holds the old block only after it is unlinked.
         HeldLate,
-        /// The lane lets the old block go before the block is in the list.
-        LetGoEarly,
+        /// The lane releases the old block before the block is in the list.
+        ReleasedEarly,
         /// The server asks for a report only before it reads the slot, and not after it.
         OneReport,
     }
@@ -247,7 +247,7 @@ mod tests {
             hold(&self.new, BLOCK);
             drop(list);
             self.swap(0, BLOCK);
-            let_go(&self.new);
+            release(&self.new);
             if mutant != Mutant::HeldLate {
                 hold(&self.old, BLOCK);
             }
@@ -255,11 +255,11 @@ mod tests {
             if mutant == Mutant::HeldLate {
                 hold(&self.old, BLOCK);
             }
-            if mutant == Mutant::LetGoEarly {
-                let_go(&self.old);
+            if mutant == Mutant::ReleasedEarly {
+                release(&self.old);
             }
             *self.list.lock().unwrap() = true;
-            let_go(&self.old);
+            release(&self.old);
         }
 
         /// Whether the session reports the block as held.
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn mutants_that_lose_sight_of_a_block_are_caught() {
-        for mutant in [Mutant::HeldLate, Mutant::LetGoEarly, Mutant::OneReport] {
+        for mutant in [Mutant::HeldLate, Mutant::ReleasedEarly, Mutant::OneReport] {
             assert!(catch_unwind(|| collection(mutant)).is_err(), "a mutant was not caught");
         }
     }

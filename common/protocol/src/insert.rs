@@ -89,7 +89,8 @@ enum Claimed {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Inserts the key, which `first` does not have. Two round trips if no other client disturbs it.
+    /// Inserts the key, which `first` does not have. Two round trips if no other client disturbs
+    /// it.
     pub(super) async fn insert_block(
         &self,
         first: &ObservedWindow,
@@ -175,8 +176,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.confirm(first, first, claim).await
     }
 
-    /// Step 1: claims the slot if it is still as `before`, and reads the window behind the claim. Its
-    /// subtable must have this local depth.
+    /// Step 1: claims the slot if it is still as `before`, and reads the window behind the claim.
+    /// Its subtable must have this local depth.
     async fn claim(
         &self,
         window: (u64, u8),
@@ -301,7 +302,8 @@ impl<F: Fabric> Operation<'_, F> {
         })
     }
 
-    /// Swaps a slot's word, and returns the word found; `None` if the chain was late. One round trip.
+    /// Swaps a slot's word, and returns the word found; `None` if the chain was late. One round
+    /// trip.
     async fn compare_swap(
         &self,
         slot: u64,
@@ -317,7 +319,8 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Step 4: sets the hint, unless it was the claim, and then makes the word LIVE. One round trip.
+    /// Step 4: sets the hint, unless it was the claim, and then makes the word LIVE. One round
+    /// trip.
     async fn publish(
         &self,
         claim: Claim,
@@ -348,9 +351,9 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Withdraws a PENDING word. Clears the hint first, so that no EMPTY word has another key's hint
-    /// (invariant I6). The hint may be this key's already, if only the second swap of `publish` was
-    /// late. A claim by a hint stays, because a hint without a word blocks no key.
+    /// Withdraws a PENDING word. Clears the hint first, so that no EMPTY word has another key's
+    /// hint (invariant I6). The hint may be this key's already, if only the second swap of
+    /// `publish` was late. A claim by a hint stays, because a hint without a word blocks no key.
     async fn withdraw(&self, claim: Claim) -> ProtocolResult<()> {
         if claim.is_by_hint() {
             return Ok(());
@@ -367,8 +370,8 @@ impl<F: Fabric> Operation<'_, F> {
         Err(Failure::Lost(self.region.index))
     }
 
-    /// Clears this operation's word after another inserter aborted it. Only the owner may (invariant
-    /// I6).
+    /// Clears this operation's word after another inserter aborted it. Only the owner may
+    /// (invariant I6).
     async fn clear_aborted(&self, claim: Claim, found: SlotWord) -> ProtocolResult<()> {
         let aborted = claim.word.with_state(SlotState::Aborted);
         if found != aborted {

@@ -135,8 +135,8 @@ impl OpenRegion {
         self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
     }
 
-    /// Whether an INSERT claims a slot before it reads the window: a slot of the window was probably
-    /// never used, and the directory entry is confirmed.
+    /// Whether an INSERT claims a slot before it reads the window: a slot of the window was
+    /// probably never used, and the directory entry is confirmed.
     pub fn may_claim_blindly(&self, hash: KeyHash) -> bool {
         self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
     }

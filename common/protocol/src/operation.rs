@@ -94,8 +94,8 @@ pub(crate) struct ProvenSlot {
 }
 
 impl ProvenSlot {
-    /// A slot whose block was not READ. Behind a word that is not conditional there is no value that
-    /// expires (invariant I19).
+    /// A slot whose block was not READ. Behind a word that is not conditional there is no value
+    /// that expires (invariant I19).
     pub(crate) fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
         let expires_at_ms = (!word.is_conditional()).then_some(0);
         Self { slot, word, generation: None, expires_at_ms, proved_at }

@@ -41,8 +41,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.store(Condition::Absent, lifetime).await
     }
 
-    /// Stores the value if the condition holds, and returns whether it did. A store that another PUT
-    /// has overwritten at once counts.
+    /// Stores the value if the condition holds, and returns whether it did. A store that another
+    /// PUT has overwritten at once counts.
     async fn store(&self, condition: Condition, lifetime: Lifetime) -> ProtocolResult<bool> {
         let taken = self.take_block().await?;
         // Only after the wait for a block, during which other lanes may change the cached location.
@@ -160,8 +160,8 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// Whether the value of a word from a READ posted at `seen_at` had expired. One round trip if the
-    /// word leaves it open, none otherwise. `None` if the READ took too long.
+    /// Whether the value of a word from a READ posted at `seen_at` had expired. One round trip if
+    /// the word leaves it open, none otherwise. `None` if the READ took too long.
     async fn target_has_expired(
         &self,
         target: &mut ProvenSlot,

@@ -177,7 +177,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             return Ok(SplitProgress::Busy);
         }
         self.release(split, &words).await?;
-        // Without `filling`, clients believe a new subtable even if the directory led them there.
+        // Without `filling`, clients rely on a new subtable even if the directory led them there.
         // So all hints and words have to be in place before (invariant I17).
         self.write_headers(split, [split.header(0), split.header(1)]).await?;
         Ok(SplitProgress::Done)
@@ -306,7 +306,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
     /// Carries FROZEN entries to the same slots of their new subtables: COPY, then the hint, then
     /// MOVED in the old subtable, then LIVE.
     ///
-    /// In this order the hint is in place before a client can believe the word (decision 0002), and
+    /// In this order the hint is in place before a client can rely on the word (decision 0002), and
     /// no key is LIVE twice (I1).
     async fn carry(
         &self,

@@ -1,21 +1,21 @@
-//! Clearing slots in the middle of an INSERT that will not be finished: their owner is gone.
+//! Clears slots of unfinished INSERTs whose clients are gone.
 //!
-//! Done by kv-server, through an endpoint of its own, once no verb of the owner can take effect any
-//! more. That is after a client's death, and for all clients after a restart.
+//! kv-server does this through an endpoint of its own, after a client's death, and for all clients
+//! after a restart. By then no verb of the slot's owner can take effect any more.
 
 use farside_fabric::{Buffer, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::NO_HINT;
 use farside_layout::{Block, BlockRef, Geometry, HINT_OFFSET, SlotState, SlotWord};
 
-/// The lane of whatever goes one by one.
+/// The lane of all chains, which are executed one at a time.
 const LANE: LaneId = LaneId(0);
 
-/// Empties a slot if one of these clients, all fenced, is in the middle of an INSERT with its word;
-/// whether it did. `block_of` READs a block.
+/// Clears a slot if its word is that of an unfinished INSERT of one of these clients, which are all
+/// fenced. Returns whether it did. `block_of` READs a block.
 ///
-/// The block is READ after the word. If the word's owner were alive, it wrote the block before the
-/// word, and until the READ only the owner could have written it: a fenced client can not,
-/// and a client that gets the block later is alive. So its writer is the word's owner.
+/// The block is READ after the word. The owner of the word wrote the block before the word. Until
+/// the READ no fenced client can have written it again, and a client that got it later is not one
+/// of these. So the block's writer is the word's owner if it is one of these clients.
 ///
 /// # Errors
 /// [`ChainError`] when the endpoint does not reach the region any more.
@@ -40,11 +40,10 @@ pub async fn clear_left_by<F: Fabric>(
     }
 }
 
-/// Empties a slot whose owner is gone; false if another session changed it meanwhile.
+/// Clears a slot whose owner is gone. Returns false if another session changed it meanwhile.
 ///
-/// The hint goes first, so that it never stands beside another incarnation (invariant I6). No
-/// deadline: with its owner gone only the server takes the slot out of PENDING and ABORTED,
-/// so the chain cannot be late.
+/// The hint is cleared first, so that it is never beside another incarnation (invariant I6). The
+/// chain needs no deadline: without its owner only the server ends PENDING and ABORTED.
 ///
 /// # Errors
 /// [`ChainError`] when the endpoint does not reach the region any more.
@@ -57,7 +56,7 @@ pub async fn clear<F: Fabric>(
     if clear_once(endpoint, region, slot, word).await? {
         return Ok(true);
     }
-    // Another INSERT of the fingerprint may have aborted it. Nothing follows ABORTED.
+    // Another INSERT with the fingerprint may have aborted it. Nothing follows ABORTED.
     match word.state() {
         SlotState::Pending => {
             clear_once(endpoint, region, slot, word.with_state(SlotState::Aborted)).await

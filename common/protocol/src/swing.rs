@@ -57,12 +57,6 @@ pub(super) enum SwingResult {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Takes a free block and seals key and value into it.
-    pub(super) async fn new_block(&self, lifetime: Lifetime) -> ProtocolResult<NewBlock> {
-        let taken = self.take_block().await?;
-        self.seal_block(taken, lifetime)
-    }
-
     /// Takes a free block of the class for key and value.
     pub(super) async fn take_block(&self) -> ProtocolResult<TakenBlock> {
         let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
@@ -109,8 +103,8 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(NewBlock { free, block, expires_at_ms, write_bytes, written })
     }
 
-    /// Puts a new block back into the lists if no slot leads to it. Sets it aside if that is unknown:
-    /// the chain may have linked it, or a lost connection may have left a PENDING word.
+    /// Puts a new block back into the lists if no slot leads to it. Sets it aside if that is
+    /// unknown: the chain may have linked it, or a lost connection may have left a PENDING word.
     pub(super) fn release_new_block(
         &self,
         new: &NewBlock,
@@ -119,7 +113,7 @@ impl<F: Fabric> Operation<'_, F> {
         let mut allocator = self.region.allocator();
         let is_unknown = match &outcome {
             Ok(BlockFate::Linked) => {
-                allocator.let_go(self.lane);
+                allocator.held_blocks.drop_new(self.lane);
                 return outcome;
             }
             Ok(BlockFate::Unused) | Err(Failure::NoAnswer(_)) => false,
@@ -127,7 +121,7 @@ impl<F: Fabric> Operation<'_, F> {
             Err(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
         };
         if is_unknown {
-            allocator.set_aside_new(self.lane);
+            allocator.held_blocks.set_aside_new(self.lane);
         } else {
             allocator.put_back(self.lane, new.block.class, new.free);
         }
@@ -138,8 +132,8 @@ impl<F: Fabric> Operation<'_, F> {
     /// trip. The mark comes before the CAS: invariant I2. Without `new` it only unlinks the old
     /// block. `posted` is the present time.
     ///
-    /// Posts nothing if the proof of the word is older than T_word. When the chain takes effect, the
-    /// same word could be another key's (invariant I4).
+    /// Posts nothing if the proof of the word is older than T_word. When the chain takes effect,
+    /// the same word could be another key's (invariant I4).
     pub(super) async fn swing(
         &self,
         target: &ProvenSlot,
@@ -172,26 +166,26 @@ impl<F: Fabric> Operation<'_, F> {
             target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none();
         let chain = [write.unwrap_or(mark), mark, cas, header];
         let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
-        self.region.allocator().begin_unlink(self.lane, old.address);
+        self.region.allocator().held_blocks.hold_old(self.lane, old.address);
         let found = match self.chain(chain, posted).await {
             Ok(found) => SlotWord::from_bits(found),
             Err(ChainError::Late) => {
-                self.region.allocator().cancel_unlink(self.lane);
+                self.region.allocator().held_blocks.drop_old(self.lane);
                 new.inspect(|new| new.written.set(false));
                 return Ok(SwingResult::Late);
             }
             Err(error) => {
                 // With these errors nothing of the chain was executed.
                 if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
-                    self.region.allocator().cancel_unlink(self.lane);
+                    self.region.allocator().held_blocks.drop_old(self.lane);
                 } else {
-                    self.region.allocator().set_aside_old(self.lane);
+                    self.region.allocator().held_blocks.set_aside_old(self.lane);
                 }
                 return Err(self.failed(error));
             }
         };
         if found != target.word {
-            self.region.allocator().cancel_unlink(self.lane);
+            self.region.allocator().held_blocks.drop_old(self.lane);
             self.region.cache.forget_word(self.hash, target.word);
             return Ok(SwingResult::Lost(found));
         }
@@ -233,13 +227,14 @@ impl<F: Fabric> Operation<'_, F> {
             || self.can_absorb(found, seen_at) && self.cached_target().is_some_and(is_its)
     }
 
-    /// Whether the word, if it is the key's, is that of a PUT, and a READ posted at `seen_at` is still
-    /// valid.
+    /// Whether the word, if it is the key's, is that of a PUT, and a READ posted at `seen_at` is
+    /// still valid.
     fn can_absorb(&self, found: SlotWord, seen_at: Nanos) -> bool {
         found.state() == SlotState::Live && !found.is_conditional() && self.is_fresh(seen_at)
     }
 
-    /// Whether the target's word, if it is in the slot at this time, is still the key's (invariant I4).
+    /// Whether the target's word, if it is in the slot at this time, is still the key's (invariant
+    /// I4).
     fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
         at.saturating_sub(target.proved_at) <= self.region.constants.proof_age_ns_max
     }
@@ -260,7 +255,7 @@ impl<F: Fabric> Operation<'_, F> {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
             // Damage: the owner of the block is unknown. If no slot links it, the server finds it.
-            self.region.allocator().cancel_unlink(self.lane);
+            self.region.allocator().held_blocks.drop_old(self.lane);
             return;
         };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };

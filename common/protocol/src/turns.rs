@@ -1,16 +1,15 @@
-//! One change of two regions, the first before the second.
+//! A change of two regions, one after the other.
 
 use farside_fabric::{ChainError, RegionIndex};
 
 use crate::ProtocolResult;
 use crate::failure::Failure;
 
-/// Changes one region and then, if that took effect, another. `None` if it did not; else what the
-/// second change came to.
+/// Changes one region and then, if that took effect, another. Returns the result of the second
+/// change; `None` if the first did not take effect.
 ///
-/// Each change is a region and a future of chains there, which post nothing before they are polled.
-/// The first one says whether it took effect. A chain that came too late is the future's own to
-/// repeat.
+/// Each change is a region and a future of chains there, which posts nothing before it is polled.
+/// The first future returns whether its change took effect. A future repeats its own late chains.
 ///
 /// # Errors
 /// [`Failure::Lost`] and [`OperationError::Indeterminate`](crate::OperationError::Indeterminate) of

@@ -158,8 +158,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.decode_window(window, posted, seen)
     }
 
-    /// READs the window to which a split moves a key that is not in this one. One round trip during a
-    /// split, none otherwise.
+    /// READs the window to which a split moves a key that is not in this one. One round trip during
+    /// a split, none otherwise.
     pub(super) async fn read_forward_window(
         &self,
         seen: &mut ObservedWindow,
@@ -170,8 +170,8 @@ impl<F: Fabric> Operation<'_, F> {
         let directory_hash = self.hash.directory();
         let offset = forward[side_of(directory_hash, seen.local_depth)];
         self.region.geometry.check_subtable(offset)?;
-        // Exactly one level deeper: meanwhile the subtable may have been split again, and its memory
-        // reused.
+        // Exactly one level deeper: meanwhile the subtable may have been split again, and its
+        // memory reused.
         let local_depth = seen.local_depth + 1;
         let base = offset + self.hash.window_offset();
         self.read_window_at((base, local_depth), seen).await?;
@@ -192,8 +192,8 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// READs the key's window and looks the key up. One round trip, and one more for each split under
-    /// way.
+    /// READs the key's window and looks the key up. One round trip, and one more for each split
+    /// under way.
     pub(super) async fn locate(
         &self,
         seen: &mut ObservedWindow,
@@ -339,10 +339,10 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(KeyLookup::Absent)
     }
 
-    /// Returns the target with the word that a compare-and-swap posted at `seen_at` found instead, if
-    /// that is the key's: another session replaced the value. One round trip, because only the block
-    /// can decide (invariant I22). `None` for another incarnation, which may be damaged: there only
-    /// the hint can decide.
+    /// Returns the target with the word that a compare-and-swap posted at `seen_at` found instead,
+    /// if that is the key's: another session replaced the value. One round trip, because only the
+    /// block can decide (invariant I22). `None` for another incarnation, which may be damaged:
+    /// there only the hint can decide.
     pub(super) async fn adopt_replacement(
         &self,
         target: &ProvenSlot,

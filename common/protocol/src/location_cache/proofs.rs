@@ -46,7 +46,7 @@ impl CacheCell for AtomicU128 {
     }
 
     /// A lock lasts for a few instructions. Only a thread that is stopped within them holds it for
-    /// longer than so many pauses.
+    /// longer than this many pauses.
     const PAUSES_MAX: u32 = 1000;
 
     fn pause() {
