@@ -153,7 +153,7 @@ impl Shared<'_> {
         let mut recorder = Recorder::new(args.mix);
         if let Some(target_ops_s) = args.target_rate {
             driver.pace(Some(Schedule::new(args.arrivals, target_ops_s, share, seed)));
-            recorder = recorder.with_services();
+            recorder = recorder.with_service_times();
         }
         driver
             .drive(&mut session, &mut source, &mut ignored, || self.is_in(Phase::WarmUp))

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Reply, Request, Role, ServerRequest,
-    ServerStatistics, attach, say_goodbye,
+    BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Request, Role, ServerMessage,
+    ServerRequest, ServerStatistics, attach, say_goodbye,
 };
 use farside_fabric::{AnyFabric, boot_time_ns};
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
@@ -51,7 +51,7 @@ impl RawConnection {
         while targets.len() < count {
             let wanted = (count - targets.len()).min(BLOCKS_PER_MESSAGE_MAX) as u32;
             let reply = self.ask(&Request::TakeBlocks { class, count: wanted })?;
-            let Reply::Blocks { blocks, .. } = reply else { break };
+            let ServerMessage::Blocks { blocks, .. } = reply else { break };
             if blocks.is_empty() {
                 break;
             }
@@ -84,7 +84,7 @@ impl RawConnection {
 
     fn statistics(&mut self) -> Result<ServerStatistics> {
         match self.ask(&Request::Statistics)? {
-            Reply::Statistics(statistics) => Ok(statistics),
+            ServerMessage::Statistics(statistics) => Ok(statistics),
             _ => Ok(ServerStatistics::default()),
         }
     }
@@ -98,32 +98,32 @@ impl RawConnection {
             if bytes == 0 {
                 return Err(failed()(io::ErrorKind::ConnectionReset.into()));
             }
-            self.answer(&Reply::decode(&buffer[..bytes])?)?;
+            self.answer(&ServerMessage::decode(&buffer[..bytes])?)?;
         }
         Ok(())
     }
 
     /// Sends a request and returns its reply. Answers requests of the server that come before it.
-    fn ask(&mut self, request: &Request) -> Result<Reply> {
+    fn ask(&mut self, request: &Request) -> Result<ServerMessage> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         self.send(request)?;
         loop {
             let bytes =
                 self.receive(&mut buffer).map_err(Error::system("waiting for the server"))?;
-            match Reply::decode(&buffer[..bytes])? {
-                asked @ Reply::Ask(_) => self.answer(&asked)?,
+            match ServerMessage::decode(&buffer[..bytes])? {
+                asked @ ServerMessage::Request(_) => self.answer(&asked)?,
                 reply => return Ok(reply),
             }
         }
     }
 
-    fn answer(&mut self, asked: &Reply) -> Result<()> {
+    fn answer(&mut self, asked: &ServerMessage) -> Result<()> {
         match asked {
-            Reply::Ask(ServerRequest::Report { collection }) => {
+            ServerMessage::Request(ServerRequest::Report { collection }) => {
                 let held: Vec<_> = self.held.iter().map(|(_, block)| block.address).collect();
                 Request::held(*collection, &held).try_for_each(|message| self.send(&message))
             }
-            Reply::Ask(ServerRequest::Alive) => {
+            ServerMessage::Request(ServerRequest::Alive) => {
                 self.send(&Request::Alive { clock_ns: boot_time_ns() })
             }
             // No other request needs an answer; this client can spare none of its blocks.

@@ -25,7 +25,7 @@ pub struct KindRecord {
     pub latencies: Histogram<u64>,
     /// Their service times, in nanoseconds, which count from the start of an operation. Only for a
     /// run with a schedule, whose latencies count from when an operation was due.
-    pub services: Option<Histogram<u64>>,
+    pub service_times: Option<Histogram<u64>>,
     /// The verbs, bytes and round trips that they took.
     pub counters: Counters,
 }
@@ -49,7 +49,7 @@ impl Recorder {
     pub fn new(mix: Mix) -> Self {
         let empty = || KindRecord {
             latencies: latency_histogram(),
-            services: None,
+            service_times: None,
             counters: Counters::default(),
         };
         let mut kinds: [Option<KindRecord>; Kind::COUNT] = Default::default();
@@ -60,9 +60,9 @@ impl Recorder {
     }
 
     /// Records service times too, for a run with a schedule.
-    pub fn with_services(mut self) -> Self {
+    pub fn with_service_times(mut self) -> Self {
         for record in self.kinds.iter_mut().flatten() {
-            record.services = Some(latency_histogram());
+            record.service_times = Some(latency_histogram());
         }
         self
     }
@@ -71,8 +71,8 @@ impl Recorder {
     #[inline]
     pub fn record_service(&mut self, kind: Kind, service_ns: u64) {
         let record = self.kinds[kind.index()].as_mut();
-        if let Some(services) = record.and_then(|record| record.services.as_mut()) {
-            services.saturating_record(service_ns);
+        if let Some(service_times) = record.and_then(|record| record.service_times.as_mut()) {
+            service_times.saturating_record(service_ns);
         }
     }
 
@@ -101,7 +101,7 @@ impl Recorder {
             };
             // Cannot fail: the histograms have the same bounds.
             let _ = ours.latencies.add(&theirs.latencies);
-            if let (Some(ours), Some(theirs)) = (&mut ours.services, &theirs.services) {
+            if let (Some(ours), Some(theirs)) = (&mut ours.service_times, &theirs.service_times) {
                 let _ = ours.add(theirs);
             }
             ours.counters += theirs.counters;
@@ -171,7 +171,7 @@ mod tests {
     fn threads_add_up_and_long_latencies_saturate() {
         let mut all = Recorder::new(Mix::NOTHING);
         for latency_ns in [100, u64::MAX] {
-            let mut thread = Recorder::new(Workload::A.mix()).with_services();
+            let mut thread = Recorder::new(Workload::A.mix()).with_service_times();
             thread.record(Kind::Get, latency_ns);
             thread.attribute(Kind::Put, &Counters { reads: 3, ..Default::default() });
             thread.record_service(Kind::Get, 50);
@@ -186,7 +186,7 @@ mod tests {
         let (_, gets) = all.kinds().next().unwrap();
         assert!(gets.latencies.max() >= LATENCY_NS_MAX);
         assert_eq!(gets.latencies.value_at_quantile(0.4), 100);
-        let services = gets.services.as_ref().unwrap();
-        assert_eq!((services.len(), services.max()), (2, 50));
+        let service_times = gets.service_times.as_ref().unwrap();
+        assert_eq!((service_times.len(), service_times.max()), (2, 50));
     }
 }

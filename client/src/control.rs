@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farside_control::{
-    ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, ServerRequest, ServerStatistics,
+    ControlChannel, MESSAGE_BYTES_MAX, Request, ServerMessage, ServerRequest, ServerStatistics,
 };
 use farside_fabric::boot_time_ns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -322,16 +322,16 @@ impl ControlThread {
 
     /// Delivers a reply to the request that awaits it, or answers a request of the server.
     fn handle(&mut self, bytes: usize) -> Result<(), End> {
-        let reply = match Reply::decode(&self.buffer[..bytes]) {
-            Ok(Reply::Ask(ServerRequest::Report { collection })) => {
+        let reply = match ServerMessage::decode(&self.buffer[..bytes]) {
+            Ok(ServerMessage::Request(ServerRequest::Report { collection })) => {
                 self.queue.report(collection);
                 return Ok(());
             }
-            Ok(Reply::Ask(ServerRequest::Return)) => {
+            Ok(ServerMessage::Request(ServerRequest::Return)) => {
                 self.queue.give_spare();
                 return Ok(());
             }
-            Ok(Reply::Ask(ServerRequest::Alive)) => {
+            Ok(ServerMessage::Request(ServerRequest::Alive)) => {
                 self.queue.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
                 return Ok(());
             }
@@ -339,20 +339,23 @@ impl ControlThread {
             Err(error) => return Err(End::Lost(error.to_string())),
         };
         match (reply, self.waiters.pop_front()) {
-            (Reply::Blocks { class, rested, soon, blocks }, Some(Waiter::Session(inbox))) => {
+            (
+                ServerMessage::Blocks { class, rested, soon, blocks },
+                Some(Waiter::Session(inbox)),
+            ) => {
                 let blocks = BlockDelivery { class, rested, soon, blocks };
                 inbox.deliver(Delivery::Blocks(blocks), &self.queue);
                 Ok(())
             }
             (
-                Reply::Split { directory_hash, local_depth, outcome },
+                ServerMessage::Split { directory_hash, local_depth, outcome },
                 Some(Waiter::Session(inbox)),
             ) => {
                 let prefix = Prefix::of(directory_hash, local_depth);
                 inbox.deliver(Delivery::Split(prefix, outcome), &self.queue);
                 Ok(())
             }
-            (Reply::Statistics(statistics), Some(Waiter::Statistics(cell))) => {
+            (ServerMessage::Statistics(statistics), Some(Waiter::Statistics(cell))) => {
                 *lock(&cell.answer) = Some(statistics);
                 cell.answered.notify_all();
                 Ok(())

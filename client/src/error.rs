@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farside_config::PIPELINE_DEPTH;
+use farside_config::PIPELINE_DEPTH_RANGE;
 use farside_config::command_line::exit_code;
 use farside_control::attach::ConnectError;
 use farside_protocol::OperationError;
@@ -50,8 +50,8 @@ pub enum Error {
     /// The pipeline depth is out of range. The client has not tried to connect.
     #[error(
         "pipeline_depth = {depth}: write a number from {} to {}",
-        PIPELINE_DEPTH.start(),
-        PIPELINE_DEPTH.end()
+        PIPELINE_DEPTH_RANGE.start(),
+        PIPELINE_DEPTH_RANGE.end()
     )]
     PipelineDepth {
         /// The depth that the builder was given.
@@ -66,10 +66,10 @@ impl Error {
     /// Returns the exit code of a command that fails with this error.
     #[doc(hidden)]
     pub fn exit_code(&self) -> u8 {
-        use OperationError::{Denied, EndTooLate, KeyEmpty, KeyTooLong, Layout, ValueTooLong};
+        use OperationError::{Denied, ExpiryTooLate, KeyEmpty, KeyTooLong, Layout, ValueTooLong};
         match self {
             Self::Operation(
-                KeyEmpty | KeyTooLong { .. } | ValueTooLong { .. } | EndTooLate | Denied,
+                KeyEmpty | KeyTooLong { .. } | ValueTooLong { .. } | ExpiryTooLate | Denied,
             )
             | Self::Lateness { .. }
             | Self::PipelineDepth { .. }
@@ -84,13 +84,13 @@ impl Error {
 
 /// Copies an error, for another thread that waited for this attempt to connect. `tried` is how long
 /// that thread has waited.
-pub(crate) fn copy_of_connect(error: &ConnectError, tried: Duration) -> ConnectError {
+pub(crate) fn copy_connect_error(error: &ConnectError, tried: Duration) -> ConnectError {
     use ConnectError::{
         Control, Layout, OtherFabric, Rdma, Refused, System, Unreachable, Untrusted,
     };
     match error {
         Unreachable { server, contact, source, .. } => {
-            let (server, source) = (server.clone(), source.as_ref().map(copy_of));
+            let (server, source) = (server.clone(), source.as_ref().map(copy_io_error));
             Unreachable { server, tried, contact: *contact, source }
         }
         Refused { server, source } => Refused { server: server.clone(), source: *source },
@@ -98,7 +98,7 @@ pub(crate) fn copy_of_connect(error: &ConnectError, tried: Duration) -> ConnectE
         Layout(error) => Layout(error.clone()),
         Control(error) => Control(error.clone()),
         OtherFabric => OtherFabric,
-        System { doing, source } => System { doing, source: copy_of(source) },
+        System { doing, source } => System { doing, source: copy_io_error(source) },
         // The error itself cannot be copied, but its text can.
         Rdma(error) => {
             let source = std::io::Error::other(error.to_string());
@@ -108,7 +108,7 @@ pub(crate) fn copy_of_connect(error: &ConnectError, tried: Duration) -> ConnectE
 }
 
 /// Copies an error: its number in the system, or else its kind and text.
-fn copy_of(error: &std::io::Error) -> std::io::Error {
+fn copy_io_error(error: &std::io::Error) -> std::io::Error {
     let with_text = || std::io::Error::new(error.kind(), error.to_string());
     error.raw_os_error().map_or_else(with_text, std::io::Error::from_raw_os_error)
 }
@@ -129,8 +129,9 @@ mod tests {
         let system = |source| ConnectError::System { doing, source };
         let server = "shm:///run/kv.sock".to_owned();
         let tried = Duration::from_secs(3);
-        let copied =
-            |error: ConnectError| (copy_of_connect(&error, tried).to_string(), error.to_string());
+        let copied = |error: ConnectError| {
+            (copy_connect_error(&error, tried).to_string(), error.to_string())
+        };
         for error in [
             system(std::io::Error::from_raw_os_error(11)),
             system(std::io::Error::other("why")),

@@ -93,7 +93,7 @@ pub use client::{Client, ClientBuilder, Limits};
 pub use compact::Compaction;
 pub use error::{Error, Result};
 pub use farside_config::size::ByteSize;
-pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH, RdmaConfig, Secret};
+pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH_RANGE, RdmaConfig, Secret};
 pub use farside_control::address::AddressError;
 pub use farside_control::attach::{ConnectError, Contact};
 pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};

@@ -64,8 +64,8 @@ impl<'e> Store<'e> {
 
     /// The value expires this long after it is written, rounded up to a full millisecond of the
     /// wall clock. From that millisecond on the key is absent. A time after the year 10889 is
-    /// refused, as [`OperationError::EndTooLate`](crate::OperationError::EndTooLate). Without a TTL
-    /// the value stays, even if the value that it replaces had one.
+    /// refused, as [`OperationError::ExpiryTooLate`](crate::OperationError::ExpiryTooLate). Without
+    /// a TTL the value stays, even if the value that it replaces had one.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
         self

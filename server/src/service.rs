@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::{
-    Refusal, Reply, Request, Role, ServerRequest, ServerStatistics, encode_reply,
+    Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics, encode_reply,
 };
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
@@ -251,9 +251,9 @@ impl ControlService {
             Request::Split { directory_hash, local_depth } => {
                 self.keeper.split((directory_hash, local_depth), now)?
             }
-            Request::Statistics => (Reply::Statistics(self.statistics(role, now)), false),
+            Request::Statistics => (ServerMessage::Statistics(self.statistics(role, now)), false),
             Request::Collect => {
-                let reply = Reply::Statistics(self.statistics(role, now));
+                let reply = ServerMessage::Statistics(self.statistics(role, now));
                 self.keeper.collector.want(now);
                 (reply, false)
             }

@@ -4,14 +4,16 @@ use std::collections::VecDeque;
 use std::io;
 
 use farside_control::attach::{Attached, ConnectOptions};
-use farside_control::{ControlChannel, MESSAGE_BYTES_MAX, Reply, Request, Role, Token, Welcome};
+use farside_control::{
+    ControlChannel, MESSAGE_BYTES_MAX, Request, Role, ServerMessage, Token, Welcome,
+};
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{AnyFabric, Fabric, RegionIndex};
 use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{ConnectionCache, Engine, OpenRegion, Prefix, RegionHandle, RegionOptions};
 
-use crate::PATIENCE;
+use crate::TEST_TIMEOUT;
 
 /// Blocks from a server, over a control channel that only this engine uses.
 struct ChannelBlocks {
@@ -36,17 +38,17 @@ impl ChannelBlocks {
     /// Takes a message of the server; returns whether there was one.
     fn take_answer(&mut self) -> bool {
         let Some(bytes) = self.channel.receive(&mut self.buffer).unwrap() else { return false };
-        match Reply::decode(&self.buffer[..bytes]).unwrap() {
-            Reply::Blocks { class, rested, soon, blocks } => {
+        match ServerMessage::decode(&self.buffer[..bytes]).unwrap() {
+            ServerMessage::Blocks { class, rested, soon, blocks } => {
                 let delivery = BlockDelivery { class, rested, soon, blocks };
                 self.answers.push_back(Delivery::Blocks(delivery));
             }
-            Reply::Split { directory_hash, local_depth, outcome } => {
+            ServerMessage::Split { directory_hash, local_depth, outcome } => {
                 let prefix = Prefix::of(directory_hash, local_depth);
                 self.answers.push_back(Delivery::Split(prefix, outcome));
             }
             // No test that uses this engine waits for a collection.
-            Reply::Statistics(_) | Reply::Ask(_) => {}
+            ServerMessage::Statistics(_) | ServerMessage::Request(_) => {}
         }
         true
     }
@@ -73,7 +75,7 @@ impl BlockSource for ChannelBlocks {
         }
     }
 
-    fn announce_ends(&mut self) {
+    fn announce_expiry(&mut self) {
         self.send(&Request::Expires);
     }
 
@@ -107,7 +109,7 @@ impl<F> std::ops::Deref for TestEngine<F> {
 /// Attaches to a server, as a writer.
 pub fn attach(address: &str) -> Attached {
     let (role, token) = (Role::Writer, Token::NONE);
-    let (address, timeout) = (address.parse().unwrap(), PATIENCE);
+    let (address, timeout) = (address.parse().unwrap(), TEST_TIMEOUT);
     ConnectOptions { address, role, token, timeout, rdma: Default::default() }.connect().unwrap()
 }
 

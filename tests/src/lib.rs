@@ -63,7 +63,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 /// Timeout of steps that are quick on an idle machine: far more than they take on a busy one.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits until a condition holds; panics with its description `what` after the timeout.
 pub fn wait_until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool) {

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 use crate::command::{CommandOutput, command};
-use crate::{PATIENCE, binary, device, new_address, send_signal};
+use crate::{TEST_TIMEOUT, binary, device, new_address, send_signal};
 
 /// A server's arguments, with GRACE raised to its default over RDMA: in emulation a READ often
 /// takes longer than a shorter GRACE.
@@ -86,7 +86,7 @@ impl ServerProcess {
     }
 
     fn wait_until_serving(&self) {
-        self.client_builder().connect_timeout(PATIENCE).connect().unwrap_or_else(|error| {
+        self.client_builder().connect_timeout(TEST_TIMEOUT).connect().unwrap_or_else(|error| {
             panic!("{error}; the server's log: {}", self.log());
         });
     }
@@ -95,7 +95,7 @@ impl ServerProcess {
     pub fn wait_for_log(&self, text: &str) {
         let started = Instant::now();
         while !self.log().contains(text) {
-            assert!(started.elapsed() < PATIENCE, "no `{text}` in the log: {}", self.log());
+            assert!(started.elapsed() < TEST_TIMEOUT, "no `{text}` in the log: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -175,7 +175,7 @@ impl ServerProcess {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < PATIENCE, "it does not stop: {}", self.log());
+            assert!(started.elapsed() < TEST_TIMEOUT, "it does not stop: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -10,11 +10,11 @@
 #![deny(unsafe_code)]
 
 pub mod args;
-#[cfg(test)]
-mod asking;
 pub mod emulation;
 pub mod peers;
 pub mod report;
 pub mod run;
 pub mod services;
+#[cfg(test)]
+mod test_operations;
 pub mod turns;

@@ -109,7 +109,7 @@ fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<
     let mut witness = ();
     let mut driver = Driver::new(&mut witness, (64, depth), 1, &records);
     driver.pace(rate_ops_s.map(|rate| Schedule::new(Arrivals::Fixed, rate, (0, 1), 1)));
-    let mut recorder = Recorder::new(Workload::C.mix()).with_services();
+    let mut recorder = Recorder::new(Workload::C.mix()).with_service_times();
     driver.drive(&mut store, &mut source, &mut recorder, || true).unwrap();
     assert_eq!(recorder.operations(), operations, "{depth} {rate_ops_s:?}");
     recorder
@@ -121,8 +121,8 @@ fn an_operation_that_a_slow_one_delays_counts_from_when_it_was_due() {
     for depth in [1, DEPTH] {
         let late = |recorder: &Recorder| {
             let (_, gets) = recorder.kinds().next().unwrap();
-            let services = gets.services.as_ref().unwrap();
-            assert!(services.max() > ms(59), "the slow one itself");
+            let service_times = gets.service_times.as_ref().unwrap();
+            assert!(service_times.max() > ms(59), "the slow one itself");
             gets.latencies.count_between(ms(15), ms(10_000))
         };
         // The first operation takes 60 ms. Those that are due in the next 40 ms start 20 ms late or

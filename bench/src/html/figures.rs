@@ -24,7 +24,7 @@ fn arrivals(run: &YcsbReport) -> Option<String> {
 }
 
 /// Groups runs by a key, in the order of the keys.
-fn by<'a, K: Ord>(
+fn group_by<'a, K: Ord>(
     runs: &[&'a YcsbReport],
     key: impl Fn(&YcsbReport) -> K,
 ) -> BTreeMap<K, Vec<&'a YcsbReport>> {
@@ -62,12 +62,15 @@ impl<'a> Figures<'a> {
             let y = ("operations/s", Scale::linear(ys(&lines), short));
             charts.push(Chart { title: title.to_owned(), subtitle, x, y, lines, dots: true });
         };
-        for ((setting, depth), runs) in by(&self.closed, |run| (Setting::of(run), run.depth)) {
+        for ((setting, depth), runs) in group_by(&self.closed, |run| (Setting::of(run), run.depth))
+        {
             let lines = self.lines(&runs, |run| run.threads.into(), median);
             let subtitle = setting.subtitle(&format!(", depth {depth}"));
             sweep("Throughput by threads", subtitle, "threads", lines);
         }
-        for ((setting, count), runs) in by(&self.closed, |run| (Setting::of(run), run.threads)) {
+        for ((setting, count), runs) in
+            group_by(&self.closed, |run| (Setting::of(run), run.threads))
+        {
             let lines = self.lines(&runs, |run| run.depth.into(), median);
             let subtitle = setting.subtitle(&format!(", {}", threads(count)));
             let unit = "depth: operations in flight a thread";
@@ -84,18 +87,18 @@ impl<'a> Figures<'a> {
         y: impl Fn(&[&YcsbReport]) -> f64,
     ) -> Vec<Line> {
         let line = |(name, runs): (String, Vec<&YcsbReport>)| {
-            let groups = by(&runs, &x);
+            let groups = group_by(&runs, &x);
             let points = groups.iter().map(|(x, runs)| (*x as f64, y(runs))).collect();
             Line { colour: self.colour(&name), name, dashed: false, points }
         };
-        let lines = by(runs, curve).into_iter().map(line);
+        let lines = group_by(runs, curve).into_iter().map(line);
         lines.filter(|line| line.points.len() > 1).collect()
     }
 
     /// The time that a thread needs for an operation, against the number of records.
     pub(crate) fn by_records(&self) -> Vec<Chart> {
         let any = |run: &YcsbReport| Setting { records: 0, ..Setting::of(run) };
-        let groups = by(&self.closed, |run| (any(run), run.threads, run.depth));
+        let groups = group_by(&self.closed, |run| (any(run), run.threads, run.depth));
         let mut charts = Vec::new();
         for ((setting, count, depth), runs) in groups {
             let ns = |runs: &[&YcsbReport]| 1e9 * f64::from(count) / median(runs);
@@ -118,12 +121,12 @@ impl<'a> Figures<'a> {
             (Setting::of(run), run.threads, run.depth, offered(run).zip(arrivals(run)))
         };
         let mut charts = Vec::new();
-        for ((setting, count, depth, open), runs) in by(&self.runs, key) {
+        for ((setting, count, depth, open), runs) in group_by(&self.runs, key) {
             let load = open.map_or(String::new(), |(rate, arrivals)| {
                 format!(", {} operations/s offered, {arrivals}", grouped(rate))
             });
             let mut lines = Vec::new();
-            for (name, runs) in by(&runs, curve) {
+            for (name, runs) in group_by(&runs, curve) {
                 // Of several runs, the latest one is drawn.
                 let Some(run) = runs.iter().max_by_key(|run| &run.origin.date) else { continue };
                 for (kind, operation) in &run.operations {
@@ -152,7 +155,7 @@ impl<'a> Figures<'a> {
     pub(crate) fn against_load(&self) -> Vec<Chart> {
         let key = |run: &YcsbReport| (Setting::of(run), curve(run), run.threads, arrivals(run));
         let mut charts = Vec::new();
-        for ((setting, curve, count, arrivals), mut runs) in by(&self.runs, key) {
+        for ((setting, curve, count, arrivals), mut runs) in group_by(&self.runs, key) {
             // Of several runs with the same load, the latest one is drawn.
             runs.sort_by_key(|run| (offered(run), run.depth, Reverse(&run.origin.date)));
             runs.dedup_by_key(|run| (offered(run), run.depth));

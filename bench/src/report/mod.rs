@@ -146,7 +146,7 @@ impl From<&KindRecord> for OperationReport {
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
             max_ns: record.latencies.max(),
-            service: record.services.as_ref().map(ServiceReport::from),
+            service: record.service_times.as_ref().map(ServiceReport::from),
             round_trips: record.counters.round_trips,
             verbs: record.counters.into(),
             bytes: record.counters.bytes(),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_config::{ClientConfig, PIPELINE_DEPTH};
+use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 use farside_fabric::Intercept;
@@ -114,8 +114,8 @@ impl ClientBuilder {
         self
     }
 
-    /// How many operations a session can have in flight: a number in [`PIPELINE_DEPTH`], 64 by
-    /// default.
+    /// How many operations a session can have in flight: a number in [`PIPELINE_DEPTH_RANGE`], 64
+    /// by default.
     ///
     /// For each of them a session keeps two buffers, which grow with the largest value so far and
     /// are freed with the session: in all at most about 4 x `depth` x the largest value.
@@ -191,7 +191,7 @@ impl ClientBuilder {
     /// a descriptor, and `Rdma` over RDMA.
     pub fn connect(self) -> Result<Client> {
         let lanes = self.pipeline_depth;
-        if !PIPELINE_DEPTH.contains(&lanes) {
+        if !PIPELINE_DEPTH_RANGE.contains(&lanes) {
             return Err(Error::PipelineDepth { depth: lanes });
         }
         let address = self.server.unwrap_or_default().parse()?;

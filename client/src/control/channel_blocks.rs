@@ -80,7 +80,7 @@ impl BlockSource for ControlChannelBlocks {
         self.queue.give(class, rested, blocks);
     }
 
-    fn announce_ends(&mut self) {
+    fn announce_expiry(&mut self) {
         self.queue.send(Request::Expires, Waiter::None);
     }
 

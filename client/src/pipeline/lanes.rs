@@ -238,7 +238,7 @@ impl<'s> LaneScheduler<'s> {
     ) -> std::result::Result<(), Failure> {
         self.region.check_key(key)?;
         self.region.check_value(value)?;
-        self.engine.check_end(action)?;
+        self.engine.check_expiry(action)?;
         if self.connection.control.is_lost() {
             return Err(Failure::Lost(self.region.index));
         }

@@ -44,7 +44,7 @@ const SYSTEM_CLIENT_FILE: &str = "/etc/farside/client.toml";
 /// The client's config file of one user, relative to their home.
 const USER_CLIENT_FILE: &str = ".config/farside/client.toml";
 /// The valid values of `pipeline_depth`.
-pub const PIPELINE_DEPTH: RangeInclusive<u16> = 1..=1024;
+pub const PIPELINE_DEPTH_RANGE: RangeInclusive<u16> = 1..=1024;
 
 /// Why a configuration is invalid. Each message is one line, with the key and what to write.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -376,8 +376,8 @@ impl ClientConfig {
         {
             return Err(bad_value("server", server, error.to_string()));
         }
-        if !PIPELINE_DEPTH.contains(&self.pipeline_depth) {
-            let (min, max) = (PIPELINE_DEPTH.start(), PIPELINE_DEPTH.end());
+        if !PIPELINE_DEPTH_RANGE.contains(&self.pipeline_depth) {
+            let (min, max) = (PIPELINE_DEPTH_RANGE.start(), PIPELINE_DEPTH_RANGE.end());
             let advice = format!("write a number from {min} to {max}");
             return Err(bad_value("pipeline_depth", self.pipeline_depth, advice));
         }

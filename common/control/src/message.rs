@@ -12,8 +12,8 @@ pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
 /// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Requests blocks. The answer is [`Reply::Blocks`], with fewer or no blocks if the server has
-    /// not as many.
+    /// Requests blocks. The answer is [`ServerMessage::Blocks`], with fewer or no blocks if the
+    /// server has not as many.
     TakeBlocks {
         /// The size class.
         class: SizeClass,
@@ -39,17 +39,17 @@ pub enum Request {
         /// The addresses, at most [`HELD_PER_MESSAGE_MAX`].
         blocks: Vec<BlockAddress>,
     },
-    /// Requests a collection of lost blocks. The answer is [`Reply::Statistics`], at once.
+    /// Requests a collection of lost blocks. The answer is [`ServerMessage::Statistics`], at once.
     Collect,
-    /// Requests a split of a subtable that has no room for a key. The answer is [`Reply::Split`],
-    /// after the split or when it is impossible.
+    /// Requests a split of a subtable that has no room for a key. The answer is
+    /// [`ServerMessage::Split`], after the split or when it is impossible.
     Split {
         /// The leading bits of the key's hash, which lead to the subtable.
         directory_hash: u32,
         /// The subtable's local depth. If the key's subtable is deeper by now, no split is needed.
         local_depth: u8,
     },
-    /// Requests statistics. The answer is [`Reply::Statistics`].
+    /// Requests statistics. The answer is [`ServerMessage::Statistics`].
     Statistics,
     /// Announces that the client is about to store values with an expiry, which the server has to
     /// remove. No answer.
@@ -71,7 +71,7 @@ pub enum Request {
 /// A message from a server: an answer, in the order of the requests, or a request of its own.
 #[allow(clippy::large_enum_variant, reason = "few of them, and none for long")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum ServerMessage {
     /// Answers [`Request::TakeBlocks`]. The blocks belong to the client now.
     Blocks {
         /// The size class.
@@ -95,7 +95,7 @@ pub enum Reply {
     /// Answers [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
     /// A request of the server's own.
-    Ask(ServerRequest),
+    Request(ServerRequest),
 }
 
 /// A request from a server to a writer.
@@ -149,7 +149,7 @@ const SNAPSHOT: u8 = 21;
 const ASK_ALIVE: u8 = 22;
 const ALIVE: u8 = 23;
 
-/// The flags of [`Reply::Blocks`].
+/// The flags of [`ServerMessage::Blocks`].
 const RESTED: u8 = 1;
 const SOON: u8 = 2;
 /// The greatest local depth that a message can have, in bits of the hash.
@@ -252,7 +252,7 @@ impl Request {
     }
 }
 
-impl Reply {
+impl ServerMessage {
     /// Replaces the content of `into` by the encoded reply.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
@@ -268,11 +268,11 @@ impl Reply {
                 encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
                 statistics.encode(into);
             }
-            Self::Ask(ServerRequest::Report { collection }) => {
+            Self::Request(ServerRequest::Report { collection }) => {
                 encode_header(REPORT, 0, 0, *collection, into);
             }
-            Self::Ask(ServerRequest::Return) => encode_header(RETURN, 0, 0, 0, into),
-            Self::Ask(ServerRequest::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
+            Self::Request(ServerRequest::Return) => encode_header(RETURN, 0, 0, 0, into),
+            Self::Request(ServerRequest::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
         }
     }
 
@@ -303,10 +303,10 @@ impl Reply {
             REPORT => {
                 let collection = message.count;
                 Decoded { count: 0, ..message }.bare()?;
-                Ok(Self::Ask(ServerRequest::Report { collection }))
+                Ok(Self::Request(ServerRequest::Report { collection }))
             }
-            RETURN => message.bare().map(|()| Self::Ask(ServerRequest::Return)),
-            ASK_ALIVE => message.bare().map(|()| Self::Ask(ServerRequest::Alive)),
+            RETURN => message.bare().map(|()| Self::Request(ServerRequest::Return)),
+            ASK_ALIVE => message.bare().map(|()| Self::Request(ServerRequest::Alive)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }
@@ -355,7 +355,7 @@ impl Decoded<'_> {
         Ok(self.flags == 1)
     }
 
-    /// Which of the flags of [`Reply::Blocks`] are set: `rested`, `soon`.
+    /// Which of the flags of [`ServerMessage::Blocks`] are set: `rested`, `soon`.
     fn rested_and_soon(&self) -> Result<(bool, bool), ControlError> {
         unused("flags", self.flags & !(RESTED | SOON))?;
         Ok((self.flags & RESTED != 0, self.flags & SOON != 0))

@@ -30,7 +30,7 @@ pub trait BlockSource {
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
     /// Tells the server that values with an expiry are about to be stored, which it has to remove.
-    fn announce_ends(&mut self) {}
+    fn announce_expiry(&mut self) {}
 
     /// Whether the connection is lost, so that no answer will arrive any more.
     fn is_lost(&self) -> bool;
@@ -93,7 +93,7 @@ pub struct Allocator {
     grace_ns: Nanos,
     /// The number of requests without an answer, for blocks and for splits.
     outstanding: u32,
-    ends_announced: bool,
+    expiry_announced: bool,
     splits: SplitRequests,
     /// The likely next block of the class that was taken last.
     upcoming: Option<BlockAddress>,
@@ -111,8 +111,8 @@ impl Allocator {
         let held_blocks = Arc::new(HeldBlocks::new(lanes));
         source.watch(&held_blocks);
         let splits = SplitRequests::default();
-        let (outstanding, ends_announced, upcoming) = (0, false, None);
-        Self { held_blocks, source, grace_ns, outstanding, ends_announced, splits, upcoming }
+        let (outstanding, expiry_announced, upcoming) = (0, false, None);
+        Self { held_blocks, source, grace_ns, outstanding, expiry_announced, splits, upcoming }
     }
 
     /// Takes a block of the class for a lane. Requests more from the server when few are left.
@@ -127,7 +127,7 @@ impl Allocator {
                 let block = list.ready.pop();
                 let is_low = list.ready.len() < list.request_blocks as usize / 2;
                 if (is_low || block.is_none())
-                    && let Some(count) = request(list, class, now)
+                    && let Some(count) = begin_request(list, class, now)
                 {
                     source.request(class, count);
                     *outstanding += 1;
@@ -143,7 +143,7 @@ impl Allocator {
                 *upcoming = next.map(|block| block.address);
                 TakeResult::Block(block)
             }
-            None => wait(list, now),
+            None => without_block(list, now),
         }
     }
 
@@ -217,9 +217,9 @@ impl Allocator {
     }
 
     /// Tells the server, once, that values with an expiry are about to be stored.
-    pub fn announce_ends(&mut self) {
-        if !std::mem::replace(&mut self.ends_announced, true) {
-            self.source.announce_ends();
+    pub fn announce_expiry(&mut self) {
+        if !std::mem::replace(&mut self.expiry_announced, true) {
+            self.source.announce_expiry();
         }
     }
 
@@ -256,7 +256,7 @@ pub fn give_drained(lists: &mut Lists, mut give: impl FnMut(SizeClass, bool, Vec
 }
 
 /// Returns what a lane should do if the list has no block for it.
-fn wait(list: &ClassList, now: Nanos) -> TakeResult {
+fn without_block(list: &ClassList, now: Nanos) -> TakeResult {
     if list.requested {
         return TakeResult::Asked(now + ANSWER_POLL_NS);
     }
@@ -269,8 +269,9 @@ fn wait(list: &ClassList, now: Nanos) -> TakeResult {
     }
 }
 
-/// Returns how many blocks to request now; `None` if a request is outstanding or too early.
-fn request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
+/// Notes a request of blocks in the list. Returns how many to request; `None` if a request is
+/// outstanding or too early.
+fn begin_request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
     let denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
     let waits = list.ask_again_at.is_some_and(|at| now < at);
     if list.requested || denied || waits {

@@ -40,7 +40,7 @@ impl<F: Fabric> Engine<F> {
     }
 
     /// The wall clock when the fabric's clock reads `now`, in nanoseconds since 1970.
-    pub fn wall_clock_ns(&self, now: Nanos) -> u64 {
+    pub fn estimated_wall_clock_ns(&self, now: Nanos) -> u64 {
         now.wrapping_add(self.wall_offset_ns)
     }
 
@@ -63,9 +63,9 @@ impl<F: Fabric> Engine<F> {
     /// Checks that the action's value, if it expires, does so at a time that a block can hold.
     ///
     /// # Errors
-    /// [`OperationError::EndTooLate`].
+    /// [`OperationError::ExpiryTooLate`].
     #[inline]
-    pub fn check_end(&self, action: Action<'_>) -> Result<(), OperationError> {
+    pub fn check_expiry(&self, action: Action<'_>) -> Result<(), OperationError> {
         match action.lifetime() {
             Lifetime::Forever => Ok(()),
             lifetime => lifetime.check(self.endpoint.fabric().wall_clock_ns()),

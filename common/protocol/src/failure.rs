@@ -31,7 +31,7 @@ pub enum OperationError {
         "the value would expire after the year 10889, which is the latest: give it less time, or \
          no expiry"
     )]
-    EndTooLate,
+    ExpiryTooLate,
     /// There is no room for another block of this size, or for another key in its part of the
     /// index. Everything stored stays readable and can be deleted, which makes room.
     #[error("out of space: {what}")]

@@ -39,12 +39,12 @@ impl Lifetime {
     /// Checks that a block can store the expiry of a value written at `wall_ns`.
     ///
     /// # Errors
-    /// [`OperationError::EndTooLate`] if it cannot.
+    /// [`OperationError::ExpiryTooLate`] if it cannot.
     pub fn check(self, wall_ns: u64) -> Result<(), OperationError> {
         if self.expires_at_ms(wall_ns) <= EXPIRES_AT_MS_MAX {
             Ok(())
         } else {
-            Err(OperationError::EndTooLate)
+            Err(OperationError::ExpiryTooLate)
         }
     }
 }
@@ -70,7 +70,7 @@ mod tests {
         let check = |ttl| Lifetime::For(ttl).check(5_000_000);
         let longest = Duration::from_millis(EXPIRES_AT_MS_MAX - 5);
         assert_eq!(check(longest), Ok(()));
-        assert_eq!(check(longest + Duration::from_nanos(1)), Err(OperationError::EndTooLate));
+        assert_eq!(check(longest + Duration::from_nanos(1)), Err(OperationError::ExpiryTooLate));
         assert!(Lifetime::For(Duration::MAX).check(u64::MAX).is_err());
         assert_eq!(Lifetime::For(Duration::ZERO).expires_at_ms(0), 1);
     }

@@ -141,7 +141,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
     pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
         self.region.check_key(key)?;
         self.region.check_value(value)?;
-        self.engine.check_end(action)?;
+        self.engine.check_expiry(action)?;
         let operation = Operation::stage(self, LANE, key, value);
         self.engine.endpoint.drive(operation.perform(action))
     }

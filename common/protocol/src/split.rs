@@ -231,7 +231,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
                 false
             }
         });
-        let found = self.batch(&chains).await?;
+        let found = self.execute_batch(&chains).await?;
         let (mut frozen, mut damaged) = (Vec::new(), Vec::new());
         for (lane, (at, found)) in left.iter().copied().zip(found).enumerate() {
             let was = words.old[at];
@@ -331,7 +331,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             Chain::of(&[swap(slot_of(entry), expected, desired)])
         };
         let chains: Vec<Chain> = ready.iter().map(copy).collect();
-        let found = self.batch(&chains).await?;
+        let found = self.execute_batch(&chains).await?;
         let mut blocked: Vec<usize> = blocked.iter().map(|entry| entry.at).collect();
         let mut copied = Vec::with_capacity(ready.len());
         for (entry, found) in ready.into_iter().zip(found) {
@@ -353,12 +353,12 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
                 swap(split.old + slot_offset(entry.at), frozen, frozen.moved()),
             ])
         };
-        self.batch(&copied.iter().map(hint_and_move).collect::<Vec<_>>()).await?;
+        self.execute_batch(&copied.iter().map(hint_and_move).collect::<Vec<_>>()).await?;
         let enliven = |entry: &MovingEntry| {
             let copy = words.new[entry.side][entry.at];
             Chain::of(&[swap(slot_of(entry), copy, copy.with_state(SlotState::Live))])
         };
-        self.batch(&copied.iter().map(enliven).collect::<Vec<_>>()).await?;
+        self.execute_batch(&copied.iter().map(enliven).collect::<Vec<_>>()).await?;
         for entry in copied {
             words.old[entry.at] = words.old[entry.at].moved();
             let new = &mut words.new[entry.side][entry.at];
@@ -378,7 +378,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         let thaw = |at: &usize| {
             Chain::of(&[swap(split.old + slot_offset(*at), words.old[*at], live(words, *at))])
         };
-        self.batch(&slots.iter().map(thaw).collect::<Vec<_>>()).await?;
+        self.execute_batch(&slots.iter().map(thaw).collect::<Vec<_>>()).await?;
         for at in slots {
             words.old[at] = live(words, at);
             words.stuck = Some(split.old + slot_offset(at));

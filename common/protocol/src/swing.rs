@@ -81,7 +81,7 @@ impl<F: Fabric> Operation<'_, F> {
         let expires_at_ms = match lifetime {
             Lifetime::Forever => 0,
             _ => {
-                self.region.allocator().announce_ends();
+                self.region.allocator().announce_expiry();
                 lifetime.expires_at_ms(self.engine.endpoint.fabric().wall_clock_ns())
             }
         };
@@ -89,7 +89,7 @@ impl<F: Fabric> Operation<'_, F> {
             address: free.address,
             generation: free.generation,
             writer: self.region.client_id,
-            written_at_ms: self.engine.wall_clock_ns(taken_at) / 1_000_000,
+            written_at_ms: self.engine.estimated_wall_clock_ns(taken_at) / 1_000_000,
             expires_at_ms,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;

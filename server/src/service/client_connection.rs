@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use farside_control::{ControlChannel, Refusal, Reply, Role, ServerRequest};
+use farside_control::{ControlChannel, Refusal, Role, ServerMessage, ServerRequest};
 use farside_fabric::ChainError;
 use farside_fabric::rdma::ConnectionId;
 use rustix::event::epoll::EventFlags;
@@ -88,8 +88,8 @@ pub(super) struct ClientConnection {
     pub(super) watched: EventFlags,
     /// The progress of the snapshot that its client takes, in thousandths.
     pub(super) snapshot_permille: Option<u32>,
-    unsent: Option<Reply>,
-    last_sent: Option<Reply>,
+    unsent: Option<ServerMessage>,
+    last_sent: Option<ServerMessage>,
     /// The requests to send once there is room, by [`urgency`].
     asks: [Option<ServerRequest>; 3],
     /// The client has closed its end. Nothing can be sent to it, but the messages that it sent
@@ -176,7 +176,7 @@ impl ClientConnection {
     /// Sends an answer, now or once there is room.
     pub(super) fn answer(
         &mut self,
-        reply: Reply,
+        reply: ServerMessage,
         buffer: &mut Vec<u8>,
     ) -> Result<(), DisconnectReason> {
         debug_assert!(!self.is_waiting());
@@ -207,7 +207,7 @@ impl ClientConnection {
             }
         }
         while let Some(ask) = self.next_ask().filter(|_| self.unsent.is_none()) {
-            Reply::Ask(ask).encode(buffer);
+            ServerMessage::Request(ask).encode(buffer);
             if !self.send(buffer)? {
                 return Ok(());
             }
@@ -248,7 +248,7 @@ impl ClientConnection {
     }
 
     /// Takes the answers that the client certainly never read.
-    pub(super) fn take_undelivered(&mut self) -> [Option<Reply>; 2] {
+    pub(super) fn take_undelivered(&mut self) -> [Option<ServerMessage>; 2] {
         let unsent = if self.is_closed { self.unsent.take() } else { None };
         let missed = if self.missed_last { self.last_sent.take() } else { None };
         [unsent, missed]

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use farside_control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Reply, Request, Role, ServerRequest,
+    ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerRequest,
 };
 use farside_fabric::rdma::ConnectionId;
 use farside_layout::CLIENTS_MAX;
@@ -177,7 +177,11 @@ impl Connections {
     }
 
     /// Sends an answer to a client, now or once there is room.
-    pub(super) fn reply(&mut self, token: u64, reply: Reply) -> Result<(), DisconnectReason> {
+    pub(super) fn reply(
+        &mut self,
+        token: u64,
+        reply: ServerMessage,
+    ) -> Result<(), DisconnectReason> {
         let Some(connection) = self.by_token.get_mut(&token) else { return Ok(()) };
         connection.answer(reply, &mut self.send_buffer)
     }

@@ -2,7 +2,7 @@
 //! keep the region in order.
 
 use farside_config::ServerConfig;
-use farside_control::{FreeBlock, Reply, Role, ServerStatistics, SplitOutcome};
+use farside_control::{FreeBlock, Role, ServerMessage, ServerStatistics, SplitOutcome};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{BlockAddress, SizeClass};
 
@@ -71,7 +71,7 @@ impl RegionKeeper {
         class: SizeClass,
         count: u32,
         now: Nanos,
-    ) -> Result<(Reply, bool), ChainError> {
+    ) -> Result<(ServerMessage, bool), ChainError> {
         self.figures_at = None;
         let mut blocks = self.opened.take_blocks(class, count, now)?;
         let rested = count == 0 || !blocks.is_empty();
@@ -80,12 +80,12 @@ impl RegionKeeper {
         }
         self.statistics.blocks_taken += blocks.len() as u64;
         if rested || !blocks.is_empty() {
-            return Ok((Reply::Blocks { class, rested, soon: false, blocks }, false));
+            return Ok((ServerMessage::Blocks { class, rested, soon: false, blocks }, false));
         }
         let begins_recall = self.begin_recall(Some(class), now);
         let soon = self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
         self.statistics.requests_denied += u64::from(!soon);
-        Ok((Reply::Blocks { class, rested: true, soon, blocks }, begins_recall))
+        Ok((ServerMessage::Blocks { class, rested: true, soon, blocks }, begins_recall))
     }
 
     /// Evicts keys that were written long ago, if the region is a cache. Returns their blocks,
@@ -121,9 +121,9 @@ impl RegionKeeper {
 
     /// Gives the blocks of undelivered answers back to the depot. Those that had rested need not
     /// rest again.
-    pub(super) fn take_back(&mut self, undelivered: [Option<Reply>; 2]) {
+    pub(super) fn take_back(&mut self, undelivered: [Option<ServerMessage>; 2]) {
         for reply in undelivered.into_iter().flatten() {
-            let Reply::Blocks { class, rested, blocks, .. } = reply else { continue };
+            let ServerMessage::Blocks { class, rested, blocks, .. } = reply else { continue };
             if let Err(error) = self.give_blocks(class, rested, blocks, boot_time_ns()) {
                 tracing::error!("the depot refuses blocks that were not delivered: {error}");
             }
@@ -139,7 +139,7 @@ impl RegionKeeper {
         &mut self,
         (directory_hash, local_depth): (u32, u8),
         now: Nanos,
-    ) -> Result<(Reply, bool), ChainError> {
+    ) -> Result<(ServerMessage, bool), ChainError> {
         self.figures_at = None;
         let split = self.opened.split((directory_hash, local_depth), &self.own)?;
         let begins_recall = split.is_none() && self.begin_recall(None, now);
@@ -152,7 +152,7 @@ impl RegionKeeper {
                  delete keys and run `kv-cli compact`, or restore a snapshot into a larger region"
             );
         }
-        Ok((Reply::Split { directory_hash, local_depth, outcome }, begins_recall))
+        Ok((ServerMessage::Split { directory_hash, local_depth, outcome }, begins_recall))
     }
 
     /// Returns whether to send a recall now, for a request that found no memory of this kind.

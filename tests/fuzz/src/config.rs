@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use farside_config::size::ByteSize;
-use farside_config::{ClientConfig, PIPELINE_DEPTH, ServerConfig};
+use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE, ServerConfig};
 use farside_control::address::Address;
 use farside_layout::CHUNK_BYTES;
 
@@ -66,7 +66,7 @@ pub(crate) fn client(bytes: &[u8]) -> bool {
         check_address_round_trips(&server.parse().unwrap());
     }
     check_size_round_trips(config.cache_bytes);
-    assert!(PIPELINE_DEPTH.contains(&config.pipeline_depth));
+    assert!(PIPELINE_DEPTH_RANGE.contains(&config.pipeline_depth));
     let _ = config.rdma.options().lateness_max_ns();
     true
 }

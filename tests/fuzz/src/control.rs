@@ -2,8 +2,8 @@
 
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, FreeBlock, HELD_PER_MESSAGE_MAX,
-    MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Reply, Request, Role, ServerRequest,
-    ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
+    MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Request, Role, ServerMessage,
+    ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
 };
 use farside_layout::{BlockAddress, SizeClass};
 
@@ -64,26 +64,26 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
     let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 }];
     let all = [
-        Reply::Blocks { class, rested: true, soon: false, blocks },
-        Reply::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
-        Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
-        Reply::Ask(ServerRequest::Report { collection: 9 }),
-        Reply::Ask(ServerRequest::Return),
-        Reply::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
-        Reply::Statistics(ServerStatistics::default()),
+        ServerMessage::Blocks { class, rested: true, soon: false, blocks },
+        ServerMessage::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
+        ServerMessage::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
+        ServerMessage::Request(ServerRequest::Report { collection: 9 }),
+        ServerMessage::Request(ServerRequest::Return),
+        ServerMessage::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
+        ServerMessage::Statistics(ServerStatistics::default()),
     ];
-    encoded(&all, Reply::encode)
+    encoded(&all, ServerMessage::encode)
 }
 
 /// A message of the server.
 pub(crate) fn reply(bytes: &[u8]) -> bool {
-    let Some(reply) = decoded(Reply::decode(bytes)) else { return false };
+    let Some(reply) = decoded(ServerMessage::decode(bytes)) else { return false };
     match &reply {
-        Reply::Blocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
-        Reply::Split { local_depth, .. } => assert!(*local_depth <= 32),
+        ServerMessage::Blocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
+        ServerMessage::Split { local_depth, .. } => assert!(*local_depth <= 32),
         _ => {}
     }
-    assert_eq!(encoded(&[reply], Reply::encode), [bytes]);
+    assert_eq!(encoded(&[reply], ServerMessage::encode), [bytes]);
     assert!(bytes.len() <= MESSAGE_BYTES_MAX);
     true
 }

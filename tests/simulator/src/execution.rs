@@ -18,7 +18,7 @@ use crate::lane::Phase;
 use crate::memory::mix;
 use crate::monitor::{Monitor, Violation};
 use crate::prepared::Prepared;
-use crate::process::{Action, Process, State};
+use crate::process::{Process, SchedulerAction, State};
 use crate::scenario::{Chore, EventCounts};
 use crate::script::{Op, Script};
 use crate::session::TestSession;
@@ -54,7 +54,7 @@ pub(crate) struct Execution<'s> {
 
 impl Execution<'_> {
     /// Collects all possible next actions. Those of the process that acted last come first.
-    pub(crate) fn actions(&self, actions: &mut Vec<Action>) {
+    pub(crate) fn actions(&self, actions: &mut Vec<SchedulerAction>) {
         actions.clear();
         if let Some(last) = self.last {
             self.actions_of(last, actions);
@@ -66,22 +66,22 @@ impl Execution<'_> {
             self.actions_of(process, actions);
         }
         let clients = 0..self.prepared.scenario.clients.len();
-        actions.extend(clients.filter(|c| self.is_paused(*c)).map(Action::Resume));
+        actions.extend(clients.filter(|c| self.is_paused(*c)).map(SchedulerAction::Resume));
         if actions.is_empty() {
             return;
         }
         let scenario = self.prepared.scenario;
         if self.events.jumps < scenario.limits.jumps {
-            actions.extend(scenario.jumps.iter().map(|by| Action::Jump(*by)));
+            actions.extend(scenario.jumps.iter().map(|by| SchedulerAction::Jump(*by)));
         }
         if self.events.deaths < scenario.limits.deaths {
             let alive = |client: &usize| self.is_working(*client);
-            actions.extend((0..scenario.clients.len()).filter(alive).map(Action::Die));
+            actions.extend((0..scenario.clients.len()).filter(alive).map(SchedulerAction::Die));
         }
         self.add_losses(actions);
-        actions.extend(self.pausable().map(Action::Pause));
-        if self.events.restarts < scenario.limits.restarts && self.is_splitting() {
-            actions.push(Action::Restart);
+        actions.extend(self.pausable().map(SchedulerAction::Pause));
+        if self.events.split_restarts < scenario.limits.split_restarts && self.is_splitting() {
+            actions.push(SchedulerAction::RestartSplit);
         }
     }
 
@@ -90,27 +90,27 @@ impl Execution<'_> {
         processes.any(|process| process.client == client && process.state == State::Working)
     }
 
-    fn actions_of(&self, at: usize, actions: &mut Vec<Action>) {
+    fn actions_of(&self, at: usize, actions: &mut Vec<SchedulerAction>) {
         let process = &self.processes[at];
         match process.state {
-            State::Over | State::Gone => {}
+            State::Finished | State::Gone => {}
             State::Between if self.has_nothing_to_do(at) => {}
             State::Between if self.is_paused(process.client) => {}
-            State::Between => actions.push(Action::Begin(at)),
+            State::Between => actions.push(SchedulerAction::Begin(at)),
             State::Working | State::Dying => {
                 let fabric = self.sessions[process.client].endpoint().fabric();
                 for id in process.lanes() {
                     let lane = fabric.lane(id);
                     match lane.phase {
                         Phase::Posted => {
-                            let access = |unit| Action::Access(at, id, unit);
+                            let access = |unit| SchedulerAction::Access(at, id, unit);
                             actions.extend((0..lane.units.len()).map(access));
                         }
                         _ if process.state == State::Dying || fabric.clock.stopped_at.is_some() => {
                         }
                         Phase::Waiting(until) if self.is_in_vain(process, until) => {}
-                        Phase::Waiting(_) => actions.push(Action::Wake(at, id)),
-                        Phase::Complete => actions.push(Action::Complete(at, id)),
+                        Phase::Waiting(_) => actions.push(SchedulerAction::Wake(at, id)),
+                        Phase::Complete => actions.push(SchedulerAction::Complete(at, id)),
                         Phase::Idle => {}
                     }
                 }
@@ -132,7 +132,7 @@ impl Execution<'_> {
 
     /// Whether the action preempts the process that acted last: that process has a chain in flight,
     /// and another process acts.
-    pub(crate) fn preempts(&self, action: Action) -> bool {
+    pub(crate) fn preempts(&self, action: SchedulerAction) -> bool {
         // Events have bounds of their own.
         let Some(actor) = action.process() else { return false };
         let Some(last) = self.last.filter(|last| *last != actor) else { return false };
@@ -145,30 +145,30 @@ impl Execution<'_> {
     }
 
     /// Executes an action.
-    pub(crate) fn act(&mut self, action: Action) -> Result<(), Violation> {
+    pub(crate) fn act(&mut self, action: SchedulerAction) -> Result<(), Violation> {
         self.bound = false;
         match action {
-            Action::Begin(at) => self.start_operation(at)?,
-            Action::Access(at, lane, unit) => {
+            SchedulerAction::Begin(at) => self.start_operation(at)?,
+            SchedulerAction::Access(at, lane, unit) => {
                 self.last = Some(at);
                 self.fabric_mut(at).advance(lane, unit);
                 self.poll_completed(at, self.late_completions)?;
                 self.bind(at);
             }
-            Action::Wake(at, lane) => {
+            SchedulerAction::Wake(at, lane) => {
                 self.last = Some(at);
                 self.fabric_mut(at).noticed = true;
                 self.fabric_mut(at).wake(lane);
                 self.poll_lane(at, lane)?;
                 self.poll_completed(at, self.late_completions)?;
             }
-            Action::Complete(at, lane) => {
+            SchedulerAction::Complete(at, lane) => {
                 self.last = Some(at);
                 self.poll_lane(at, lane)?;
                 self.poll_completed(at, self.late_completions)?;
             }
-            Action::Restart => self.restart_split(),
-            Action::Jump(by) => {
+            SchedulerAction::RestartSplit => self.restart_split(),
+            SchedulerAction::Jump(by) => {
                 self.events.jumps += 1;
                 // After a jump any process may act next without a preemption.
                 self.last = None;
@@ -179,11 +179,11 @@ impl Execution<'_> {
                     trace.push(Line { now, process: None, text: format!("{by} ns pass") });
                 }
             }
-            Action::Pause(client) => self.pause(client),
-            Action::Resume(client) => self.resume(client)?,
-            Action::Die(client) => self.die(client),
-            Action::Lose(client, whole) => self.lose(client, whole)?,
-            Action::Renew => self.renew()?,
+            SchedulerAction::Pause(client) => self.pause(client),
+            SchedulerAction::Resume(client) => self.resume(client)?,
+            SchedulerAction::Die(client) => self.die(client),
+            SchedulerAction::Lose(client, whole) => self.lose(client, whole)?,
+            SchedulerAction::RestartServer => self.renew()?,
         }
         if self.prepared.raises_counts {
             turns::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
@@ -243,7 +243,7 @@ impl Execution<'_> {
     fn is_yielding(&self, at: usize) -> bool {
         let process = &self.processes[at];
         let script = &self.prepared.scenario.clients[process.client];
-        matches!(script.lanes[0].get(process.began as usize), Some(Op::Yield))
+        matches!(script.lanes[0].get(process.operations_begun as usize), Some(Op::Yield))
     }
 
     /// Polls a process as long as it has completions that no other process could notice.
@@ -280,7 +280,7 @@ impl Execution<'_> {
             // The first poll of an operation begins it.
             process.chains = 0;
             process.waits = [None; 2];
-            process.began += 1;
+            process.operations_begun += 1;
             process.state = State::Working;
         }
         self.note_shared(at);
@@ -314,13 +314,13 @@ impl Execution<'_> {
     fn handle(&mut self, at: usize, event: Event) -> Result<(), Violation> {
         match event {
             Event::Invoke(asked) => {
-                let id = self.monitor.invoke(at, self.processes[at].began, &asked);
+                let id = self.monitor.invoke(at, self.processes[at].operations_begun, &asked);
                 let record = self.monitor.record(id);
                 let text = || format!("{:?} {}", record.operation, record.key).to_uppercase();
                 self.world.borrow_mut().note(at, text);
             }
             Event::Respond(key, reply) => {
-                let id = Monitor::id(at, self.processes[at].began);
+                let id = Monitor::id(at, self.processes[at].operations_begun);
                 let outcome = self.monitor.respond(id, key, &reply);
                 let record = self.monitor.record(id);
                 if let Some(version) = &record.version {
@@ -343,7 +343,7 @@ impl Execution<'_> {
             }
             Event::Swept(clients) => self.check_swept(at, &clients)?,
             Event::Lost { next, again, seen } => self.reopen(at, next, again, seen),
-            Event::Over => self.processes[at].state = State::Over,
+            Event::Finished => self.processes[at].state = State::Finished,
         }
         Ok(())
     }
@@ -356,7 +356,7 @@ impl Execution<'_> {
         }
         let client = self.processes[at].client;
         let idle = |process: &Process| {
-            process.client != client || matches!(process.state, State::Between | State::Over)
+            process.client != client || matches!(process.state, State::Between | State::Finished)
         };
         if self.processes.iter().all(idle) {
             let mut hasher = std::hash::DefaultHasher::new();

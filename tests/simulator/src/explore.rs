@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::monitor::Violation;
 use crate::mutant::Mutant;
 use crate::prepared::Prepared;
-use crate::process::Action;
+use crate::process::SchedulerAction;
 use crate::scenario::Scenario;
 
 /// The extent of a search.
@@ -50,7 +50,7 @@ impl Default for Bounds {
 }
 
 struct Frame {
-    actions: Vec<Action>,
+    actions: Vec<SchedulerAction>,
     chosen: usize,
     /// The number of preemptions that remain before this choice.
     preemptions_left: u8,
@@ -171,7 +171,7 @@ impl Search<'_> {
         }
     }
 
-    fn cost(&self, execution: &Execution<'_>, action: Action) -> u8 {
+    fn cost(&self, execution: &Execution<'_>, action: SchedulerAction) -> u8 {
         match self.bounds.preemptions {
             Some(_) => u8::from(execution.preempts(action)),
             None => 0,

@@ -10,7 +10,7 @@ use crate::execution::Execution;
 use crate::monitor::Violation;
 use crate::mutant::Mutant;
 use crate::prepared::{Prepared, name};
-use crate::process::Action;
+use crate::process::SchedulerAction;
 use crate::trace::Line;
 
 /// An execution that went wrong.
@@ -37,7 +37,7 @@ impl Failure {
     pub(crate) fn new(
         prepared: &Prepared<'_>,
         preemptible_words: Option<Rc<BTreeSet<usize>>>,
-        actions: Vec<Action>,
+        actions: Vec<SchedulerAction>,
         violation: Violation,
     ) -> Self {
         let mut execution = Execution::begin(prepared, preemptible_words, true);

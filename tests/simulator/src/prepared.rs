@@ -61,7 +61,7 @@ impl<'s> Prepared<'s> {
         let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
         let limits = &scenario.limits;
         let reopened =
-            u64::from(limits.losses + limits.pauses) + clients * u64::from(limits.renewals);
+            u64::from(limits.losses + limits.pauses) + clients * u64::from(limits.server_restarts);
         let slots = (scenario.slots, scenario.used);
         let blocks_max = blocks_max.unwrap_or(0);
         let region =
@@ -96,8 +96,8 @@ impl<'s> Prepared<'s> {
     /// Returns the words that are preemptible from the start. If connections can break, these are
     /// the slots: a client that repeats an operation finds its own former writes.
     pub(crate) fn first_preemptible_words(&self) -> BTreeSet<usize> {
-        let EventCounts { losses, pauses, renewals, .. } = self.scenario.limits;
-        let breaks = losses + pauses + renewals > 0;
+        let EventCounts { losses, pauses, server_restarts, .. } = self.scenario.limits;
+        let breaks = losses + pauses + server_restarts > 0;
         let is_slot = |index: &usize| {
             let offset = self.memory.offset(*index);
             self.region.slot_at(offset).is_some() && self.region.can_change(offset)
@@ -221,9 +221,9 @@ impl<'s> Prepared<'s> {
         let chores = self.scenario.chores().split_off(chore as usize);
         let task = run_chores(session.clone(), world.clone(), (chores, lanes), events.clone());
         let mut process = Process::new(client, (LaneId(0), lanes), Box::pin(task), events);
-        process.began = chore;
+        process.operations_begun = chore;
         if chore as usize == self.scenario.chores().len() {
-            process.state = State::Over;
+            process.state = State::Finished;
         }
         (session, process)
     }

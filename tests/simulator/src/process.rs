@@ -10,7 +10,7 @@ use crate::task::Events;
 
 /// A possible next step of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum SchedulerAction {
     /// A process begins its next operation.
     Begin(usize),
     /// A process accesses this group of words.
@@ -31,12 +31,12 @@ pub(crate) enum Action {
     /// still executed, but without a completion.
     Lose(usize, bool),
     /// The server is killed and restarted. It fences all clients from before.
-    Renew,
+    RestartServer,
     /// The server is killed in a split, and restarted. It continues the split.
-    Restart,
+    RestartSplit,
 }
 
-impl Action {
+impl SchedulerAction {
     /// Returns the process that acts; `None` for events.
     pub(crate) fn process(self) -> Option<usize> {
         match self {
@@ -55,7 +55,7 @@ pub(crate) enum State {
     /// Between two operations.
     Between,
     Working,
-    Over,
+    Finished,
     /// It died, but its chains in flight may still be executed, until the server notices.
     Dying,
     /// It died, or has used up its chains.
@@ -72,7 +72,7 @@ pub(crate) struct Process {
     pub(crate) state: State,
     pub(crate) chains: u32,
     /// The number of operations that it has begun.
-    pub(crate) began: u32,
+    pub(crate) operations_begun: u32,
     /// A hash of the versions that its operations found.
     pub(crate) seen: u64,
     /// What the operation could see when it began its last two waits, as hashes. The earlier one
@@ -98,7 +98,7 @@ impl Process {
             events,
             state,
             chains: 0,
-            began: 0,
+            operations_begun: 0,
             seen: 0,
             waits: [None; 2],
         }

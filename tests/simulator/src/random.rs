@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::memory::mix;
 use crate::monitor::Violation;
 use crate::prepared::Prepared;
-use crate::process::Action;
+use crate::process::SchedulerAction;
 use crate::scenario::Scenario;
 
 /// Random numbers that depend on the seed only.
@@ -66,7 +66,11 @@ fn try_seed(prepared: &Prepared<'_>, seed: u64) -> Result<(), Box<Failure>> {
 
 /// Runs one execution. It stays with a process for a random number of steps, because a uniform
 /// choice at every word would almost never let one process run far while the others stand still.
-fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(), Violation> {
+fn roll(
+    prepared: &Prepared<'_>,
+    seed: u64,
+    taken: &mut Vec<SchedulerAction>,
+) -> Result<(), Violation> {
     let mut dice = Dice::new(seed);
     let mut execution = Execution::begin(prepared, None, false);
     let stretch = [1, 4, 16, 64][dice.below(4)];
@@ -83,8 +87,9 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
             action = actions[dice.below(actions.len())];
         }
         // Events and the ends of waits are rare.
-        let is_rare =
-            |action: &Action| action.process().is_none() || matches!(action, Action::Wake(..));
+        let is_rare = |action: &SchedulerAction| {
+            action.process().is_none() || matches!(action, SchedulerAction::Wake(..))
+        };
         if is_rare(&action) && dice.below(8) != 0 {
             actions.retain(|action| !is_rare(action));
             if !actions.is_empty() {
@@ -99,7 +104,10 @@ fn roll(prepared: &Prepared<'_>, seed: u64, taken: &mut Vec<Action>) -> Result<(
 
 /// Repeats these actions, and skips those that are not possible. Returns the actions that were
 /// taken and the violation, if the execution still goes wrong.
-fn repeat(prepared: &Prepared<'_>, wanted: &[Action]) -> Option<(Vec<Action>, Violation)> {
+fn repeat(
+    prepared: &Prepared<'_>,
+    wanted: &[SchedulerAction],
+) -> Option<(Vec<SchedulerAction>, Violation)> {
     let mut execution = Execution::begin(prepared, None, false);
     let (mut taken, mut actions) = (Vec::new(), Vec::new());
     for action in wanted {
@@ -118,9 +126,9 @@ fn repeat(prepared: &Prepared<'_>, wanted: &[Action]) -> Option<(Vec<Action>, Vi
 /// failure that only the checks at the end find is not shortened.
 fn shorten(
     prepared: &Prepared<'_>,
-    mut actions: Vec<Action>,
+    mut actions: Vec<SchedulerAction>,
     mut violation: Violation,
-) -> (Vec<Action>, Violation) {
+) -> (Vec<SchedulerAction>, Violation) {
     let mut part = actions.len() / 2;
     let mut tried = 0;
     while part > 0 && tried < SHORTER_MAX {

@@ -43,9 +43,9 @@ pub(crate) struct EventCounts {
     pub(crate) deaths: u32,
     pub(crate) losses: u32,
     /// Restarts of the server that end all connections.
-    pub(crate) renewals: u32,
+    pub(crate) server_restarts: u32,
     /// Restarts of the server in the middle of a split.
-    pub(crate) restarts: u32,
+    pub(crate) split_restarts: u32,
 }
 
 /// The region at the start, the clients' scripts, and the events that may happen.
@@ -161,8 +161,8 @@ impl Scenario {
     }
 
     /// The server is killed and restarted up to `max` times, and every client reconnects.
-    pub fn renewals(mut self, max: u32) -> Self {
-        self.limits.renewals = max;
+    pub fn server_restarts(mut self, max: u32) -> Self {
+        self.limits.server_restarts = max;
         self
     }
 
@@ -206,8 +206,8 @@ impl Scenario {
     }
 
     /// The server is killed up to `max` times in the middle of the split, and continues it.
-    pub fn restarts(mut self, max: u32) -> Self {
-        self.limits.restarts = max;
+    pub fn split_restarts(mut self, max: u32) -> Self {
+        self.limits.split_restarts = max;
         self
     }
 
@@ -246,7 +246,8 @@ impl fmt::Display for Scenario {
         mutants.dedup();
         let clients: Vec<_> = self.clients.iter().map(Script::to_string).collect();
         write!(f, "{}{}", mutants.concat(), clients.join(" beside "))?;
-        let EventCounts { jumps, pauses, deaths, losses, renewals, restarts } = self.limits;
+        let EventCounts { jumps, pauses, deaths, losses, server_restarts, split_restarts } =
+            self.limits;
         let numbers = [
             ("slots", self.slots as u64, SLOTS as u64),
             ("used", self.used as u64, 0),
@@ -255,8 +256,8 @@ impl fmt::Display for Scenario {
             ("pauses", pauses.into(), 0),
             ("deaths", deaths.into(), 0),
             ("losses", losses.into(), 0),
-            ("renewals", renewals.into(), 0),
-            ("restarts", restarts.into(), 0),
+            ("server_restarts", server_restarts.into(), 0),
+            ("split_restarts", split_restarts.into(), 0),
         ];
         for (name, number, default) in numbers {
             if number != default {

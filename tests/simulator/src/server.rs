@@ -126,7 +126,7 @@ pub(crate) async fn run_chores(
         };
         events.borrow_mut().extend([event, Event::Skip]);
     }
-    events.borrow_mut().push_back(Event::Over);
+    events.borrow_mut().push_back(Event::Finished);
 }
 
 /// Makes the first split. With `reuse`, waits until no client believes a READ from before that

@@ -32,7 +32,7 @@ pub(crate) enum Event {
         again: bool,
         seen: Seen,
     },
-    Over,
+    Finished,
 }
 
 /// The value and version that a script's last GET of each key found.
@@ -141,5 +141,5 @@ pub(crate) async fn run_script(
         }
         events.push_back(Event::Respond(key, reply));
     }
-    events.borrow_mut().push_back(Event::Over);
+    events.borrow_mut().push_back(Event::Finished);
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use farside::Client;
 use farside_layout::{CHUNK_BYTES, SizeClass, block_bytes};
 use farside_tests::{
-    PATIENCE, ServerProcess, fill, fill_up, left_out_over_rdma, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, fill, fill_up, left_out_over_rdma, scaled, wait_until,
 };
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -135,7 +135,7 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
 /// Waits until the heap has this many free chunks.
 fn wait_for_chunks(client: &Client, chunks: u64) {
     let free = || client.statistics().unwrap().chunks_free;
-    wait_until("chunks are free", PATIENCE, || free() >= chunks);
+    wait_until("chunks are free", TEST_TIMEOUT, || free() >= chunks);
 }
 
 #[test]

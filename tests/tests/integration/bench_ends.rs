@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farside_linearizability::Ended;
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{PATIENCE, ServerProcess, binary, send_signal, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, binary, send_signal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -45,7 +45,7 @@ impl Run {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         let mut server = None;
-        wait_until("it starts a server", PATIENCE, || {
+        wait_until("it starts a server", TEST_TIMEOUT, || {
             server = process_with(folder.path());
             server.is_some()
         });
@@ -56,7 +56,7 @@ impl Run {
     fn expect_end(mut self, code: Option<i32>) {
         assert_eq!(self.child.wait().unwrap().code(), code);
         let folder = self.folder.path();
-        wait_until("its server ends", PATIENCE, || process_with(folder).is_none());
+        wait_until("its server ends", TEST_TIMEOUT, || process_with(folder).is_none());
     }
 
     fn expect_no_files(&self) {
@@ -102,8 +102,10 @@ fn the_second_signal_ends_a_run_whose_server_does_not_stop() {
     kill_process(run.server, Signal::STOP).unwrap();
     // Before it has stopped, the server may still create a file.
     let stat = format!("/proc/{}/stat", run.server.as_raw_nonzero());
-    wait_until("it stops", PATIENCE, || std::fs::read_to_string(&stat).unwrap().contains(") T "));
-    wait_until("it ends", PATIENCE, || {
+    wait_until("it stops", TEST_TIMEOUT, || {
+        std::fs::read_to_string(&stat).unwrap().contains(") T ")
+    });
+    wait_until("it ends", TEST_TIMEOUT, || {
         send_signal(&run.child, Signal::INT);
         std::thread::sleep(Duration::from_millis(20));
         run.child.try_wait().unwrap().is_some()
@@ -137,7 +139,7 @@ fn a_history_survives_the_death_of_its_server() {
     };
     let child = bench().spawn().unwrap();
     let bytes = || std::fs::metadata(&history).map_or(0, |found| found.len());
-    wait_until("operations are recorded", PATIENCE, || bytes() > 0);
+    wait_until("operations are recorded", TEST_TIMEOUT, || bytes() > 0);
     let mut again = bench();
     server.kill();
     let said = CommandOutput::new(child.wait_with_output().unwrap());

@@ -27,7 +27,7 @@ fn browser() -> Option<&'static str> {
 /// The width and height of a screenshot, in pixels.
 const SIZE: (usize, usize) = (1400, 1600);
 /// Timeout of a screenshot, for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A browser's screenshot of a page: rows of pixels of red, green and blue.
 fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
@@ -45,7 +45,7 @@ fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             child.kill().unwrap();

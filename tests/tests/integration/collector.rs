@@ -10,7 +10,7 @@ use farside_config::ClientConfig;
 use farside_control::HELD_PER_MESSAGE_MAX;
 use farside_layout::SizeClass;
 use farside_tests::{
-    PATIENCE, ServerProcess, StopOnDrop, Worker, blocks_with_clients, device, fill, scaled,
+    ServerProcess, StopOnDrop, TEST_TIMEOUT, Worker, blocks_with_clients, device, fill, scaled,
     wait_until,
 };
 
@@ -18,12 +18,14 @@ use crate::bench_cli::bench;
 
 /// Waits until the server has all blocks that are not linked.
 fn wait_for_all(observer: &Client) {
-    wait_until("all blocks are back", PATIENCE, || blocks_with_clients(observer) == 0);
+    wait_until("all blocks are back", TEST_TIMEOUT, || blocks_with_clients(observer) == 0);
 }
 
 /// Waits until at least `count` clients are connected.
 fn wait_for_clients(observer: &Client, count: u64) {
-    wait_until("the clients connect", PATIENCE, || observer.statistics().unwrap().clients >= count);
+    wait_until("the clients connect", TEST_TIMEOUT, || {
+        observer.statistics().unwrap().clients >= count
+    });
 }
 
 /// The number of clients of a worker.
@@ -152,11 +154,11 @@ fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
     let server = ServerProcess::start("--memory 64MiB --grace-ms 20");
     let mut stopped = worker(&server, 0);
     let observer = server.client();
-    wait_until("the worker has blocks", PATIENCE, || blocks_with_clients(&observer) != 0);
+    wait_until("the worker has blocks", TEST_TIMEOUT, || blocks_with_clients(&observer) != 0);
     stopped.stop();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let stopping = StopOnDrop(&stop);
+        let stop_guard = StopOnDrop(&stop);
         let working = scope.spawn(|| {
             let mut session = observer.session().unwrap();
             let mut count = 0u64;
@@ -172,12 +174,12 @@ fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
         let statistics = observer.collect().unwrap();
         assert!(started.elapsed() < Duration::from_secs(if device().is_some() { 60 } else { 20 }));
         assert_eq!((statistics.clients_lost, statistics.clients), (CLIENTS, 1));
-        drop(stopping);
+        drop(stop_guard);
         assert!(working.join().unwrap() > scaled(1000));
     });
     // The resumed worker finds its clients fenced, so they reconnect and continue.
     stopped.resume();
-    wait_until("the worker reconnects", PATIENCE, || {
+    wait_until("the worker reconnects", TEST_TIMEOUT, || {
         stopped.check();
         observer.statistics().unwrap().clients > CLIENTS
     });

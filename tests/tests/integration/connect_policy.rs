@@ -54,7 +54,7 @@ fn every_command_waits_for_a_server_that_starts() {
 #[test]
 fn a_collection_whose_server_is_restarted_starts_again() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB");
-    let client = server.client_builder().connect_timeout(farside_tests::PATIENCE);
+    let client = server.client_builder().connect_timeout(farside_tests::TEST_TIMEOUT);
     let client = client.connect().unwrap();
     let before = client.statistics().unwrap();
     // The paused server does not answer, so it is killed during the collection.

@@ -5,7 +5,7 @@ use farside::ConnectError::Unreachable;
 use farside::OperationError::OutOfSpace;
 use farside::{Error, Outcome};
 use farside_tests::{
-    PATIENCE, ServerProcess, blocks_with_clients, device, fill, fill_up, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, blocks_with_clients, device, fill, fill_up, scaled, wait_until,
 };
 use rustix::process::Signal;
 
@@ -27,7 +27,7 @@ fn a_goodbye_loses_no_block() {
         }
         drop((session, client));
     }
-    wait_until("the last client signs off", PATIENCE, || {
+    wait_until("the last client signs off", TEST_TIMEOUT, || {
         observer.statistics().unwrap().clients == 1
     });
     assert_eq!(blocks_with_clients(&observer), 0);
@@ -121,7 +121,9 @@ fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
     assert!(pipeline.poll().is_none() && pipeline.poll().is_none());
     std::mem::forget(pipeline);
     drop((session, client));
-    wait_until("the client is lost", PATIENCE, || observer.statistics().unwrap().clients_lost > 0);
+    wait_until("the client is lost", TEST_TIMEOUT, || {
+        observer.statistics().unwrap().clients_lost > 0
+    });
     server.wait_for_log("cleared the unfinished inserts of lost clients");
     assert!(observer.session().unwrap().insert(b"new", b"other").unwrap());
     server.assert_verifies();

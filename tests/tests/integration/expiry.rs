@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside::{BatchOutcome, Exchange, Store};
-use farside_tests::{PATIENCE, ServerProcess, scaled, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
 #[test]
@@ -23,7 +23,9 @@ fn values_expire_for_every_client_and_their_memory_is_reused() {
     assert!((0..keys).all(|n| session.get(&n.to_le_bytes()).unwrap().is_none()));
     assert!((0..keys).all(|n| other.get(&n.to_le_bytes()).unwrap().is_none()));
     assert_eq!(session.scan().unwrap().count(), 1);
-    wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == keys);
+    wait_until("all are removed", TEST_TIMEOUT, || {
+        client.statistics().unwrap().keys_expired == keys
+    });
     server.assert_verifies();
     assert_eq!(*session.get(b"stays").unwrap().unwrap(), *b"stays");
     // The slots and blocks of expired values can be used again.
@@ -92,7 +94,9 @@ fn an_expiry_survives_the_server_and_the_client() {
     server.kill();
     server.restart();
     let client = server.client();
-    wait_until("all are removed", PATIENCE, || client.statistics().unwrap().keys_expired == 100);
+    wait_until("all are removed", TEST_TIMEOUT, || {
+        client.statistics().unwrap().keys_expired == 100
+    });
     server.assert_verifies();
     // No client stores expiring values any more, so the server sleeps once the slots are empty.
     std::thread::sleep(Duration::from_secs(2));

@@ -3,7 +3,7 @@
 //! ones while clients use it.
 
 use farside_fabric::shm::collapse_refusal;
-use farside_tests::{PATIENCE, ServerProcess, fill, left_out, left_out_over_rdma, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, left_out, left_out_over_rdma, wait_until};
 
 /// Returns whether this test is left out on this machine, and prints why.
 fn is_left_out() -> bool {
@@ -83,7 +83,7 @@ fn a_region_of_small_pages_gets_huge_ones_while_it_is_used() {
     let client = server.client();
     let mut session = client.session().unwrap();
     let mut rounds = 0u64;
-    wait_until("the pages are made", PATIENCE, || {
+    wait_until("the pages are made", TEST_TIMEOUT, || {
         for n in 0..KEYS {
             let key = n.to_le_bytes();
             let value = session.get(&key).unwrap().unwrap();

@@ -13,7 +13,7 @@ use farside_layout::{
     slot_in_subtable,
 };
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{PATIENCE, ServerProcess, StopOnDrop, fill, proof, scaled, wait_until};
+use farside_tests::{ServerProcess, StopOnDrop, TEST_TIMEOUT, fill, proof, scaled, wait_until};
 
 const WRITERS: u64 = 3;
 
@@ -288,7 +288,7 @@ fn a_snapshot_shows_while_it_is_taken() {
     let server = ServerProcess::start("--memory 16MiB");
     let (taking, observer) = (server.client(), server.client());
     let wait_for = |under_way: u64, permille: u64, taken: u64| {
-        wait_until("the snapshot shows", PATIENCE, || {
+        wait_until("the snapshot shows", TEST_TIMEOUT, || {
             let now = observer.statistics().unwrap();
             (now.snapshots, now.snapshot_permille, now.snapshots_taken)
                 == (under_way, permille, taken)
@@ -315,7 +315,7 @@ fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
     let server = ServerProcess::start_with_config("clients_max = 2\n", "--memory 16MiB");
     let observer = server.client();
     observer.session().unwrap().put(b"key", b"value").unwrap();
-    wait_until("one is left", PATIENCE, || observer.statistics().unwrap().clients == 1);
+    wait_until("one is left", TEST_TIMEOUT, || observer.statistics().unwrap().clients == 1);
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let restored = restored(&file, "16MiB");

@@ -1,6 +1,7 @@
 //! Proves that invalid bytes from a stranger do no harm: random, truncated, or with flipped bits.
-//! They come in a hello, in a control message, or in the answer of a false server. Connected
-//! clients are still served, others get an error. Guards against a decoder that trusts its input.
+//! They come in a connect request, in a control message, or in the answer of a false server.
+//! Connected clients are still served, others get an error. Guards against a decoder that trusts
+//! its input.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use farside_control::{
 use farside_fabric::rdma::Options;
 use farside_fabric::shm::Connection;
 use farside_layout::SizeClass;
-use farside_tests::{PATIENCE, ServerProcess, device_or_left_out, scaled, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, device_or_left_out, scaled, wait_until};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -37,13 +38,13 @@ fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
 }
 
 /// The server's refusal of these bytes as a request; `None` if it accepts them.
-fn answer(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
+fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
     let target: Address = server.parse().unwrap();
     let reply = match target.resolve().unwrap().first() {
         None => {
             let path = server.strip_prefix("shm://").unwrap();
-            let connection = Connection::connect(path.as_ref(), PATIENCE).unwrap();
-            connection.set_receive_timeout(Some(PATIENCE)).unwrap();
+            let connection = Connection::connect(path.as_ref(), TEST_TIMEOUT).unwrap();
+            connection.set_receive_timeout(Some(TEST_TIMEOUT)).unwrap();
             connection.send(bytes, None).unwrap();
             let mut reply = [0; 256];
             let (bytes, _) = connection.receive(&mut reply).unwrap();
@@ -75,7 +76,7 @@ fn answer_over_rdma(_: SocketAddr, _: &[u8], _: bool) -> Vec<u8> {
     unreachable!("there is no device without RDMA")
 }
 
-fn hello(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
+fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
     ConnectRequest { role, purpose, token: Token::of("secret") }.encode()
 }
 
@@ -118,7 +119,7 @@ fn legitimate_client(server: &ServerProcess) -> farside::Client {
 }
 
 #[test]
-fn no_invalid_hello_harms_a_server() {
+fn no_invalid_connect_request_harms_a_server() {
     let (server, _) = guarded();
     let client = legitimate_client(&server);
     let mut session = client.session().unwrap();
@@ -126,7 +127,7 @@ fn no_invalid_hello_harms_a_server() {
     let mut random = SmallRng::seed_from_u64(5);
     let mut accepted = 0;
     let mut try_one = |bytes: &[u8], for_data| {
-        let refusal = answer(&address, bytes, for_data);
+        let refusal = refusal_of(&address, bytes, for_data);
         let is_expected = |refusal| {
             matches!(
                 refusal,
@@ -146,26 +147,28 @@ fn no_invalid_hello_harms_a_server() {
         random.fill_bytes(&mut noise);
         try_one(&noise, bytes % 2 == 0);
         if bytes < REQUEST_BYTES_MAX {
-            try_one(&hello(Role::Writer, Purpose::Control)[..bytes], false);
+            try_one(&connect_request(Role::Writer, Purpose::Control)[..bytes], false);
         }
     }
     for round in 0..scaled(10_000) {
         // A lease must not work as a ticket: every client can read it in the region.
         let stolen = Purpose::Data { client_id: 1, ticket: (1 << 32) + round % 4 };
         let purpose = if round % 2 == 0 { Purpose::Control } else { stolen };
-        let mut bytes = garbage(&mut random, &hello(Role::Writer, purpose), REQUEST_BYTES_MAX);
+        let mut bytes =
+            garbage(&mut random, &connect_request(Role::Writer, purpose), REQUEST_BYTES_MAX);
         bytes.resize(bytes.len().max(1), 0);
         try_one(&bytes, purpose != Purpose::Control);
     }
-    let mut other = hello(Role::Writer, Purpose::Control);
+    let mut other = connect_request(Role::Writer, Purpose::Control);
     other[4] += 1;
     let (server_speaks, client_speaks) = (PROTOCOL_VERSION.into(), u64::from(PROTOCOL_VERSION) + 1);
     let versions = Refusal::Version { server: server_speaks, client: client_speaks };
-    assert_eq!(answer(&address, &other, false), Some(versions));
+    assert_eq!(refusal_of(&address, &other, false), Some(versions));
     println!("{versions}");
-    // A hello with a flipped bit in the role is a valid one: a reader's, with the right secret.
-    println!("{accepted} hellos were accepted");
-    wait_until("no other client is connected", PATIENCE, || {
+    // A connect request with a flipped bit in the role is a valid one: a reader's, with the right
+    // secret.
+    println!("{accepted} connect requests were accepted");
+    wait_until("no other client is connected", TEST_TIMEOUT, || {
         client.statistics().unwrap().clients == 1
     });
     assert_eq!(client.statistics().unwrap().clients_lost, accepted);
@@ -223,8 +226,8 @@ fn a_reader_cannot_open_sessions_of_another_client() {
     let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;
-    let stolen = hello(Role::Reader, Purpose::Data { client_id, ticket: lease });
+    let stolen = connect_request(Role::Reader, Purpose::Data { client_id, ticket: lease });
     let unknown = Refusal::UnknownClient { client: client_id.into() };
-    assert_eq!(answer(&server.address(), &stolen, true), Some(unknown));
+    assert_eq!(refusal_of(&server.address(), &stolen, true), Some(unknown));
     assert!(victim.factory.fabric(1).is_ok());
 }

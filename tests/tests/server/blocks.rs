@@ -112,7 +112,7 @@ fn answers_wait_for_a_client_that_reads_slowly() {
     let mut taken = Vec::new();
     for _ in 0..REQUESTS {
         match slow.receive() {
-            Some(Reply::Blocks { blocks, .. }) => taken.extend(blocks),
+            Some(ServerMessage::Blocks { blocks, .. }) => taken.extend(blocks),
             other => panic!("{other:?}"),
         }
     }
@@ -146,7 +146,7 @@ fn the_server_reads_no_requests_of_a_client_that_reads_no_answers() {
     assert_eq!(good.statistics().clients_lost, 0, "no client is fenced");
     assert!(!good.take(class(1000), 1).is_empty());
     for _ in 0..asked {
-        assert!(matches!(not_reading.receive(), Some(Reply::Blocks { .. })));
+        assert!(matches!(not_reading.receive(), Some(ServerMessage::Blocks { .. })));
     }
     assert_eq!(not_reading.statistics().clients, 2);
 }

@@ -73,7 +73,7 @@ fn the_server_tells_systemd_when_it_is_ready() {
     let folder = TestFolder::new();
     let socket = folder.dir.path().join("notify");
     let notify = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
-    notify.set_read_timeout(Some(PATIENCE)).unwrap();
+    notify.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let _server = ServerProcess::spawn_in(folder.dir.path(), "--memory 8MiB", |command| {
         command.env("NOTIFY_SOCKET", &socket)
     });

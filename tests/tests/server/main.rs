@@ -24,8 +24,8 @@ use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose,
-    REQUEST_BYTES_MAX, Refusal, Reply, Request, Role, ServerStatistics, SplitOutcome, Token,
-    Welcome, decode_reply,
+    REQUEST_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerStatistics, SplitOutcome,
+    Token, Welcome, decode_reply,
 };
 use farside_fabric::shm::{Connection, Region};
 use farside_layout::{
@@ -39,7 +39,7 @@ use zerocopy::IntoBytes;
 /// The size of most tests' region.
 const REGION_BYTES: u64 = 8 << 20;
 /// Timeout: longer than any step takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A test's own folder, and a server configuration that points into it.
 struct TestFolder {
@@ -89,8 +89,8 @@ impl TestFolder {
 
     /// Connects without a request.
     fn connect(&self) -> Connection {
-        let connection = Connection::connect(&self.socket(), PATIENCE).unwrap();
-        connection.set_receive_timeout(Some(PATIENCE)).unwrap();
+        let connection = Connection::connect(&self.socket(), TEST_TIMEOUT).unwrap();
+        connection.set_receive_timeout(Some(TEST_TIMEOUT)).unwrap();
         connection
     }
 
@@ -157,21 +157,21 @@ impl Client {
     }
 
     /// Returns the next answer; `None` if the server disconnected. Skips the server's questions.
-    fn receive(&self) -> Option<Reply> {
+    fn receive(&self) -> Option<ServerMessage> {
         loop {
             match self.receive_any() {
-                Some(Reply::Ask(_)) => {}
+                Some(ServerMessage::Request(_)) => {}
                 answer => return answer,
             }
         }
     }
 
     /// Returns the next message of any kind; `None` if the server disconnected.
-    fn receive_any(&self) -> Option<Reply> {
+    fn receive_any(&self) -> Option<ServerMessage> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         match self.connection.receive(&mut buffer) {
             Ok((0, _)) => None,
-            Ok((bytes, _)) => Some(Reply::decode(&buffer[..bytes]).unwrap()),
+            Ok((bytes, _)) => Some(ServerMessage::decode(&buffer[..bytes]).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
             Err(error) => panic!("{error}"),
         }
@@ -182,10 +182,10 @@ impl Client {
         loop {
             self.send(&Request::TakeBlocks { class, count });
             match self.receive() {
-                Some(Reply::Blocks { soon: true, .. }) => {
+                Some(ServerMessage::Blocks { soon: true, .. }) => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Some(Reply::Blocks { class: found_class, soon: false, blocks, .. }) => {
+                Some(ServerMessage::Blocks { class: found_class, soon: false, blocks, .. }) => {
                     assert!(found_class == class && blocks.len() <= BLOCKS_PER_MESSAGE_MAX);
                     return blocks;
                 }
@@ -201,7 +201,7 @@ impl Client {
     fn statistics(&self) -> ServerStatistics {
         self.send(&Request::Statistics);
         match self.receive() {
-            Some(Reply::Statistics(statistics)) => statistics,
+            Some(ServerMessage::Statistics(statistics)) => statistics,
             other => panic!("{other:?}"),
         }
     }
@@ -243,7 +243,7 @@ impl Client {
         let directory_hash = prefix.checked_shl(32 - u32::from(depth)).unwrap_or(0);
         self.send(&Request::Split { directory_hash, local_depth: depth });
         match self.receive() {
-            Some(Reply::Split { outcome, .. }) => outcome,
+            Some(ServerMessage::Split { outcome, .. }) => outcome,
             other => panic!("{other:?}"),
         }
     }
@@ -307,5 +307,5 @@ fn class(bytes: u64) -> SizeClass {
 
 /// Waits until a condition holds; panics with its description `what` after the timeout.
 fn eventually(what: &str, holds: impl FnMut() -> bool) {
-    farside_tests::wait_until(what, PATIENCE, holds);
+    farside_tests::wait_until(what, TEST_TIMEOUT, holds);
 }

@@ -32,7 +32,7 @@ impl<P: Peer> PeerStore<P> {
 impl<P: Peer> MeasuredStore for PeerStore<P> {
     type Error = PeerError;
     type Pipeline<'s>
-        = Lanes<'s, P>
+        = PeerPipeline<'s, P>
     where
         P: 's;
 
@@ -50,8 +50,8 @@ impl<P: Peer> MeasuredStore for PeerStore<P> {
         Ok(action.outcome(applied, found))
     }
 
-    fn pipeline(&mut self) -> Result<Lanes<'_, P>> {
-        Ok(Lanes::new(&self.peer, self.depth))
+    fn pipeline(&mut self) -> Result<PeerPipeline<'_, P>> {
+        Ok(PeerPipeline::new(&self.peer, self.depth))
     }
 
     fn counters(&self) -> Counters {
@@ -99,11 +99,11 @@ struct Lane<'s> {
     task: Pin<Box<dyn Future<Output = ()> + 's>>,
     value: Vec<u8>,
     counters: Counters,
-    counted: Counters,
+    total_counters: Counters,
 }
 
-/// Operations in flight.
-pub struct Lanes<'s, P: Peer> {
+/// A pipeline over the lanes of a peer.
+pub struct PeerPipeline<'s, P: Peer> {
     peer: &'s P,
     depth: u16,
     lanes: Vec<Lane<'s>>,
@@ -113,13 +113,13 @@ pub struct Lanes<'s, P: Peer> {
     finished: VecDeque<u16>,
 }
 
-impl<'s, P: Peer> Lanes<'s, P> {
+impl<'s, P: Peer> PeerPipeline<'s, P> {
     fn new(peer: &'s P, depth: u16) -> Self {
         let lane = |id| {
             let mailbox = Rc::new(Mailbox::default());
             let task = Box::pin(run_lane(peer, LaneId(id), mailbox.clone()));
-            let counted = counted(peer, id, depth);
-            Lane { mailbox, task, value: Vec::new(), counters: counted, counted }
+            let total_counters = lane_counters_sum(peer, id, depth);
+            Lane { mailbox, task, value: Vec::new(), counters: total_counters, total_counters }
         };
         let count = usize::from(depth);
         Self {
@@ -165,13 +165,13 @@ impl<'s, P: Peer> Lanes<'s, P> {
 
     fn take(&mut self) -> Option<Completed<'_, PeerError>> {
         let id = self.finished.pop_front()?;
-        let counted = counted(self.peer, id, self.depth);
+        let total_counters = lane_counters_sum(self.peer, id, self.depth);
         let lane = &mut self.lanes[usize::from(id)];
         let (job, result) = lane.mailbox.answer.take()?;
         self.free.push(id);
         lane.value = job.value;
-        lane.counters = counted.since(&lane.counted);
-        lane.counted = counted;
+        lane.counters = total_counters.since(&lane.total_counters);
+        lane.total_counters = total_counters;
         let result = result.map(|applied| job.action.outcome(applied, &lane.value));
         Some(Completed { lane: id.into(), result, counters: &lane.counters })
     }
@@ -179,13 +179,13 @@ impl<'s, P: Peer> Lanes<'s, P> {
 
 /// The sum of the counters of an operation's lanes so far.
 #[inline]
-fn counted<P: Peer>(peer: &P, lane: u16, depth: u16) -> Counters {
+fn lane_counters_sum<P: Peer>(peer: &P, lane: u16, depth: u16) -> Counters {
     let fabric = peer.endpoint().fabric();
-    let mut counted = *fabric.lane_counters(LaneId(lane));
+    let mut sum = *fabric.lane_counters(LaneId(lane));
     for more in 1..P::LANES {
-        counted += *fabric.lane_counters(LaneId(lane + more * depth));
+        sum += *fabric.lane_counters(LaneId(lane + more * depth));
     }
-    counted
+    sum
 }
 
 /// A lane's task: one job after another, for ever.
@@ -198,7 +198,7 @@ async fn run_lane<P: Peer>(peer: &P, lane: LaneId, mailbox: Rc<Mailbox>) {
     }
 }
 
-impl<P: Peer> Pipelined for Lanes<'_, P> {
+impl<P: Peer> Pipelined for PeerPipeline<'_, P> {
     type Error = PeerError;
 
     #[inline]
@@ -247,7 +247,7 @@ impl<P: Peer> Pipelined for Lanes<'_, P> {
     }
 }
 
-impl<P: Peer> Drop for Lanes<'_, P> {
+impl<P: Peer> Drop for PeerPipeline<'_, P> {
     /// Finishes what is in flight, so that the next pipeline finds no chain on its lanes.
     fn drop(&mut self) {
         while self.wait().is_some() {}

@@ -16,7 +16,7 @@ use super::memory::{SEGMENT_BYTES, Segments};
 use super::race::Race;
 use super::swarm::Swarm;
 use super::{Peer, PeerDemand};
-use crate::asking::Asking;
+use crate::test_operations::TestOperations;
 
 const DEPTH: u16 = 8;
 const DEMAND: PeerDemand = PeerDemand { records: 1000, value_bytes: 13, depth: DEPTH };

@@ -9,7 +9,7 @@ use farside_bench::store::{Action, MeasuredStore, Pipelined};
 use super::memcached::MemcachedProtocol;
 use super::requests::Requests;
 use super::*;
-use crate::asking::Asking;
+use crate::test_operations::TestOperations;
 
 /// Sends these answers to the first client, whatever it asks. Returns the body's result and what
 /// the client sent.

@@ -45,20 +45,29 @@ fn messages_round_trip() {
     let statistics =
         ServerStatistics { clients: 3, clients_lost: 8, classes, ..Default::default() };
     for reply in [
-        Reply::Blocks { class: class(3), rested: true, soon: false, blocks: full },
-        Reply::Blocks { class: class(4), rested: true, soon: true, blocks: Vec::new() },
-        Reply::Blocks { class: class(4), rested: false, soon: false, blocks: some_blocks(2) },
-        Reply::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Impossible },
-        Reply::Ask(ServerRequest::Report { collection: 9 }),
-        Reply::Ask(ServerRequest::Return),
-        Reply::Ask(ServerRequest::Alive),
-        Reply::Statistics(statistics),
-        Reply::Statistics(ServerStatistics::default()),
+        ServerMessage::Blocks { class: class(3), rested: true, soon: false, blocks: full },
+        ServerMessage::Blocks { class: class(4), rested: true, soon: true, blocks: Vec::new() },
+        ServerMessage::Blocks {
+            class: class(4),
+            rested: false,
+            soon: false,
+            blocks: some_blocks(2),
+        },
+        ServerMessage::Split {
+            directory_hash: 7,
+            local_depth: 3,
+            outcome: SplitOutcome::Impossible,
+        },
+        ServerMessage::Request(ServerRequest::Report { collection: 9 }),
+        ServerMessage::Request(ServerRequest::Return),
+        ServerMessage::Request(ServerRequest::Alive),
+        ServerMessage::Statistics(statistics),
+        ServerMessage::Statistics(ServerStatistics::default()),
     ] {
         reply.encode(&mut bytes);
         assert!(bytes.len() <= MESSAGE_BYTES_MAX);
-        assert_eq!(Reply::decode(&bytes).unwrap(), reply);
-        assert!(Reply::decode(&bytes[..bytes.len() - 1]).is_err());
+        assert_eq!(ServerMessage::decode(&bytes).unwrap(), reply);
+        assert!(ServerMessage::decode(&bytes[..bytes.len() - 1]).is_err());
     }
 }
 
@@ -69,7 +78,7 @@ fn assert_decodes_only_what_encodes(bytes: &[u8]) {
         request.encode(&mut again);
         assert_eq!(again, bytes);
     }
-    if let Ok(reply) = Reply::decode(bytes) {
+    if let Ok(reply) = ServerMessage::decode(bytes) {
         reply.encode(&mut again);
         assert_eq!(again, bytes);
     }
@@ -96,21 +105,25 @@ proptest! {
             1 => Request::GiveBlocks { class, rested: true, blocks }.encode(&mut bytes),
             2 => Request::Statistics.encode(&mut bytes),
             3 => Request::Goodbye.encode(&mut bytes),
-            4 => Reply::Blocks { class, rested: false, soon: true, blocks }.encode(&mut bytes),
+            4 => {
+                let message = ServerMessage::Blocks { class, rested: false, soon: true, blocks };
+                message.encode(&mut bytes);
+            }
             5 => {
                 let blocks = blocks.iter().map(|block| block.address).collect();
                 Request::Held { collection: 7, last: true, blocks }.encode(&mut bytes);
             }
             6 => Request::Collect.encode(&mut bytes),
             11 => Request::Snapshot { permille: 7 }.encode(&mut bytes),
-            7 => Reply::Ask(ServerRequest::Report { collection: 9 }).encode(&mut bytes),
-            8 => Reply::Ask(ServerRequest::Return).encode(&mut bytes),
+            7 => ServerMessage::Request(ServerRequest::Report { collection: 9 }).encode(&mut bytes),
+            8 => ServerMessage::Request(ServerRequest::Return).encode(&mut bytes),
             9 => Request::Split { directory_hash: 9, local_depth: 4 }.encode(&mut bytes),
             10 => {
                 let outcome = SplitOutcome::Later;
-                Reply::Split { directory_hash: 9, local_depth: 4, outcome }.encode(&mut bytes);
+                let message = ServerMessage::Split { directory_hash: 9, local_depth: 4, outcome };
+                message.encode(&mut bytes);
             }
-            _ => Reply::Statistics(ServerStatistics { classes, ..Default::default() })
+            _ => ServerMessage::Statistics(ServerStatistics { classes, ..Default::default() })
                 .encode(&mut bytes),
         }
         assert_decodes_only_what_encodes(&bytes[..bytes.len().saturating_sub(cut)]);

@@ -7,7 +7,7 @@ use farside_fabric::verbs::{Listener, connect_data};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
 use crate::harness::{
-    PATIENCE, REGION, REGION_BYTES, Server, address, increment, later, next, read,
+    REGION, REGION_BYTES, Server, TEST_TIMEOUT, address, increment, later, next, read,
 };
 
 const LANE: LaneId = LaneId(0);
@@ -211,7 +211,7 @@ fn swaps_of_the_owner_and_of_a_client_are_atomic_with_each_other() {
 #[test]
 fn a_stranger_does_not_get_the_owners_own_connection() {
     let Some(server) = Server::new() else { return };
-    let options = Options { connect_timeout: PATIENCE, ..Default::default() };
+    let options = Options { connect_timeout: TEST_TIMEOUT, ..Default::default() };
     let listener = Listener::bind(address().unwrap(), &options).unwrap();
     let target = listener.local_address().unwrap();
     let mut strangers = Vec::new();

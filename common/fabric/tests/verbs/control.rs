@@ -9,7 +9,7 @@ use farside_fabric::verbs::VerbsChannel;
 use farside_fabric::{ControlChannel, MESSAGE_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::harness::{PATIENCE, Server};
+use crate::harness::{Server, TEST_TIMEOUT};
 
 fn readable_within(channel: &impl AsFd, most: Duration) -> bool {
     let timeout = Timespec::try_from(most).unwrap();
@@ -22,7 +22,7 @@ fn receive(channel: &mut VerbsChannel, buffer: &mut [u8]) -> usize {
         if let Some(bytes) = channel.receive(buffer).unwrap() {
             return bytes;
         }
-        assert!(readable_within(channel, PATIENCE), "no message came");
+        assert!(readable_within(channel, TEST_TIMEOUT), "no message came");
     }
 }
 
@@ -30,7 +30,7 @@ fn receive(channel: &mut VerbsChannel, buffer: &mut [u8]) -> usize {
 fn send(channel: &mut VerbsChannel, message: &[u8]) {
     while let Err(error) = channel.send(message) {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        assert!(readable_within(channel, PATIENCE), "no room came");
+        assert!(readable_within(channel, TEST_TIMEOUT), "no room came");
     }
 }
 
@@ -55,7 +55,7 @@ fn long_messages_go_both_ways() {
     send(&mut theirs, b"too long");
     let received = loop {
         match ours.receive(&mut buffer[..3]) {
-            Ok(None) => assert!(readable_within(&ours, PATIENCE)),
+            Ok(None) => assert!(readable_within(&ours, TEST_TIMEOUT)),
             other => break other,
         }
     };
@@ -72,7 +72,7 @@ fn a_thousand_small_messages_keep_their_order_if_the_receiver_is_slow() {
             for number in 0u32..1000 {
                 send(&mut theirs, &number.to_le_bytes());
             }
-            theirs.flush(PATIENCE).unwrap();
+            theirs.flush(TEST_TIMEOUT).unwrap();
         });
         let mut buffer = [0; 64];
         for number in 0u32..1000 {
@@ -138,7 +138,7 @@ fn probes_do_not_delay_messages_or_fill_the_channel() {
     drop(theirs);
     let started = Instant::now();
     while ours.receive(&mut buffer).unwrap() != Some(0) {
-        assert!(started.elapsed() < PATIENCE, "no end came");
+        assert!(started.elapsed() < TEST_TIMEOUT, "no end came");
         server.step();
     }
     assert!(ours.probe().is_ok(), "the end is known: there is nothing to ask");
@@ -157,7 +157,7 @@ fn an_idle_channel_lets_its_thread_sleep() {
     assert!(!readable_within(&ours, Duration::from_millis(200)));
     assert!(!readable_within(&theirs, Duration::from_millis(10)));
     theirs.send(b"wake up").unwrap();
-    assert!(readable_within(&ours, PATIENCE));
+    assert!(readable_within(&ours, TEST_TIMEOUT));
     assert_eq!(ours.receive(&mut buffer).unwrap(), Some(7));
     assert_eq!(ours.receive(&mut buffer).unwrap(), None);
     assert!(!readable_within(&ours, Duration::from_millis(50)));
@@ -173,7 +173,7 @@ fn the_last_messages_arrive_before_the_end() {
         for message in [b"one", b"two"] {
             send(&mut ends, message);
         }
-        ends.flush(PATIENCE).unwrap();
+        ends.flush(TEST_TIMEOUT).unwrap();
         drop(ends);
         let mut lengths = Vec::new();
         let started = Instant::now();
@@ -186,11 +186,11 @@ fn the_last_messages_arrive_before_the_end() {
                     readable_within(&stays, Duration::from_millis(5));
                 }
             }
-            assert!(started.elapsed() < PATIENCE, "no end came");
+            assert!(started.elapsed() < TEST_TIMEOUT, "no end came");
         }
         assert_eq!(lengths, [3, 3]);
         assert_eq!(stays.receive(&mut buffer).unwrap(), Some(0), "the end stays");
         assert_eq!(stays.send(b"late").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
-        assert!(stays.flush(PATIENCE).is_ok(), "nothing was left to send");
+        assert!(stays.flush(TEST_TIMEOUT).is_ok(), "nothing was left to send");
     }
 }

@@ -17,7 +17,7 @@ pub(crate) const REGION_BYTES: u64 = 8 << 20;
 /// The region of a client that has one.
 pub(crate) const REGION: RegionIndex = RegionIndex::FIRST;
 /// Limit on every wait; an emulated device is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the IPv4 address of an RDMA device: that in `FARSIDE_TEST_DEVICE`, or the first one. If
 /// there is none, prints that the test is skipped.
@@ -140,7 +140,7 @@ impl Server {
     pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
         let started = Instant::now();
         while !is_so(self) {
-            assert!(started.elapsed() < PATIENCE, "the condition did not become true in time");
+            assert!(started.elapsed() < TEST_TIMEOUT, "the condition did not become true in time");
             if !self.step() {
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -170,7 +170,7 @@ impl Server {
 
 /// Returns a deadline that no chain of these tests exceeds, however busy the machine is.
 pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
-    fabric.now() + fabric.timing(REGION).lateness_max_ns + PATIENCE.as_nanos() as Nanos
+    fabric.now() + fabric.timing(REGION).lateness_max_ns + TEST_TIMEOUT.as_nanos() as Nanos
 }
 
 /// Waits for the next completion.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use farside_fabric::rdma::{Options, ProbeState};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
-use crate::harness::{PATIENCE, REGION, Server, WRITER, fabric_from, increment, later, next, read};
+use crate::harness::{
+    REGION, Server, TEST_TIMEOUT, WRITER, fabric_from, increment, later, next, read,
+};
 
 const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
@@ -135,7 +137,7 @@ fn the_server_notices_a_disconnected_client_and_its_probe_fails() {
         connection.probe().unwrap();
         let started = Instant::now();
         while connection.probe_state().unwrap() == ProbeState::Pending {
-            assert!(started.elapsed() < PATIENCE);
+            assert!(started.elapsed() < TEST_TIMEOUT);
             wait(&connection);
         }
         assert_eq!(connection.probe_state().unwrap(), ProbeState::Alive);
@@ -146,7 +148,7 @@ fn the_server_notices_a_disconnected_client_and_its_probe_fails() {
     // May be an error, because the queue pair can be in its error state already.
     let _ = connection.probe();
     while connection.probe_state().unwrap() != ProbeState::Dead {
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TEST_TIMEOUT);
         wait(&connection);
     }
     println!("dead after {:?}", started.elapsed());
@@ -186,7 +188,7 @@ fn child_that_holds_a_connection() {
     let options = Options::default();
     let peer = peer.parse().unwrap();
     let link = farside_fabric::verbs::connect_data(peer, b"W", 1, &options).unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TEST_TIMEOUT);
     drop(link);
 }
 

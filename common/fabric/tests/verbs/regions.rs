@@ -7,7 +7,7 @@ use farside_fabric::rdma::Options;
 use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, RegionIndex, Verb};
 
-use crate::harness::{PATIENCE, REGION, Server, WRITER, increment, later, read, remote_of};
+use crate::harness::{REGION, Server, TEST_TIMEOUT, WRITER, increment, later, read, remote_of};
 
 const LANE: LaneId = LaneId(0);
 
@@ -95,7 +95,7 @@ fn a_region_that_is_lost_fails_its_own_chains_only() {
     fabric.ring();
     let (mut results, started) = ([None, None], std::time::Instant::now());
     while results.contains(&None) {
-        assert!(started.elapsed() < PATIENCE, "it takes too long");
+        assert!(started.elapsed() < TEST_TIMEOUT, "it takes too long");
         match fabric.poll() {
             Some(completion) => results[usize::from(completion.lane.0)] = Some(completion.result),
             None => fabric.relax(),

@@ -22,7 +22,7 @@ impl Chain {
 impl<F: Fabric> SubtableSplitter<'_, F> {
     /// Executes one chain on each lane, concurrently. Returns the words that their
     /// compare-and-swaps found, in order.
-    pub(super) async fn batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
+    pub(super) async fn execute_batch(&self, chains: &[Chain]) -> Result<Vec<u64>, ChainError> {
         let lanes = (0..self.lanes).map(LaneId);
         let post = |(lane, chain): (LaneId, &Chain)| {
             self.endpoint.chain(lane, self.region, &chain.verbs[..chain.count], Nanos::MAX)
@@ -36,10 +36,13 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
     }
 
     /// Executes any number of chains, in batches.
-    pub(super) async fn all(&self, chains: impl Iterator<Item = Chain>) -> Result<(), ChainError> {
+    pub(super) async fn execute_all(
+        &self,
+        chains: impl Iterator<Item = Chain>,
+    ) -> Result<(), ChainError> {
         let chains: Vec<Chain> = chains.collect();
         for batch in chains.chunks(self.lanes.into()) {
-            self.batch(batch).await?;
+            self.execute_batch(batch).await?;
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
                 }
             }
         }
-        self.all(chains.into_iter()).await
+        self.execute_all(chains.into_iter()).await
     }
 
     /// Empties the slots to which no entry has moved.
@@ -37,6 +37,6 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
             };
             new.iter().enumerate().filter(unused).map(chain).collect::<Vec<_>>()
         };
-        self.all(split.new.into_iter().zip(&words.new).flat_map(empty_unused)).await
+        self.execute_all(split.new.into_iter().zip(&words.new).flat_map(empty_unused)).await
     }
 }

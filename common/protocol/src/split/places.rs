@@ -18,7 +18,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         let slots = self.slots_of(place).await?;
         // A place that is used again has no hint of 0, which an INSERT could claim (invariant I21).
         let unclaimed = self.slots.clone().filter(|at| slots[*at].hint() == 0);
-        self.all(unclaimed.map(|at| {
+        self.execute_all(unclaimed.map(|at| {
             let remote = place + slot_offset(at) + HINT_OFFSET;
             Chain::of(&[Verb::CompareSwap { remote, expected: 0, desired: NO_HINT }])
         }))
@@ -30,7 +30,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
                 SlotState::Moved => true,
                 SlotState::Empty => {
                     let chain = Chain::of(&[swap(place + slot_offset(at), word, word.moved())]);
-                    self.batch(&[chain]).await? == [word.bits()]
+                    self.execute_batch(&[chain]).await? == [word.bits()]
                 }
                 _ => false,
             };

@@ -55,12 +55,12 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         self.write_headers(split, [0, 1].map(|side| split.header(side).filling())).await?;
         let [_, forward] = split.header(0).with_forward(split.new).words();
         let verb = |row| Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward };
-        self.all(self.rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
+        self.execute_all(self.rows_of(split.old).map(|row| Chain::of(&[verb(row)]))).await?;
         // On shared memory a processor may execute later loads before its stores are visible to
         // others. A compare-and-swap, here one that changes nothing, prevents this. So a client
         // that fills a slot after the splitter has read it sees the forward pointer (invariant
         // I16).
-        self.batch(&[Chain::of(&[Verb::CompareSwap {
+        self.execute_batch(&[Chain::of(&[Verb::CompareSwap {
             remote: split.new[1] + slot_in_subtable(ROWS_PER_SUBTABLE - 1, SLOTS_PER_ROW - 1),
             expected: 0,
             desired: 0,
@@ -76,7 +76,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
     /// # Errors
     /// [`ChainError`] if the endpoint cannot reach the region.
     pub async fn disown(&self, split: &Split) -> Result<(), ChainError> {
-        self.all(self.rows_of(split.old).map(|row| {
+        self.execute_all(self.rows_of(split.old).map(|row| {
             Chain::of(&[
                 Verb::WriteWord { remote: row, value: 0 },
                 Verb::WriteWord { remote: row + FORWARD_OFFSET, value: 0 },
@@ -94,7 +94,7 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
     ) -> Result<(), ChainError> {
         for (subtable, header) in split.new.into_iter().zip(headers) {
             let [place, forward] = header.words();
-            self.all(self.rows_of(subtable).map(|row| {
+            self.execute_all(self.rows_of(subtable).map(|row| {
                 Chain::of(&[
                     Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward },
                     Verb::WriteWord { remote: row, value: place },

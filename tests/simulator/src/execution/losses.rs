@@ -12,14 +12,14 @@ use crate::lane::Phase;
 use crate::monitor::{Monitor, Violation};
 use crate::mutant::Mutant;
 use crate::prepared::{client_id, name};
-use crate::process::{Action, Process, State};
+use crate::process::{Process, SchedulerAction, State};
 use crate::scenario::Chore;
 use crate::task::{Events, Reading, Seen, run_script};
 
 impl Execution<'_> {
     /// Adds the connections that can break now, and the restart of the server. A connection without
     /// a chain in flight is left out: no process could tell its break from a later one.
-    pub(super) fn add_losses(&self, actions: &mut Vec<Action>) {
+    pub(super) fn add_losses(&self, actions: &mut Vec<SchedulerAction>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
             let fabric = self.sessions[client].endpoint().fabric();
@@ -30,17 +30,17 @@ impl Execution<'_> {
                 && self.is_working(client)
                 && let Some(lane) = lanes.next()
             {
-                actions.push(Action::Lose(client, false));
+                actions.push(SchedulerAction::Lose(client, false));
                 if lane.phase == Phase::Posted && lane.changes() {
-                    actions.push(Action::Lose(client, true));
+                    actions.push(SchedulerAction::Lose(client, true));
                 }
             }
         }
         let mut clients = 0..scenario.clients.len();
-        if self.events.renewals < scenario.limits.renewals
+        if self.events.server_restarts < scenario.limits.server_restarts
             && clients.any(|client| self.is_working(client))
         {
-            actions.push(Action::Renew);
+            actions.push(SchedulerAction::RestartServer);
         }
     }
 
@@ -49,8 +49,8 @@ impl Execution<'_> {
         let process = &self.processes[at];
         let scenario = self.prepared.scenario;
         let next = match process.state {
-            State::Between => process.began as usize,
-            _ => (process.began as usize).wrapping_sub(1),
+            State::Between => process.operations_begun as usize,
+            _ => (process.operations_begun as usize).wrapping_sub(1),
         };
         let is_server = process.client == scenario.clients.len();
         is_server.then(|| scenario.chores().get(next).copied()).flatten()
@@ -69,11 +69,11 @@ impl Execution<'_> {
 
     /// Kills the server in the middle of a split, and restarts it. It continues the split.
     pub(super) fn restart_split(&mut self) {
-        self.events.restarts += 1;
+        self.events.split_restarts += 1;
         self.last = None;
         let at = self.processes.len() - 1;
         self.world.borrow_mut().note(at, || "is killed and restarted".to_owned());
-        self.restart_server(self.processes[at].began - 1);
+        self.restart_server(self.processes[at].operations_begun - 1);
     }
 
     /// Starts the server anew, at this chore.
@@ -149,7 +149,7 @@ impl Execution<'_> {
         for at in 0..self.processes.len() {
             if self.processes[at].state == State::Dying {
                 self.processes[at].state = State::Gone;
-                let id = Monitor::id(at, self.processes[at].began);
+                let id = Monitor::id(at, self.processes[at].operations_begun);
                 self.monitor.end_unanswered(id)?;
             }
         }
@@ -165,7 +165,7 @@ impl Execution<'_> {
     /// Kills and restarts the server. It fences all clients from before, and clears every
     /// unfinished INSERT before it accepts a client.
     pub(super) fn renew(&mut self) -> Result<(), Violation> {
-        self.events.renewals += 1;
+        self.events.server_restarts += 1;
         self.last = None;
         self.lost_clients.clear();
         self.world.borrow_mut().fenced.clear();
@@ -193,7 +193,7 @@ impl Execution<'_> {
         }
         let last = self.processes.len() - 1;
         if self.chore(last) == Some(Chore::Sweep) && self.processes[last].state == State::Working {
-            self.restart_server(self.processes[last].began);
+            self.restart_server(self.processes[last].operations_begun);
         }
         for at in 0..self.processes.len() {
             self.poll_completed(at, self.late_completions)?;
@@ -222,15 +222,15 @@ impl Execution<'_> {
         session.endpoint().fabric_mut().observed = hasher.finish();
         self.ids[client] = client_id(self.prepared.scenario.clients.len() + 4 + nth);
         let old = &self.processes[at];
-        let (began, known) = (old.began - u32::from(again), old.seen);
+        let (began, known) = (old.operations_begun - u32::from(again), old.seen);
         let left = next < script.len();
         let reading = Reading { script: script.clone(), name: name(at), next, again, seen };
         let events = Events::default();
         let task = run_script(session.clone(), LaneId(0), reading, events.clone());
         let mut process = Process::new(client, (LaneId(0), 1), Box::pin(task), events);
-        (process.began, process.seen) = (began, known);
+        (process.operations_begun, process.seen) = (began, known);
         if !left {
-            process.state = State::Over;
+            process.state = State::Finished;
         }
         self.sessions[client] = session;
         self.processes[at] = process;

@@ -29,7 +29,8 @@ impl Execution<'_> {
             process.lanes().for_each(|lane| fabric.lane(lane).progress.hash(&mut hasher));
             // A past moment matters only if it is equal to the present one.
             let waits = process.waits.map(|wait| wait == Some(moment));
-            (process.state, process.chains, process.began, process.seen, waits).hash(&mut hasher);
+            (process.state, process.chains, process.operations_begun, process.seen, waits)
+                .hash(&mut hasher);
         }
         let last = self.last.filter(|_| bounded || self.bound);
         (last, self.bound, self.events, &self.ids, &self.lost_clients).hash(&mut hasher);
@@ -77,7 +78,7 @@ impl Execution<'_> {
         let open = |process: &Process| match process.state {
             State::Between => process.client < self.prepared.scenario.clients.len(),
             State::Working => true,
-            State::Over | State::Dying | State::Gone => false,
+            State::Finished | State::Dying | State::Gone => false,
         };
         // Beside a dead process, another one may wait until the server clears a slot.
         let mut processes = self.processes.iter();

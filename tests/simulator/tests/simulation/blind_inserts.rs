@@ -67,7 +67,7 @@ fn a_blind_insert_beside_a_split() {
     let reader = || split().client(inserter(0).get(0));
     passes(reader(), 1);
     passes(reader().jumps(1, &[GRACE_NS]), 0);
-    passes(reader().restarts(1), 0);
+    passes(reader().split_restarts(1), 0);
     passes(split().client(inserter(0)).client(client().insert(0).get(0)), 0);
     for key_0_returns in [false, true] {
         passes(split().reuses(key_0_returns).client(inserter(0)), 0);

@@ -18,8 +18,8 @@ fn breaks(op: Op, stored: bool, other: Op) -> Scenario {
 }
 
 /// Two clients, and a server that restarts at any moment.
-fn restarts(op: Op, stored: bool, other: Op) -> Scenario {
-    let scenario = start(stored).renewals(1);
+fn with_restarts(op: Op, stored: bool, other: Op) -> Scenario {
+    let scenario = start(stored).server_restarts(1);
     scenario.client(client().op(op).get(0)).client(client().knows(0).op(other))
 }
 
@@ -36,10 +36,10 @@ fn a_connection_breaks_anywhere() {
 #[test]
 fn the_server_restarts_at_any_moment() {
     for op in OPS {
-        passes(restarts(op, true, Op::Put(0)), 0);
+        passes(with_restarts(op, true, Op::Put(0)), 0);
     }
     for used in 0..=2 {
-        passes(restarts(Op::Insert(0), false, Op::Delete(0)).used(used), 0);
+        passes(with_restarts(Op::Insert(0), false, Op::Delete(0)).used(used), 0);
     }
 }
 
@@ -51,7 +51,7 @@ fn connections_break_at_length() {
         {
             for used in 0..=2 {
                 passes(breaks(op, stored, other).used(used), 1);
-                passes(restarts(op, stored, other).used(used), 1);
+                passes(with_restarts(op, stored, other).used(used), 1);
             }
         }
     }
@@ -82,7 +82,7 @@ fn inserters_of_one_slot_lose_their_connection() {
 #[test]
 fn inserters_of_one_slot_and_a_server_that_restarts() {
     for used in 0..=1 {
-        passes(inserters(used).renewals(1), 1);
+        passes(inserters(used).server_restarts(1), 1);
     }
 }
 
@@ -94,6 +94,6 @@ fn unknown_is_nothing_is_caught() {
 
 #[test]
 fn unrefused_is_caught() {
-    let scenario = Scenario::new().slots(1).used(1).renewals(1).client(client().insert(0));
+    let scenario = Scenario::new().slots(1).used(1).server_restarts(1).client(client().insert(0));
     assert_caught_of_server(Mutant::Unrefused, scenario.client(client().insert(1).get(1)));
 }

@@ -41,7 +41,8 @@ fn moving() -> Scenario {
     let second = client().knows(2).insert(1).get(0).update(2).delete(1).put(0).get(1);
     let third = client().guesses(0);
     let third = third.knows(0).get(0).get(2).insert(0).get(1).exchange_seen(2).get(2);
-    let scenario = Scenario::new().slots(4).used(1).stored(0).stored(2).splits(0, 2).restarts(1);
+    let scenario =
+        Scenario::new().slots(4).used(1).stored(0).stored(2).splits(0, 2).split_restarts(1);
     let scenario = scenario.deaths(1).jumps(2, &[1_300_000, 3_000_000, GRACE_NS]).chains(64);
     scenario.client(first).client(second).client(third)
 }
@@ -53,7 +54,8 @@ fn wreck() -> Scenario {
     let first = first.knows(0).put(0).insert(1).get(0).delete(1).insert(2).get(1);
     let second = client().insert(1).get(2).put(0).delete(0).insert(0).exchange_seen(2);
     let third = client().knows(0).delete(0).insert(0).get(1).put(1).get(0);
-    let scenario = Scenario::new().slots(3).used(1).stored(0).deaths(1).losses(2).renewals(1);
+    let scenario =
+        Scenario::new().slots(3).used(1).stored(0).deaths(1).losses(2).server_restarts(1);
     let scenario = scenario.sweeps().chains(64).jumps(1, &[1_300_000, GRACE_NS]);
     scenario.client(first).client(second).client(third)
 }

@@ -40,13 +40,13 @@ fn never_filling_is_caught() {
 
 #[test]
 fn live_before_moved_is_caught() {
-    let scenario = split().stored(0).restarts(1).client(client().put(0));
+    let scenario = split().stored(0).split_restarts(1).client(client().put(0));
     assert_caught_for_all(Mutant::LiveBeforeMoved, scenario);
 }
 
 #[test]
 fn fills_again_is_caught() {
-    let scenario = split().stored(2).restarts(1).chains(64).client(client().get(2).insert(2));
+    let scenario = split().stored(2).split_restarts(1).chains(64).client(client().get(2).insert(2));
     assert_caught_for_all(Mutant::FillsAgain, scenario);
 }
 

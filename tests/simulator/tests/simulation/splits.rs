@@ -11,14 +11,14 @@ fn split() -> Scenario {
 
 /// Each operation, on a stored key that is cached or not, and on an absent key. The same client
 /// then reads the key.
-fn every_operation(preemptions: u8, restarts: u32) {
+fn every_operation(preemptions: u8, split_restarts: u32) {
     for op in OPS {
         for known in [false, true] {
-            let scenario = split().stored(0).restarts(restarts);
+            let scenario = split().stored(0).split_restarts(split_restarts);
             passes(scenario.client(knowing(known, client().op(op).get(0))), preemptions);
         }
         for used in 0..=1 {
-            let scenario = split().used(used).restarts(restarts);
+            let scenario = split().used(used).split_restarts(split_restarts);
             passes(scenario.client(client().op(op).get(0)), preemptions.min(1));
         }
     }
@@ -39,7 +39,7 @@ fn every_operation_beside_a_split_that_is_interrupted_and_continued() {
 #[test]
 fn a_continued_split_does_not_fill_a_subtable_again() {
     for key in [0, 2] {
-        let scenario = split().restarts(1).chains(64).stored(key);
+        let scenario = split().split_restarts(1).chains(64).stored(key);
         passes(scenario.client(client().get(key).insert(key).get(key)), 0);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farside_tests::{PATIENCE, wait_until};
+use farside_tests::{TEST_TIMEOUT, wait_until};
 
 /// A guest that runs tests/vm/hosts-agent.
 pub(crate) struct Guest {
@@ -44,14 +44,14 @@ impl Guest {
         std::fs::write(path.with_extension("new"), command).unwrap();
         std::fs::rename(path.with_extension("new"), path.with_extension("command")).unwrap();
         let running = Running { description: format!("{}: {command}", self.name), path };
-        wait_until(&running.description, PATIENCE, || running.pid().is_some());
+        wait_until(&running.description, TEST_TIMEOUT, || running.pid().is_some());
         running
     }
 
     /// Runs a command that has to succeed; returns its output.
     pub(crate) fn run(&self, command: &str) -> String {
         let running = self.start(command);
-        running.wait(PATIENCE);
+        running.wait(TEST_TIMEOUT);
         running.output()
     }
 

@@ -9,7 +9,7 @@ use farside::ConnectError::Unreachable;
 use farside::{Client, Error, Session};
 use farside_fabric::rdma::Options;
 use farside_tests::ledger::{COUNTERS, Ledger};
-use farside_tests::{PATIENCE, counters, wait_until};
+use farside_tests::{TEST_TIMEOUT, counters, wait_until};
 
 use crate::guests::{Guest, Running};
 use crate::load::{Finished, Load, LoadMix, SESSIONS};
@@ -78,7 +78,7 @@ impl World {
                  --region-file /dev/shm/region",
                 program("kv-server").display()
             ));
-            server.wait_for("serving", PATIENCE);
+            server.wait_for("serving", TEST_TIMEOUT);
             self.server = Some(server);
         }
         self.server.as_ref().unwrap()
@@ -104,7 +104,7 @@ impl World {
     fn load(&mut self) -> Load {
         let (client, writer) = (self.client(), self.new_writer());
         let mut load = Load::start(client, LoadMix::Mixed, writer, &self.ledger);
-        load.wait_for(5, PATIENCE);
+        load.wait_for(5, TEST_TIMEOUT);
         load
     }
 
@@ -116,7 +116,7 @@ impl World {
             "exec {} load rdma://{ADDRESS} {kind} {writer} {seconds} {LEDGER}",
             program.display()
         ));
-        load.wait_for("under way", PATIENCE);
+        load.wait_for("under way", TEST_TIMEOUT);
         load
     }
 
@@ -129,7 +129,7 @@ impl World {
     /// Waits until more than `before` clients are lost; returns how long that took.
     fn wait_for_loss(&self, before: usize) -> Duration {
         let started = Instant::now();
-        wait_until("the server notices", PATIENCE, || self.lost() > before);
+        wait_until("the server notices", TEST_TIMEOUT, || self.lost() > before);
         started.elapsed()
     }
 
@@ -169,7 +169,7 @@ impl World {
             let possible = min + elsewhere.0..=max.saturating_add(elsewhere.1);
             assert!(possible.contains(&value), "counter {counter} is {value}, not {possible:?}");
         }
-        wait_until("the server has lost all other clients", PATIENCE, || {
+        wait_until("the server has lost all other clients", TEST_TIMEOUT, || {
             client.statistics().is_ok_and(|now| now.clients == 1)
         });
         let verified = cli(&["verify"]);
@@ -206,7 +206,7 @@ fn two_client_hosts(world: &mut World) -> String {
     let mut load = world.load();
     let other = world.load_elsewhere("mixed", 5);
     other.wait(Duration::from_secs(60));
-    load.wait_for(1, PATIENCE);
+    load.wait_for(1, TEST_TIMEOUT);
     let finished = load.stop();
     world.read_ledger_elsewhere();
     let output = other.output();
@@ -235,25 +235,25 @@ fn killed_server(world: &mut World) -> String {
     let mut load = world.load();
     world.kill_server();
     // No server comes back in time: every session has a call that fails.
-    load.wait_for_unreachable(PATIENCE);
+    load.wait_for_unreachable(TEST_TIMEOUT);
     world.serve();
-    load.wait_for(5, PATIENCE);
+    load.wait_for(5, TEST_TIMEOUT);
     let first = world.finish(load, CALL_MAX);
     // A server that is back at once: calls wait for it.
     let mut load = world.load();
     world.kill_server();
     world.serve();
-    load.wait_for(5, PATIENCE);
+    load.wait_for(5, TEST_TIMEOUT);
     format!("{first}; back at once: {}", world.finish(load, CALL_MAX))
 }
 
 fn frozen_server_host(world: &mut World) -> String {
     let mut load = world.load();
     world.server_host.power("freeze");
-    load.wait_for_unreachable(PATIENCE);
+    load.wait_for_unreachable(TEST_TIMEOUT);
     let down = load.describe();
     world.server_host.power("thaw");
-    load.wait_for(5, PATIENCE);
+    load.wait_for(5, TEST_TIMEOUT);
     format!("frozen: {down}; thawed: {}", world.finish(load, dead_host_max()))
 }
 
@@ -283,7 +283,7 @@ fn stopped_server(world: &mut World) -> String {
     world.server_host.signal("CONT", server);
     assert!(all_took < CALL_MAX, "a client took {all_took:?} to end");
     let client = world.client();
-    wait_until("the server knows that the client ended", PATIENCE, || {
+    wait_until("the server knows that the client ended", TEST_TIMEOUT, || {
         client.statistics().is_ok_and(|now| now.clients == 1)
     });
     format!("four sessions ended in {sessions_took:?}, the client in {all_took:?}")
@@ -360,7 +360,7 @@ fn dead_client_host(world: &mut World) -> String {
 fn dead_server_host(world: &mut World) -> String {
     let mut load = world.load();
     world.server_host.power("kill");
-    load.wait_for_unreachable(PATIENCE);
+    load.wait_for_unreachable(TEST_TIMEOUT);
     let finished = load.stop_within(dead_host_max());
     let said = finished.figures.clone();
     let started = Instant::now();

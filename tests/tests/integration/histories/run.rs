@@ -11,7 +11,7 @@ use farside_linearizability::{Ended, Record};
 use farside_protocol::Action;
 use farside_tests::faults::Fault;
 use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, new_key, read};
-use farside_tests::{PATIENCE, ServerProcess, Worker, device, scaled, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, Worker, device, scaled, wait_until};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -29,7 +29,7 @@ pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
 /// A run that kills the server continues until it has restarted it more often than this.
 pub(super) const SERVER_RESTARTS_MIN: u64 = 2;
 /// One in this many starts of a client or server is followed by a kill during the start.
-const STARTS: u32 = 4;
+const STARTS_PER_KILL: u32 = 4;
 /// The longest time that a start takes on an idle machine.
 const START_MS: u64 = 60;
 
@@ -116,7 +116,9 @@ impl Run {
     pub(super) fn continue_for(&mut self, duration: Duration, random: &mut SmallRng) {
         let Plan { kills_workers, kills_server, chores, .. } = self.plan;
         let (started, mut before) = (Instant::now(), 0);
-        while started.elapsed() < duration || (self.needs_more() && started.elapsed() < PATIENCE) {
+        while started.elapsed() < duration
+            || (self.needs_more() && started.elapsed() < TEST_TIMEOUT)
+        {
             std::thread::sleep(Duration::from_millis(random.random_range(5..200)));
             self.replace_dead();
             if chores {
@@ -135,7 +137,7 @@ impl Run {
                 if kills_workers && random.random() {
                     self.kill_worker(random);
                 }
-                while random.random_range(0..STARTS) == 0 {
+                while random.random_range(0..STARTS_PER_KILL) == 0 {
                     self.server.start_again();
                     std::thread::sleep(Duration::from_millis(random.random_range(0..2 * START_MS)));
                     self.server.kill();
@@ -205,7 +207,7 @@ impl Run {
             let has_begun = self.folder.join(member.first.to_string()).exists();
             self.figures.killed_at_start += u64::from(!has_begun);
             self.start_worker(member.is_faulty);
-            if random.random_range(0..STARTS) > 0 {
+            if random.random_range(0..STARTS_PER_KILL) > 0 {
                 return;
             }
             std::thread::sleep(Duration::from_millis(random.random_range(0..START_MS)));
@@ -319,7 +321,7 @@ impl Run {
         for key in 0..HOT_KEYS {
             session.run(key, Action::Get, 0).unwrap();
         }
-        wait_until("dead clients are noticed", PATIENCE, || {
+        wait_until("dead clients are noticed", TEST_TIMEOUT, || {
             client.statistics().unwrap().clients == 1
         });
         self.server.assert_verifies();

@@ -6,7 +6,8 @@ use std::time::Duration;
 use farside::Client;
 use farside_control::attach::ConnectError;
 use farside_control::{
-    PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, Reply, ServerStatistics, Welcome, encode_reply,
+    PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, ServerMessage, ServerStatistics, Welcome,
+    encode_reply,
 };
 use farside_fabric::ControlChannel;
 use farside_fabric::rdma::{REASON_BYTES_MAX, RemoteRegion};
@@ -215,7 +216,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
     let welcome = encode_reply(&Ok(imposter.welcome()));
     let mut random = SmallRng::seed_from_u64(10);
     let mut valid = Vec::new();
-    Reply::Statistics(ServerStatistics::default()).encode(&mut valid);
+    ServerMessage::Statistics(ServerStatistics::default()).encode(&mut valid);
     let mut connections = 0;
     let mut answer = |_| {
         connections += 1;

@@ -10,7 +10,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A path for a socket, and its temporary folder.
 fn new_path() -> (tempfile::TempDir, PathBuf) {
@@ -27,7 +27,7 @@ fn bind_error(path: &Path) -> io::ErrorKind {
 fn pair() -> (Connection, Connection) {
     let (_folder, path) = new_path();
     let listener = Listener::bind(&path).unwrap();
-    let client = Connection::connect(&path, PATIENCE).unwrap();
+    let client = Connection::connect(&path, TEST_TIMEOUT).unwrap();
     (client, listener.accept().unwrap())
 }
 
@@ -89,7 +89,7 @@ fn descriptors_of_strangers_delay_no_close() {
         let listener = Listener::bind_with(&path, &options).unwrap();
         let (ended, has_ended) = std::sync::mpsc::channel();
         let (descriptor, _receiver) = lingering();
-        let connect = || Connection::connect(&path, PATIENCE).unwrap();
+        let connect = || Connection::connect(&path, TEST_TIMEOUT).unwrap();
         let (read, unread, unaccepted) = (connect(), connect(), connect());
         for stranger in [&read, &unread, &unaccepted] {
             let sent = stranger.send(b"hello", Some(descriptor.as_fd()));
@@ -109,7 +109,7 @@ fn descriptors_of_strangers_delay_no_close() {
             drop((read, unread, listener));
             ended.send(()).unwrap();
         });
-        has_ended.recv_timeout(PATIENCE).expect("a stranger's descriptor is being closed");
+        has_ended.recv_timeout(TEST_TIMEOUT).expect("a stranger's descriptor is being closed");
     }
 }
 
@@ -121,7 +121,7 @@ fn a_socket_has_the_requested_permissions() {
     let listener = Listener::bind_with(&path, &options).unwrap();
     let found = fs::metadata(&path).unwrap();
     assert_eq!((found.mode() & 0o7777, found.gid()), (0o620, group));
-    assert!(Connection::connect(&path, PATIENCE).is_ok());
+    assert!(Connection::connect(&path, TEST_TIMEOUT).is_ok());
     drop(listener);
 }
 
@@ -148,7 +148,7 @@ fn connecting_to_a_listener_that_never_accepts_times_out() {
     let Listener { socket, lock, .. } = &Listener::bind(&path).unwrap();
     // The backlog has room for one client.
     net::listen(socket, 0).unwrap();
-    let waiting = Connection::connect(&path, PATIENCE).unwrap();
+    let waiting = Connection::connect(&path, TEST_TIMEOUT).unwrap();
     let refused = Connection::connect(&path, Duration::from_millis(1));
     assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::WouldBlock);
     // Without the lock the listener looks like another program's.
@@ -191,5 +191,5 @@ fn of_many_listeners_that_start_at_once_one_binds() {
     for error in refused {
         assert_eq!(error.err().unwrap().kind(), io::ErrorKind::AddrInUse);
     }
-    assert!(Connection::connect(&path, PATIENCE).is_ok());
+    assert!(Connection::connect(&path, TEST_TIMEOUT).is_ok());
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use farside_config::signals::is_ignored;
 use farside_tests::command::CommandOutput;
 use farside_tests::{
-    PATIENCE, ServerProcess, binary, fill, left_out, proof, send_signal, wait_until,
+    ServerProcess, TEST_TIMEOUT, binary, fill, left_out, proof, send_signal, wait_until,
 };
 use rustix::process::Signal;
 
@@ -45,7 +45,7 @@ fn an_unfinished_snapshot_or_dump_is_removed() {
     for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
         let to = folder.path().join(name);
         let child = server.command("kv-cli").arg(what).arg(&to).spawn().unwrap();
-        wait_until("it has begun", PATIENCE, || !names(folder.path()).is_empty());
+        wait_until("it has begun", TEST_TIMEOUT, || !names(folder.path()).is_empty());
         send_signal(&child, Signal::TERM);
         let said = CommandOutput::new(child.wait_with_output().unwrap());
         said.expect_line(143, &["kv-cli: cannot write ", name, "stopped by SIGTERM"]);

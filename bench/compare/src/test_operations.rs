@@ -4,7 +4,7 @@ use farside::Outcome;
 use farside_bench::keys::Key;
 use farside_bench::store::{Action, MeasuredStore};
 
-pub(crate) trait Asking: MeasuredStore {
+pub(crate) trait TestOperations: MeasuredStore {
     fn get(&mut self, key: &Key, found: &mut Vec<u8>) -> Result<bool, Self::Error> {
         Ok(matches!(self.perform(Action::Get, key, &[], found)?, Outcome::Value(Some(_))))
     }
@@ -16,4 +16,4 @@ pub(crate) trait Asking: MeasuredStore {
     }
 }
 
-impl<S: MeasuredStore> Asking for S {}
+impl<S: MeasuredStore> TestOperations for S {}
