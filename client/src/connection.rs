@@ -81,7 +81,7 @@ impl ServerConnection {
         let mut attempts = Attempts::within(self.connect_options.timeout);
         loop {
             let error = match self.factory.fabric(lanes) {
-                Err(ConnectError::Rdma(error)) if error.is_passing() => error,
+                Err(ConnectError::Rdma(error)) if error.is_transient() => error,
                 Err(ConnectError::Unreachable { .. }) => return Ok(None),
                 fabric => return Ok(Some(fabric?)),
             };

@@ -1,4 +1,4 @@
-//! The errors that keep a server from starting.
+//! The errors that keep a server from starting, and the damage in a region.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,10 @@ use farside_fabric::ChainError;
 use farside_fabric::rdma::VerbsError;
 use farside_fabric::shm::MemoryError;
 use farside_layout::LayoutError;
+use farside_protocol::OperationError;
+use farside_snapshot::SnapshotError;
 
 use crate::depot::BlockError;
-use crate::restore::RestoreError;
 
 /// Why a server did not start: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +93,42 @@ pub enum ServerError {
     Panicked,
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
+}
+
+/// Why a snapshot was not restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum RestoreError {
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error("the file cannot be opened: {0}")]
+    Open(io::Error),
+    #[error("it is no regular file: name a file that `kv-cli snapshot` wrote")]
+    NotAFile,
+    #[error("the server was told to stop before all of it was restored; nothing was kept")]
+    Stopped,
+    #[error(
+        "{} is there already: a snapshot is restored into a new region; name another region_file, \
+         or leave --restore out to continue with this one", .region_file.display()
+    )]
+    RegionExists { region_file: PathBuf },
+    #[error(
+        "the region is too small for it ({source}, after {records} of {total} keys): start the \
+         server with more --memory"
+    )]
+    NoRoom { records: u64, total: u64, source: OperationError },
+    #[error(
+        "record {record} does not fit into the region ({source}): raise key_bytes_max or \
+         value_bytes_max"
+    )]
+    TooLong { record: u64, source: OperationError },
+    #[error("storing record {record} failed: {source}")]
+    Store { record: u64, source: OperationError },
+    #[error("storing record {record} failed, because the new region cannot be used any more")]
+    Stuck { record: u64 },
+    #[error("cannot create a region for it: {0}")]
+    Region(Box<ServerError>),
 }
 
 /// Damage in a region, and its location.

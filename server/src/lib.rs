@@ -44,6 +44,5 @@ mod splits;
 mod sweep;
 mod walk;
 
-pub use error::{Damage, ServerError};
-pub use restore::RestoreError;
+pub use error::{Damage, RestoreError, ServerError};
 pub use server::{Server, Stopper};

@@ -125,6 +125,15 @@ impl RegionAccess for RegionTables<'_> {
     }
 }
 
+/// Maps the memory of the configured region.
+pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {
+    let (bytes, huge_pages) = (config.region_bytes(), config.huge_pages);
+    Ok(match &config.region_file {
+        Some(path) => RegionMemory::file(path, bytes, huge_pages)?,
+        None => RegionMemory::anonymous(bytes, huge_pages)?,
+    })
+}
+
 /// Opens the region in this memory: formats it if it is new, else checks it.
 pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opened, ServerError> {
     let region = memory.region.clone();

@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,51 +20,14 @@ use farside_protocol::{
     Action, ConnectionCache, Engine, Failure, Lifetime, OpenRegion, OperationError, Prefix,
     RegionOptions,
 };
-use farside_snapshot::{Reader, Record, SnapshotError};
+use farside_snapshot::{Reader, Record};
 
-use crate::error::ServerError;
+use crate::error::{RestoreError, ServerError};
 use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::{self, Opened};
-use crate::server::region_memory;
+use crate::recovery::{self, Opened, region_memory};
 
 /// The client id in the restored blocks. No client has it yet.
 const WRITER_ID: u16 = 1;
-
-/// Why a snapshot was not restored.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
-pub enum RestoreError {
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    #[error("the file cannot be opened: {0}")]
-    Open(io::Error),
-    #[error("it is no regular file: name a file that `kv-cli snapshot` wrote")]
-    NotAFile,
-    #[error("the server was told to stop before all of it was restored; nothing was kept")]
-    Stopped,
-    #[error(
-        "{} is there already: a snapshot is restored into a new region; name another region_file, \
-         or leave --restore out to continue with this one", .region_file.display()
-    )]
-    RegionExists { region_file: PathBuf },
-    #[error(
-        "the region is too small for it ({source}, after {records} of {total} keys): start the \
-         server with more --memory"
-    )]
-    NoRoom { records: u64, total: u64, source: OperationError },
-    #[error(
-        "record {record} does not fit into the region ({source}): raise key_bytes_max or \
-         value_bytes_max"
-    )]
-    TooLong { record: u64, source: OperationError },
-    #[error("storing record {record} failed: {source}")]
-    Store { record: u64, source: OperationError },
-    #[error("storing record {record} failed, because the new region cannot be used any more")]
-    Stuck { record: u64 },
-    #[error("cannot create a region for it: {0}")]
-    Region(Box<ServerError>),
-}
 
 /// Returns a new region with the snapshot's content. On failure, also when `stop` becomes true,
 /// nothing is left, and an existing region file is unchanged.

@@ -14,10 +14,10 @@ use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
 use crate::huge_pages::{self, BackgroundCollapse};
-use crate::recovery::{self, Opened};
+use crate::recovery::{self, Opened, region_memory};
 use crate::restore::restored_memory;
-use crate::service::ControlService;
-use crate::service::acceptor::{BoundListener, listen};
+use crate::service::acceptor::BoundListener;
+use crate::service::{ControlService, listen};
 
 /// A running server: a region, a listener, and a thread that sleeps until it is needed, as when a
 /// client connects, asks for blocks or signs off. It stops when dropped.
@@ -170,12 +170,4 @@ fn check_new_region(config: &ServerConfig) -> Result<(), ServerError> {
         config.rdma.check_grace(config.grace_ms)?;
     }
     Ok(())
-}
-
-pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, ServerError> {
-    let (bytes, huge_pages) = (config.region_bytes(), config.huge_pages);
-    Ok(match &config.region_file {
-        Some(path) => RegionMemory::file(path, bytes, huge_pages)?,
-        None => RegionMemory::anonymous(bytes, huge_pages)?,
-    })
 }

@@ -9,17 +9,19 @@ mod admission;
 mod client_connection;
 mod connections;
 #[cfg(feature = "verbs")]
-pub(crate) mod device;
+mod device;
 mod probing;
 mod recalls;
 mod region_keeper;
 mod roll_call;
-pub(crate) mod socket;
+mod socket;
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
+use farside_control::address::Address;
 use farside_control::{
     Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics, encode_reply,
 };
@@ -43,6 +45,24 @@ use roll_call::{Call, RollCall};
 const TURN_NS: Nanos = 2_000_000;
 /// How many messages of one connection are answered before the next connection has its turn.
 const MESSAGES_MAX: usize = 16;
+
+/// Binds a listener to an address.
+pub(crate) fn listen(
+    address: &Address,
+    config: &ServerConfig,
+) -> Result<Box<dyn BoundListener>, ServerError> {
+    match address {
+        Address::Shm(path) => Ok(Box::new(socket::bind(path, config)?)),
+        #[cfg(feature = "verbs")]
+        Address::Rdma { .. } => {
+            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
+            Ok(Box::new(device::bind(&addresses, config)?))
+        }
+        #[cfg(not(feature = "verbs"))]
+        Address::Rdma { .. } => Err(VerbsError::NotBuilt.into()),
+        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
+    }
+}
 
 /// The state of the control thread.
 pub(crate) struct ControlService {

@@ -44,9 +44,9 @@ pub enum Purpose {
     Data {
         /// The client's number from its [`Welcome`].
         client_id: u16,
-        /// The client's ticket from its [`Welcome`]. The lease proves nothing, because every client
-        /// can read it in the region.
-        ticket: u64,
+        /// The client's session secret from its [`Welcome`]. The lease proves nothing, because
+        /// every client can read it in the region.
+        session_secret: u64,
     },
 }
 
@@ -64,9 +64,9 @@ struct RequestBytes {
     protocol_version: le::U16,
     role: u8,
     purpose: u8,
-    /// `client_id` and `ticket` are 0 for a control connection.
+    /// `client_id` and `session_secret` are 0 for a control connection.
     client_id: le::U16,
-    ticket: le::U64,
+    session_secret: le::U64,
     reserved: [u8; 6],
     token: Token,
 }
@@ -86,9 +86,9 @@ pub struct ConnectRequest {
 impl ConnectRequest {
     /// The request as bytes.
     pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
-        let (purpose, client_id, ticket) = match self.purpose {
+        let (purpose, client_id, session_secret) = match self.purpose {
             Purpose::Control => (CONTROL, 0, 0),
-            Purpose::Data { client_id, ticket } => (DATA, client_id, ticket),
+            Purpose::Data { client_id, session_secret } => (DATA, client_id, session_secret),
         };
         let bytes = RequestBytes {
             magic: REQUEST_MAGIC.into(),
@@ -96,7 +96,7 @@ impl ConnectRequest {
             role: self.role as u8,
             purpose,
             client_id: client_id.into(),
-            ticket: ticket.into(),
+            session_secret: session_secret.into(),
             reserved: [0; 6],
             token: self.token,
         };
@@ -123,10 +123,11 @@ impl ConnectRequest {
             2 => Role::Writer,
             _ => return Err(malformed),
         };
-        let purpose = match (request.purpose, request.client_id.get(), request.ticket.get()) {
+        let purpose = match (request.purpose, request.client_id.get(), request.session_secret.get())
+        {
             (CONTROL, 0, 0) => Purpose::Control,
-            (DATA, client_id, ticket) if is_client_id(client_id) && ticket != 0 => {
-                Purpose::Data { client_id, ticket }
+            (DATA, client_id, session_secret) if is_client_id(client_id) && session_secret != 0 => {
+                Purpose::Data { client_id, session_secret }
             }
             _ => return Err(malformed),
         };
@@ -161,8 +162,8 @@ pub enum Refusal {
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error(
-        "the server knows no client {client} with this ticket: its control connection is gone, \
-         connect anew"
+        "the server knows no client {client} with this session secret: its control connection is \
+         gone, connect anew"
     )]
     UnknownClient { client: u64 },
     #[error(
@@ -234,7 +235,7 @@ struct ReplyBytes {
     region_bytes: le::U64,
     rkey: le::U32,
     round_trip_min_ns: le::U32,
-    ticket: le::U64,
+    session_secret: le::U64,
 }
 const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 
@@ -264,7 +265,7 @@ pub struct Welcome {
     pub round_trip_min_ns: u32,
     /// A random number that no other client gets, for verbs: connections of the client's sessions
     /// must present it. 0 on shared memory, which has no such connections.
-    pub ticket: u64,
+    pub session_secret: u64,
 }
 
 /// Encodes the server's answer to a connection request.
@@ -286,7 +287,7 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
         region_bytes: welcome.region_bytes.into(),
         rkey: welcome.rkey.into(),
         round_trip_min_ns: welcome.round_trip_min_ns.into(),
-        ticket: welcome.ticket.into(),
+        session_secret: welcome.session_secret.into(),
     };
     zerocopy::transmute!(bytes)
 }
@@ -319,7 +320,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
         region_bytes: reply.region_bytes.get(),
         rkey: reply.rkey.get(),
         round_trip_min_ns: reply.round_trip_min_ns.get(),
-        ticket: reply.ticket.get(),
+        session_secret: reply.session_secret.get(),
     };
     let version = reply.protocol_version.get();
     let format_version = reply.format_version.get();
@@ -348,7 +349,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
-    is_known("ticket", welcome.ticket, is_shared == (welcome.ticket == 0))?;
+    is_known("session secret", welcome.session_secret, is_shared == (welcome.session_secret == 0))?;
     Ok(Ok(welcome))
 }
 

@@ -175,9 +175,9 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// Whether a later attempt may succeed: the server is not running, or restarts.
-    pub fn is_passing(&self) -> bool {
-        matches!(self, Self::NoRoute { .. } | Self::NoListener { .. } | Self::TimedOut { .. })
+    /// Whether the same may work a little later: the server is not up, or not yet again.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::NoRoute { .. } | Self::NobodyListens { .. } | Self::TimedOut { .. })
     }
 }
 

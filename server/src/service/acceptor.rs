@@ -4,12 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_config::ServerConfig;
-use farside_control::address::Address;
 use farside_control::{ControlChannel, Role};
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion, VerbsError};
 use farside_fabric::shm::RegionMemory;
 
-use crate::error::{ServerError, system};
+use crate::error::ServerError;
 use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::Opened;
 
@@ -23,24 +22,6 @@ pub(crate) trait BoundListener: AsFd + Send {
         memory: &RegionMemory,
         opened: &Opened,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError>;
-}
-
-/// Binds a listener to an address.
-pub(crate) fn listen(
-    address: &Address,
-    config: &ServerConfig,
-) -> Result<Box<dyn BoundListener>, ServerError> {
-    match address {
-        Address::Shm(path) => Ok(Box::new(super::socket::bind(path, config)?)),
-        #[cfg(feature = "verbs")]
-        Address::Rdma { .. } => {
-            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
-            Ok(Box::new(super::device::bind(&addresses, config)?))
-        }
-        #[cfg(not(feature = "verbs"))]
-        Address::Rdma { .. } => Err(VerbsError::NotBuilt.into()),
-        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
-    }
 }
 
 /// Accepts the clients of one fabric. Its descriptor is readable when there is an [`Arrival`].

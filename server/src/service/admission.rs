@@ -15,8 +15,8 @@ use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::{Nanos, boot_time_ns};
 
 use super::acceptor::{Acceptor, Arrival, ConnectionRequest};
-use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
-use super::connections::{Connections, LISTENER, STRANGERS_MAX};
+use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason, STRANGERS_MAX};
+use super::connections::{Connections, LISTENER};
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
@@ -174,7 +174,7 @@ impl Admission {
             return Err(DisconnectReason::Unreachable(error));
         }
         tracing::info!(client = id, ?role, "a client connected");
-        connection.client = ClientIdentity::Client { id, role, lease, ticket: 0 };
+        connection.client = ClientIdentity::Client { id, role, lease, session_secret: 0 };
         Ok(())
     }
 
@@ -195,8 +195,8 @@ impl Admission {
             Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
             Ok(ConnectRequest { role, purpose, .. }) => match purpose {
                 Purpose::Control => self.accept_client(incoming, role, connections),
-                Purpose::Data { client_id, ticket } => {
-                    let session = (client_id, ticket, role);
+                Purpose::Data { client_id, session_secret } => {
+                    let session = (client_id, session_secret, role);
                     self.accept_session(incoming, session, connections).map(|()| None)
                 }
             },
@@ -219,12 +219,13 @@ impl Admission {
             Ok(admitted) => admitted,
             Err(refusal) => return Err((incoming, refusal)),
         };
-        let added = new_ticket().map_err(|error| error.to_string()).and_then(|ticket| {
-            let welcome = self.welcome_with_key((id, lease), ticket, role);
+        let secret = new_session_secret().map_err(|error| error.to_string());
+        let added = secret.and_then(|session_secret| {
+            let welcome = self.welcome_with_key((id, lease), session_secret, role);
             let welcome = welcome.ok_or("there is no device")?;
             let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
             let (channel, connection_id) = accepted.map_err(|error| error.to_string())?;
-            let client = ClientIdentity::Client { id, role, lease, ticket };
+            let client = ClientIdentity::Client { id, role, lease, session_secret };
             let mut connection = ClientConnection::new(channel, client);
             connection.id = Some(connection_id);
             connections.add(connection).map_err(|error| error.to_string())
@@ -245,19 +246,19 @@ impl Admission {
     fn accept_session(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
-        (client_id, ticket, role): (u16, u64, Role),
+        (client_id, session_secret, role): (u16, u64, Role),
         connections: &mut Connections,
     ) -> Result<(), Refused> {
-        let shown = (client_id, role, ticket);
+        let shown = (client_id, role, session_secret);
         let found = connections.iter().find_map(|(token, connection)| match connection.client {
-            ClientIdentity::Client { id, role, lease, ticket } => {
-                ((id, role, ticket) == shown).then_some((token, lease))
+            ClientIdentity::Client { id, role, lease, session_secret } => {
+                ((id, role, session_secret) == shown).then_some((token, lease))
             }
             _ => None,
         });
         let unknown = Refusal::UnknownClient { client: client_id.into() };
         let Some((token, lease)) = found else { return Err((incoming, unknown)) };
-        let welcome = self.welcome_with_key((client_id, lease), ticket, role);
+        let welcome = self.welcome_with_key((client_id, lease), session_secret, role);
         let (Some(welcome), Some(client)) = (welcome, connections.get_mut(token)) else {
             return Ok(());
         };
@@ -276,13 +277,20 @@ impl Admission {
     fn welcome_with_key(
         &self,
         (client_id, lease): (u16, u64),
-        ticket: u64,
+        session_secret: u64,
         role: Role,
     ) -> Option<Welcome> {
         let remote = self.acceptor.remote(role)?;
         let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
-        let common = self.welcome;
-        Some(Welcome { client_id, lease, base_address, rkey, round_trip_min_ns, ticket, ..common })
+        Some(Welcome {
+            client_id,
+            lease,
+            base_address,
+            rkey,
+            round_trip_min_ns,
+            session_secret,
+            ..self.welcome
+        })
     }
 
     /// Returns an id and a lease for another client in this role, of this user. The limit for a
@@ -338,8 +346,9 @@ fn is_routine(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::UnknownClient { .. })
 }
 
-/// Returns a number that cannot be guessed. It is never 0, which stands for no ticket.
-fn new_ticket() -> io::Result<u64> {
+/// Returns a number that cannot be guessed. It is never 0, which stands for no
+/// session secret.
+fn new_session_secret() -> io::Result<u64> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     Ok(u64::from_le_bytes(random).max(1))

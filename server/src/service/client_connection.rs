@@ -9,8 +9,11 @@ use farside_fabric::rdma::ConnectionId;
 use rustix::event::epoll::EventFlags;
 
 use super::acceptor::DataConnection;
-use super::connections::STRANGERS_MAX;
 use crate::collect::ANSWER_NS;
+
+/// Limit on connections without a client: not yet identified, or already signed off. Above it the
+/// oldest is closed.
+pub(super) const STRANGERS_MAX: usize = 64;
 
 /// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +25,7 @@ pub(super) enum ClientIdentity {
         role: Role,
         lease: u64,
         /// The secret number that its sessions must show, over verbs.
-        ticket: u64,
+        session_secret: u64,
     },
     /// A client that said goodbye. When it hangs up, the server learns whether it took its last
     /// answer.

@@ -16,13 +16,10 @@ use farside_layout::CLIENTS_MAX;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
+use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason, STRANGERS_MAX};
 use super::probing::probe_first;
 use crate::error::{ServerError, system};
 
-/// Limit on connections without a client: not yet identified, or already signed off. Above it the
-/// oldest is closed.
-pub(super) const STRANGERS_MAX: usize = 64;
 /// Events taken at a time: one for each connection, the listener and the stop descriptor. So every
 /// client with an unread message is in the queue before a chore may declare it unresponsive.
 pub(super) const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;

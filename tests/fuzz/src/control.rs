@@ -89,7 +89,7 @@ pub(crate) fn reply(bytes: &[u8]) -> bool {
 }
 
 pub(crate) fn hellos() -> Vec<Vec<u8>> {
-    let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
+    let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
     let all = [
         ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE },
         ConnectRequest { role: Role::Reader, purpose: data, token: Token::of("secret") },
@@ -124,9 +124,10 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         region_bytes: 64 << 20,
         rkey: 0x1234,
         round_trip_min_ns: 900,
-        ticket: 1 << 50,
+        session_secret: 1 << 50,
     };
-    let shared = Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, ticket: 0, ..over_rdma };
+    let shared =
+        Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, session_secret: 0, ..over_rdma };
     let refusals = [
         Refusal::Version { server: 1, client: 2 },
         Refusal::Full { clients: 5 },

@@ -151,8 +151,8 @@ fn no_invalid_connect_request_harms_a_server() {
         }
     }
     for round in 0..scaled(10_000) {
-        // A lease must not work as a ticket: every client can read it in the region.
-        let stolen = Purpose::Data { client_id: 1, ticket: (1 << 32) + round % 4 };
+        // A lease must not work as a session secret: every client can read it in the region.
+        let stolen = Purpose::Data { client_id: 1, session_secret: (1 << 32) + round % 4 };
         let purpose = if round % 2 == 0 { Purpose::Control } else { stolen };
         let mut bytes =
             garbage(&mut random, &connect_request(Role::Writer, purpose), REQUEST_BYTES_MAX);
@@ -226,7 +226,7 @@ fn a_reader_cannot_open_sessions_of_another_client() {
     let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;
-    let stolen = connect_request(Role::Reader, Purpose::Data { client_id, ticket: lease });
+    let stolen = hello(Role::Reader, Purpose::Data { client_id, session_secret: lease });
     let unknown = Refusal::UnknownClient { client: client_id.into() };
     assert_eq!(refusal_of(&server.address(), &stolen, true), Some(unknown));
     assert!(victim.factory.fabric(1).is_ok());

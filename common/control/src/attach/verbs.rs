@@ -50,7 +50,7 @@ impl VerbsFactory {
     /// A passing error stays `Rdma`, so that the session tries again on this connection. As
     /// `Unreachable` it would end the connection.
     fn failed(&self, error: VerbsError) -> ConnectError {
-        match error.is_passing() {
+        match error.is_transient() {
             true => ConnectError::Rdma(error),
             false => from_verbs(&self.server, error),
         }
@@ -98,11 +98,11 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
             },
         };
         let welcome = options.welcome(&reply, true)?;
-        let Welcome { client_id, ticket, base_address, region_bytes, rkey, .. } = welcome;
+        let Welcome { client_id, session_secret, base_address, region_bytes, rkey, .. } = welcome;
         let factory = VerbsFactory {
             server: options.address.to_string(),
             address,
-            request: options.request(Purpose::Data { client_id, ticket }),
+            request: options.request(Purpose::Data { client_id, session_secret }),
             welcome,
             region: RemoteRegion {
                 base_address,
@@ -121,7 +121,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
 
 fn from_verbs(server: &str, error: VerbsError) -> ConnectError {
     match error {
-        error if error.is_passing() => {
+        error if error.is_transient() => {
             absent_now(server.to_owned(), Contact::None, io::Error::other(error))
         }
         VerbsError::Rejected { reason, .. } => match decode_reply(&reason) {

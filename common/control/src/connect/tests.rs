@@ -12,7 +12,7 @@ fn welcome() -> Welcome {
         region_bytes: 1 << 30,
         rkey: 99,
         round_trip_min_ns: 500,
-        ticket: 41,
+        session_secret: 41,
     }
 }
 
@@ -22,13 +22,13 @@ fn request() -> ConnectRequest {
 
 #[test]
 fn an_impossible_request_is_refused() {
-    let data = Purpose::Data { client_id: 0, ticket: 5 };
+    let data = Purpose::Data { client_id: 0, session_secret: 5 };
     let without_client = ConnectRequest { purpose: data, ..request() }.encode();
     assert!(ConnectRequest::decode(&without_client).is_err());
-    let data = Purpose::Data { client_id: 3, ticket: 0 };
-    let without_ticket = ConnectRequest { purpose: data, ..request() }.encode();
-    assert!(ConnectRequest::decode(&without_ticket).is_err());
-    // Role, purpose, client id, ticket, and both ends of the reserved bytes.
+    let data = Purpose::Data { client_id: 3, session_secret: 0 };
+    let without_secret = ConnectRequest { purpose: data, ..request() }.encode();
+    assert!(ConnectRequest::decode(&without_secret).is_err());
+    // Role, purpose, client id, session secret, and both ends of the reserved bytes.
     for (at, value) in [(6, 3), (7, DATA + 1), (8, 1), (10, 1), (18, 1), (23, 128)] {
         let mut bytes = request().encode();
         bytes[at] = value;
@@ -44,7 +44,7 @@ fn an_impossible_request_is_refused() {
 
 #[test]
 fn requests_and_replies_round_trip() {
-    let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
+    let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
     let (reader, writer) = (Role::Reader, Role::Writer);
     for (role, purpose) in [(reader, Purpose::Control), (writer, data)] {
         let request = ConnectRequest { role, purpose, token: Token::of("secret") };
@@ -101,9 +101,9 @@ fn an_impossible_welcome_is_an_error() {
         ("round trip", error_after(|welcome| welcome.round_trip_min_ns = 0)),
         ("round trip", error_after(|welcome| welcome.round_trip_min_ns = u32::MAX)),
         ("round trip", error_after(|welcome| (welcome.base_address, welcome.rkey) = (0, 0))),
-        ("ticket", error_after(|welcome| welcome.ticket = 0)),
+        ("session secret", error_after(|welcome| welcome.session_secret = 0)),
         (
-            "ticket",
+            "session secret",
             error_after(|welcome| {
                 (welcome.base_address, welcome.rkey, welcome.round_trip_min_ns) = (0, 0, 0)
             }),
@@ -112,7 +112,7 @@ fn an_impossible_welcome_is_an_error() {
         assert!(error.starts_with(field), "{field}: {error}");
     }
     let on_shared_memory =
-        Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, ticket: 0, ..welcome() };
+        Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, session_secret: 0, ..welcome() };
     assert_eq!(decode_reply(&encode_reply(&Ok(on_shared_memory))).unwrap(), Ok(on_shared_memory));
     let mut padded = encode_reply(&Ok(welcome())).to_vec();
     padded.resize(REPLY_BYTES_MAX, 0);
@@ -151,7 +151,7 @@ proptest! {
         reply[at] = value;
         assert_decodes_only_what_encodes(&reply);
         assert_decodes_only_what_encodes(&reply[..bytes]);
-        let data = Purpose::Data { client_id: 7, ticket: 1 << 40 };
+        let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
         for purpose in [Purpose::Control, data] {
             let mut request = ConnectRequest { purpose, ..request() }.encode();
             request[at % REQUEST_BYTES_MAX] = value;

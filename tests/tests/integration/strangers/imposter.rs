@@ -59,8 +59,7 @@ impl Imposter {
             region_bytes,
             rkey,
             round_trip_min_ns,
-            ticket: 5,
-            ..false_welcome()
+            session_secret: 5,
         }
     }
 
