@@ -21,8 +21,9 @@ pub(crate) struct Clients {
     region: Arc<Region>,
     geometry: Geometry,
     ids: Vec<IdState>,
-    connected: u32,
-    clients_max: u32,
+    /// The number of connected clients, and the limit on it.
+    pub(crate) connected: u32,
+    pub(crate) clients_max: u32,
     last_id: u16,
     incarnation: u64,
     /// How many clients have had each id. Counted for each id, because a lease is compared only
@@ -47,16 +48,6 @@ impl Clients {
             incarnation,
             admitted: vec![0; CLIENTS_MAX as usize],
         }
-    }
-
-    /// The number of connected clients.
-    pub(crate) fn connected(&self) -> u32 {
-        self.connected
-    }
-
-    /// Limit on connected clients.
-    pub(crate) fn clients_max(&self) -> u32 {
-        self.clients_max
     }
 
     /// Returns an id and a lease for a new client, and writes the lease to the client table.
@@ -146,7 +137,7 @@ mod tests {
             clients.forget(id);
             id == first
         }));
-        assert_eq!(clients.connected(), 1);
+        assert_eq!(clients.connected, 1);
     }
 
     /// When all ids shared one count, a client that reconnected in a loop used it up in some days.

@@ -72,8 +72,10 @@ pub(crate) struct Collector {
     /// When the next collection may begin, and when it was first requested.
     wanted: Option<(Nanos, Nanos)>,
     number: u32,
-    finished: u64,
-    recovered: u64,
+    /// The number of finished collections.
+    pub(crate) finished: u64,
+    /// The number of lost blocks that finished collections have found.
+    pub(crate) recovered: u64,
     /// The tokens of the connections whose reports are not complete.
     awaiting: BTreeSet<u64>,
     /// The wait for their reports.
@@ -134,11 +136,6 @@ impl Collector {
         }
     }
 
-    /// The number of finished collections.
-    pub(crate) fn finished(&self) -> u64 {
-        self.finished
-    }
-
     /// The value of `finished` once a collection that begins after now has finished.
     pub(crate) fn next(&self) -> u64 {
         self.finished + if self.stage == Stage::Idle { 1 } else { 2 }
@@ -155,11 +152,6 @@ impl Collector {
             | Stage::Finish
             | Stage::Acquit => 2,
         }
-    }
-
-    /// The number of lost blocks that finished collections have found.
-    pub(crate) fn recovered(&self) -> u64 {
-        self.recovered
     }
 
     /// When to call [`Collector::step`]; `None` if no collection is wanted. `swept` if the slots of

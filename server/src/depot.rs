@@ -117,7 +117,7 @@ pub struct Depot {
     /// The spans all of whose blocks are available: since when, and their first chunk.
     whole_spans: BTreeSet<(Nanos, u32)>,
     /// How many chunks have lost their class since the server started.
-    chunks_emptied: u64,
+    pub(crate) chunks_emptied: u64,
     /// Whether blocks leave enough chunks for an index with a key for each of them.
     is_cache: bool,
 }
@@ -421,11 +421,6 @@ impl Depot {
         self.whole_spans.iter().map(|(_, chunk)| chunks(*chunk)).sum()
     }
 
-    /// How many chunks have lost their class since the server started.
-    pub(crate) fn chunks_emptied(&self) -> u64 {
-        self.chunks_emptied
-    }
-
     /// The number of chunks with subtables.
     pub(crate) fn chunks_index(&self) -> u64 {
         self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
@@ -455,13 +450,10 @@ fn carve(
     while let Some(index) = span.next_uncarved() {
         let offset = start + index * span.class.block_bytes();
         let Some(address) = BlockAddress::from_offset(offset) else { continue };
-        let previous = previous_generation(memory.header(address)?, unused_generation);
+        let header = memory.header(address)?;
+        // Memory that never had a header is all zeros.
+        let previous = if header.bits() == 0 { unused_generation } else { header.generation };
         return Ok(Some(FreeBlock { address, generation: previous.wrapping_add(1) }));
     }
     Ok(None)
-}
-
-/// Returns the generation in a header. Memory that never had a header is all zeros.
-fn previous_generation(header: HeaderWord, unused_generation: u32) -> u32 {
-    if header.bits() == 0 { unused_generation } else { header.generation }
 }

@@ -41,17 +41,13 @@ pub(crate) struct Evictor {
     word_ns: Nanos,
     /// Where the next sample begins. Samples go round the index, which is in the order of hashes.
     cursor: Cursor,
-    evicted: u64,
+    /// The number of keys that were removed.
+    pub(crate) evicted: u64,
 }
 
 impl Evictor {
     pub(crate) fn new(reader: BlockReader, word_ns: Nanos) -> Self {
         Self { reader, word_ns, cursor: Cursor::default(), evicted: 0 }
-    }
-
-    /// The number of keys that were removed.
-    pub(crate) fn evicted(&self) -> u64 {
-        self.evicted
     }
 
     /// Unlinks up to `count` blocks of the class. The blocks have not rested.

@@ -69,7 +69,8 @@ pub(crate) struct Reaper {
     /// When the next walk begins; `None` while no value can expire.
     next_pass_at: Option<Nanos>,
     tombs: VecDeque<Tomb>,
-    expired: u64,
+    /// The number of expired values that were removed.
+    pub(crate) expired: u64,
 }
 
 impl Reaper {
@@ -114,11 +115,6 @@ impl Reaper {
         self.pass.iter_mut().for_each(|pass| pass.may_have_missed = true);
     }
 
-    /// The number of expired values that were removed.
-    pub(crate) fn expired(&self) -> u64 {
-        self.expired
-    }
-
     /// When to call [`Reaper::step`]; `None` if nothing is planned.
     pub(crate) fn next_step_at(&self) -> Option<Nanos> {
         let pass = if self.pass.is_some() { Some(0) } else { self.next_pass_at };
@@ -136,13 +132,8 @@ impl Reaper {
         self.clear_tombs(own, now)?;
         let mut removed = Vec::new();
         let due = self.next_pass_at.is_some_and(|at| at <= now);
-        let Some(mut pass) = self
-            .pass
-            .take()
-            .or_else(|| due.then(|| Pass { moves: index.moves, ..Default::default() }))
-        else {
-            return Ok(removed);
-        };
+        let new_pass = || due.then(|| Pass { moves: index.moves, ..Default::default() });
+        let Some(mut pass) = self.pass.take().or_else(new_pass) else { return Ok(removed) };
         self.next_pass_at = None;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ms = wall.as_millis() as u64;
@@ -160,10 +151,8 @@ impl Reaper {
             pass.may_have_missed |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
             let Some((block, expires_at_ms)) = self.expiring_block(word)? else { continue };
             if expires_at_ms + MARGIN_MS > wall_ms {
-                let first = pass
-                    .first_expires_at_ms
-                    .map_or(expires_at_ms, |first| first.min(expires_at_ms));
-                pass.first_expires_at_ms = Some(first);
+                let first = pass.first_expires_at_ms.get_or_insert(expires_at_ms);
+                *first = expires_at_ms.min(*first);
             } else if let Some(found) = self.reader.read(&content, block, &mut walk.budget)?
                 && found.expires_at_ms == expires_at_ms
                 && own.unlink_to_tombstone(slot, word, block, deadline)?

@@ -24,6 +24,7 @@ use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
+use crate::rate_limited_warning::warn_rarely;
 use crate::walk::{Budget, Cursor};
 
 /// A region in use, and the data structures of its server.
@@ -43,8 +44,7 @@ pub(crate) struct Opened {
 const SOON_NS: Nanos = 4_000_000_000;
 
 impl Opened {
-    /// Takes up to `count` blocks from the depot; see
-    /// [`Depot::take`] for the limits.
+    /// Takes up to `count` blocks from the depot; see [`Depot::take`] for the limits.
     pub(crate) fn take_blocks(
         &mut self,
         class: SizeClass,
@@ -68,7 +68,14 @@ impl Opened {
         own: &OwnEndpoint,
     ) -> Result<Option<SplitOutcome>, ChainError> {
         let Self { region, geometry, format, depot, index, .. } = self;
-        index.grow(wanted, format, own, depot, &RegionTables { region, geometry })
+        match index.grow(wanted, format, own, depot, &RegionTables { region, geometry }) {
+            Ok(outcome) => Ok(outcome),
+            Err(Damage::Access(error)) => Err(error),
+            Err(damage) => {
+                warn_rarely!(index.damaged, "cannot split a subtable: {damage}: see kv-cli verify");
+                Ok(Some(SplitOutcome::Impossible))
+            }
+        }
     }
 
     /// Notes that no server uses the region any more.
@@ -164,21 +171,17 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         let state = superblock.state().unwrap_or(RegionState::InUse);
         // A region that was just restored has no former server, and fits the configuration.
         if config.restore.is_none() {
-            log_continued(&path, state, incarnation);
+            let stop = match state {
+                RegionState::Clean => "stopped in order",
+                RegionState::InUse => "did not stop in order",
+            };
+            let region = path.display();
+            tracing::info!(%region, incarnation, "continuing with a region; its last server {stop}");
             warn_of_ignored_settings(config, &format);
         }
     }
     let is_new = memory.is_new;
     Ok(Opened { region, format, geometry, incarnation, index, depot, is_new })
-}
-
-fn log_continued(path: &Path, state: RegionState, incarnation: u64) {
-    let stop = match state {
-        RegionState::Clean => "shut down cleanly",
-        RegionState::InUse => "did not shut down cleanly",
-    };
-    let region = path.display();
-    tracing::info!(%region, incarnation, "continuing with a region; its last server {stop}");
 }
 
 /// Checks that the region has the configured size, if one is configured.
@@ -237,11 +240,6 @@ struct Recovery<'a> {
     fenced_at: Nanos,
 }
 
-fn unused_generation(region_id: &[u8; 16]) -> u32 {
-    let [a, b, c, d, ..] = *region_id;
-    u32::from_le_bytes([a, b, c, d])
-}
-
 impl Recovery<'_> {
     fn run(&self, format: &Format, is_new: bool) -> Result<(Index, Depot), Damage> {
         let uses = self.chunk_uses()?;
@@ -253,7 +251,8 @@ impl Recovery<'_> {
         let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
         index.resume(&splits, format, &own)?;
         let grace_ns = format.grace_ns();
-        let options = DepotOptions::new(grace_ns, unused_generation(&format.region_id));
+        let [a, b, c, d, ..] = format.region_id;
+        let options = DepotOptions::new(grace_ns, u32::from_le_bytes([a, b, c, d]));
         let mut depot = Depot::new(self.geometry, &uses, options, boot_time_ns());
         if is_new {
             return Ok((index, depot));

@@ -9,14 +9,12 @@ use std::thread::{self, JoinHandle};
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
-use farside_fabric::shm::RegionMemory;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
 use crate::huge_pages::{self, BackgroundCollapse};
-use crate::recovery::{self, Opened, region_memory};
+use crate::recovery::{self, region_memory};
 use crate::restore::restored_memory;
-use crate::service::acceptor::BoundListener;
 use crate::service::{ControlService, listen};
 
 /// A running server: a region, a listener, and a thread that sleeps until it is needed, as when a
@@ -71,31 +69,22 @@ impl Server {
         // Before a device pins the memory: pinned pages cannot be replaced.
         let pages_left = huge_pages::make(&memory, address.is_rdma(), stop);
         let memory = Arc::new(memory);
-        let mut server = Self::serve(config, listener, memory.clone(), opened)?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(system("create an event"))?;
+        let service = ControlService::new(config, listener, memory.clone(), opened, &stop)?;
+        let thread = thread::Builder::new()
+            .name("farside-control".to_owned())
+            .spawn(move || service.run())
+            .map_err(system("start a thread"))?;
+        let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
+        let mut server = Self { address, stop, thread, background: None };
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
-        tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
+        tracing::info!(address = %server.address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),
         }
         Ok(server)
-    }
-
-    /// Starts the thread that serves a region.
-    fn serve(
-        config: &ServerConfig,
-        listener: Box<dyn BoundListener>,
-        memory: Arc<RegionMemory>,
-        opened: Opened,
-    ) -> Result<Self, ServerError> {
-        let (address, stop) = (config.address()?.clone(), stop_event()?);
-        let service = ControlService::new(config, listener, memory, opened, &stop)?;
-        let stop = Stopper(Arc::new(stop));
-        let thread = thread::Builder::new()
-            .name("farside-control".to_owned())
-            .spawn(move || service.run())
-            .map_err(system("start a thread"))?;
-        Ok(Self { address, stop, thread: Some(thread), background: None })
     }
 
     /// The address at which clients connect.
@@ -155,11 +144,6 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shut_down();
     }
-}
-
-fn stop_event() -> Result<OwnedFd, ServerError> {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(system("create an event"))
 }
 
 /// Checks the options that only a new region uses, before memory for one is allocated.

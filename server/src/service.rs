@@ -136,12 +136,12 @@ impl ControlService {
 
     /// How long the thread may sleep until a chore is due. `None` if no chore is planned.
     fn timeout(&self) -> Option<Timespec> {
-        if self.connections.has_queued() {
+        if !self.connections.queue.is_empty() {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let due = [
             self.keeper.next_step_at(),
-            self.admission.next_step_at(),
+            self.admission.accept_again_at,
             self.next_probe_at(),
             self.roll_call.next_step_at(),
         ];
@@ -153,7 +153,7 @@ impl ControlService {
 
     /// Takes the arrivals of the listener.
     fn accept(&mut self) -> Result<(), ChainError> {
-        for _ in 0..self.admission.arrivals_max() {
+        for _ in 0..self.admission.acceptor.arrivals_max() {
             match self.admission.next_arrival(&self.connections) {
                 None => break,
                 Some(Arrival::Stranger(stranger)) => {
@@ -163,7 +163,7 @@ impl ControlService {
                     }
                 }
                 Some(Arrival::Request(request)) => {
-                    let is_first = self.connections.is_empty();
+                    let is_first = self.connections.by_token.is_empty();
                     let client = self.admission.decide(request, &mut self.connections);
                     if let Some((token, role)) = client {
                         self.note_connected(token, role, is_first);
@@ -242,7 +242,7 @@ impl ControlService {
                 self.answer(token, (id, role), request, boot_time_ns())?;
             }
         }
-        if let Some(connection) = self.connections.get_mut(token) {
+        if let Some(connection) = self.connections.by_token.get_mut(&token) {
             self.keeper.take_back(connection.take_undelivered());
         }
         self.connections.update_interest(token)?;
@@ -312,7 +312,7 @@ impl ControlService {
             connections.filter_map(|(_, connection)| connection.snapshot_permille).collect();
         ServerStatistics {
             uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
-            clients: self.admission.clients.connected().into(),
+            clients: self.admission.clients.connected.into(),
             clients_lost: self.clients_lost,
             snapshots: snapshots.len() as u64,
             snapshot_permille: snapshots.into_iter().min().unwrap_or(0).into(),
@@ -352,7 +352,7 @@ impl ControlService {
 
     /// When to probe the hosts of clients; `None` for never.
     fn next_probe_at(&self) -> Option<Nanos> {
-        self.probing.next_at().filter(|_| !self.connections.is_empty())
+        self.probing.next_at().filter(|_| !self.connections.by_token.is_empty())
     }
 
     /// Asks writers for their clocks when it is time, and fences those that have not answered.
@@ -374,7 +374,7 @@ impl ControlService {
 
     /// Frees the id of a client that said goodbye. Its connection stays until it hangs up.
     fn sign_off(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
+        let Some(connection) = self.connections.by_token.get_mut(&token) else { return };
         let ClientIdentity::Client { id, .. } = connection.client else { return };
         connection.client = ClientIdentity::Leaving;
         connection.close();
@@ -433,7 +433,7 @@ impl ControlService {
                 }
             }
         }
-        self.keeper.close()?;
+        self.keeper.opened.close()?;
         tracing::info!("stopped");
         Ok(())
     }

@@ -11,7 +11,6 @@ use crate::depot::{Depot, RegionAccess};
 use crate::error::Damage;
 use crate::index::{Index, SubtableImage, places_of};
 use crate::own_endpoint::OwnEndpoint;
-use crate::rate_limited_warning::warn_rarely;
 
 /// Pause before the server retries a split that found damage.
 const STUCK_PAUSE_NS: Nanos = 100_000_000;
@@ -21,24 +20,6 @@ impl Index {
     /// `local_depth` bits of the hash. Returns `None` if there is no place for two more subtables,
     /// and none that only needs to rest for GRACE.
     pub(crate) fn grow(
-        &mut self,
-        (directory_hash, local_depth): (u32, u8),
-        format: &Format,
-        own: &OwnEndpoint,
-        depot: &mut Depot,
-        memory: &impl RegionAccess,
-    ) -> Result<Option<SplitOutcome>, ChainError> {
-        match self.try_to_grow((directory_hash, local_depth), format, own, depot, memory) {
-            Ok(outcome) => Ok(outcome),
-            Err(Damage::Access(error)) => Err(error),
-            Err(damage) => {
-                warn_rarely!(self.damaged, "cannot split a subtable: {damage}: see kv-cli verify");
-                Ok(Some(SplitOutcome::Impossible))
-            }
-        }
-    }
-
-    fn try_to_grow(
         &mut self,
         (directory_hash, local_depth): (u32, u8),
         format: &Format,

@@ -74,7 +74,7 @@ fn collect_all(collector: &mut Collector) -> CollectionCost {
         headers_per_step_max: 0,
     };
     collector.want(5);
-    while collector.finished() == 0 {
+    while collector.finished == 0 {
         memory.headers.set(0);
         match collector.step(&mut depot, &index, &memory, 5).unwrap() {
             Step::Ask { .. } => {
@@ -86,8 +86,8 @@ fn collect_all(collector: &mut Collector) -> CollectionCost {
         cost.headers += memory.headers.get();
         cost.headers_per_step_max = cost.headers_per_step_max.max(memory.headers.get());
     }
-    cost.recovered = collector.recovered();
-    cost.collections = collector.finished();
+    cost.recovered = collector.recovered;
+    cost.collections = collector.finished;
     let hour = 3_600_000_000_000;
     assert_eq!(take_all(&mut depot, hour), blocks, "all of them can be taken again");
     cost

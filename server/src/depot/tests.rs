@@ -59,8 +59,13 @@ fn geometry(bytes: u64) -> Geometry {
 }
 
 fn depot(bytes: u64) -> Depot {
+    depot_with(bytes, |_| ChunkUse::Free)
+}
+
+/// A depot of a region whose chunks have these uses.
+fn depot_with(bytes: u64, chunk_use: impl Fn(u32) -> ChunkUse) -> Depot {
     let geometry = geometry(bytes);
-    let uses = vec![ChunkUse::Free; geometry.chunks() as usize];
+    let uses: Vec<_> = (0..geometry.chunks()).map(chunk_use).collect();
     Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0)
 }
 
@@ -70,6 +75,17 @@ fn class(bytes: u64) -> SizeClass {
 
 fn take(depot: &mut Depot, class: SizeClass, count: u32, now: Nanos) -> Vec<FreeBlock> {
     depot.take(class, count, now, &FakeMemory::default()).unwrap()
+}
+
+/// Takes blocks in this many requests for one block each.
+fn take_each(
+    depot: &mut Depot,
+    class: SizeClass,
+    requests: u32,
+    now: Nanos,
+    memory: &FakeMemory,
+) -> Vec<FreeBlock> {
+    (0..requests).flat_map(|_| depot.take(class, 1, now, memory).unwrap()).collect()
 }
 
 /// Takes blocks until the class has none left.
@@ -133,10 +149,8 @@ fn a_large_block_takes_two_chunks_and_the_chunk_table_has_both() {
 
 #[test]
 fn a_large_block_needs_two_neighbouring_free_chunks() {
-    let geometry = geometry(16 << 20);
-    let mut uses = vec![ChunkUse::Free; geometry.chunks() as usize];
-    uses.iter_mut().step_by(2).for_each(|chunk_use| *chunk_use = ChunkUse::Subtables);
-    let mut depot = Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0);
+    let every_other = |chunk: u32| [ChunkUse::Subtables, ChunkUse::Free][chunk as usize % 2];
+    let mut depot = depot_with(16 << 20, every_other);
     assert!(take(&mut depot, class(3 << 20), 1, 0).is_empty());
     assert!(!take(&mut depot, class(2 << 20), 1, 0).is_empty());
 }
@@ -231,9 +245,10 @@ fn blocks_that_a_client_cannot_have_are_refused_and_change_nothing() {
 fn linked_blocks_are_unavailable_until_they_are_given() {
     let geometry = geometry(8 << 20);
     let class = class(512 << 10);
-    let mut uses = vec![ChunkUse::Subtables; geometry.chunks() as usize];
-    uses[1] = ChunkUse::Blocks(class);
-    let mut depot = Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0);
+    let mut depot = depot_with(8 << 20, |chunk| match chunk {
+        1 => ChunkUse::Blocks(class),
+        _ => ChunkUse::Subtables,
+    });
     let start = geometry.chunk_offset(1).unwrap();
     let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
     let linked = BlockRef { address: address(2), class, generation_low: 0 };
@@ -245,10 +260,7 @@ fn linked_blocks_are_unavailable_until_they_are_given() {
     let memory = FakeMemory::default();
     memory.write(FreeBlock { address: address(0), generation: 41 }, false);
     memory.write(FreeBlock { address: address(1), generation: u32::MAX }, false);
-    let mut taken = Vec::new();
-    for _ in 0..4 {
-        taken.extend(depot.take(class, 1, GRACE - 1, &memory).unwrap());
-    }
+    let taken = take_each(&mut depot, class, 4, GRACE - 1, &memory);
     let generations: Vec<_> = taken.iter().map(|block| (block.address, block.generation)).collect();
     // Each generation is one more than that in the header.
     assert_eq!(generations, [(address(0), 42), (address(1), 0), (address(3), 1)]);
@@ -312,14 +324,7 @@ mod movement {
         assert!(rest > 256 * GRACE);
         let (small, large) = (class(64 << 10), class(2 << 20));
         let chunks = u64::from(geometry(8 << 20).chunks());
-        let mut blocks = Vec::new();
-        loop {
-            let some = depot.take(small, u32::MAX, 0, &memory).unwrap();
-            if some.is_empty() {
-                break;
-            }
-            blocks.extend(some);
-        }
+        let mut blocks = take_all(&mut depot, small, 0);
         assert_eq!(blocks.len() as u64, chunks * 32);
         // As if every block had been written seven times.
         for block in &mut blocks {
@@ -336,7 +341,7 @@ mod movement {
         assert_eq!(depot.chunks_free(), 0);
         let first = depot.take(large, 1, from + rest.max(5000), &memory).unwrap();
         assert_eq!(first.len(), 1);
-        assert!(depot.chunks_emptied() >= chunks - 1);
+        assert!(depot.chunks_emptied >= chunks - 1);
         // More than every generation that was in the chunk.
         assert_eq!(first[0].generation, 8);
         let header = memory.header(first[0].address).unwrap();
@@ -347,10 +352,7 @@ mod movement {
     fn blocks_are_taken_from_the_fullest_chunk_so_that_others_empty() {
         let mut depot = depot(32 << 20);
         let class = class(512 << 10);
-        let mut blocks = Vec::new();
-        for _ in 0..8 {
-            blocks.extend(take(&mut depot, class, 1, 0));
-        }
+        let blocks = take_each(&mut depot, class, 8, 0, &FakeMemory::default());
         let chunk = |block: &FreeBlock| block.address.offset() / CHUNK_BYTES;
         let (first, second) = (chunk(&blocks[0]), chunk(&blocks[7]));
         assert!(first != second && blocks.iter().filter(|b| chunk(b) == first).count() == 4);
@@ -365,10 +367,7 @@ mod movement {
         let memory = FakeMemory::default();
         let mut depot = depot(8 << 20);
         let class = class(128);
-        let mut blocks = Vec::new();
-        for _ in 0..8 {
-            blocks.extend(depot.take(class, 1, 0, &memory).unwrap());
-        }
+        let blocks = take_each(&mut depot, class, 8, 0, &memory);
         blocks.iter().for_each(|block| memory.write(*block, false));
         let chunks = depot.chunks();
         depot.suspect(0..chunks);
@@ -391,10 +390,7 @@ mod movement {
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 0, "once");
         depot.suspect_none(0..chunks);
         assert_eq!(depot.classes()[0].blocks_resting, 4);
-        let mut back = Vec::new();
-        for _ in 0..4 {
-            back.extend(depot.take(class, 1, 50 + GRACE, &memory).unwrap());
-        }
+        let back = take_each(&mut depot, class, 4, 50 + GRACE, &memory);
         let found = back.iter().find(|block| block.address == lost.address).unwrap();
         assert_eq!(found.generation, lost.generation + 1);
         for block in [linked, held, given, changed] {

@@ -35,8 +35,9 @@ type Refused = (Box<dyn ConnectionRequest>, Refusal);
 
 /// Accepts connections and admits clients.
 pub(super) struct Admission {
-    acceptor: Box<dyn Acceptor>,
-    accept_again_at: Option<Nanos>,
+    pub(super) acceptor: Box<dyn Acceptor>,
+    /// When to call [`Admission::resume`].
+    pub(super) accept_again_at: Option<Nanos>,
     pub(super) clients: Clients,
     tokens: Tokens,
     /// The fields of the welcome message that are the same for all clients.
@@ -71,11 +72,6 @@ impl Admission {
         self.acceptor.remote(Role::Writer).is_some()
     }
 
-    /// Limit on the arrivals that one turn of the control thread takes.
-    pub(super) fn arrivals_max(&self) -> usize {
-        self.acceptor.arrivals_max()
-    }
-
     /// Returns the next arrival. `None` if there is none, or if the system is out of descriptors.
     /// In the second case nothing is accepted for `ACCEPT_PAUSE_NS`.
     pub(super) fn next_arrival(&mut self, connections: &Connections) -> Option<Arrival> {
@@ -89,11 +85,6 @@ impl Admission {
                 None
             }
         }
-    }
-
-    /// Returns the time at which to call [`Admission::resume`].
-    pub(super) fn next_step_at(&self) -> Option<Nanos> {
-        self.accept_again_at
     }
 
     /// Accepts again if the pause after a failure has passed.
@@ -146,7 +137,7 @@ impl Admission {
         request: Result<ConnectRequest, Refusal>,
         connections: &mut Connections,
     ) -> Result<(), DisconnectReason> {
-        let user = connections.get_mut(token).and_then(|connection| connection.user);
+        let user = connections.by_token.get_mut(&token).and_then(|connection| connection.user);
         let admitted = request.and_then(|request| {
             self.tokens.check(&request)?;
             // A session of a client on this host uses the mapped region, so it needs no connection.
@@ -155,7 +146,7 @@ impl Admission {
             }
             Ok((request.role, self.admit(request.role, user, connections)?))
         });
-        let Some(connection) = connections.get_mut(token) else { return Ok(()) };
+        let Some(connection) = connections.by_token.get_mut(&token) else { return Ok(()) };
         let (role, (id, lease)) = match admitted {
             Ok(admitted) => admitted,
             Err(refusal) => {
@@ -259,7 +250,7 @@ impl Admission {
         let unknown = Refusal::UnknownClient { client: client_id.into() };
         let Some((token, lease)) = found else { return Err((incoming, unknown)) };
         let welcome = self.welcome_with_key((client_id, lease), session_secret, role);
-        let (Some(welcome), Some(client)) = (welcome, connections.get_mut(token)) else {
+        let (Some(welcome), Some(client)) = (welcome, connections.by_token.get_mut(&token)) else {
             return Ok(());
         };
         if client.data.len() >= SESSIONS_MAX {
@@ -301,7 +292,7 @@ impl Admission {
         user: Option<u32>,
         connections: &Connections,
     ) -> Result<(u16, u64), Refusal> {
-        let clients_max = self.clients.clients_max();
+        let clients_max = self.clients.clients_max;
         let share = (clients_max - clients_max / RESERVED_SHARE) as usize;
         let clients = || {
             connections.iter().map(|(_, connection)| connection).filter(|client| client.is_client())

@@ -40,10 +40,10 @@ pub(super) enum Received {
 pub(super) struct Connections {
     epoll: OwnedFd,
     /// By token. Tokens rise, so of two connections the one with the lower token is older.
-    by_token: BTreeMap<u64, ClientConnection>,
+    pub(super) by_token: BTreeMap<u64, ClientConnection>,
     next_token: u64,
     /// The tokens of the connections that wait for their turn.
-    queue: VecDeque<u64>,
+    pub(super) queue: VecDeque<u64>,
     receive_buffer: Vec<u8>,
     send_buffer: Vec<u8>,
     /// The number of complete snapshots.
@@ -108,14 +108,6 @@ impl Connections {
         std::mem::take(&mut self.by_token).into_values()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_token.is_empty()
-    }
-
-    pub(super) fn get_mut(&mut self, token: u64) -> Option<&mut ClientConnection> {
-        self.by_token.get_mut(&token)
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &ClientConnection)> {
         self.by_token.iter().map(|(token, connection)| (*token, connection))
     }
@@ -140,10 +132,6 @@ impl Connections {
             connection.is_queued = false;
         }
         Some(token)
-    }
-
-    pub(super) fn has_queued(&self) -> bool {
-        !self.queue.is_empty()
     }
 
     /// Whether the connection exists and is not in the queue.

@@ -22,7 +22,7 @@ const FIGURES_AGE_NS_MAX: Nanos = 100_000_000;
 
 /// The region and its chores.
 pub(super) struct RegionKeeper {
-    opened: Opened,
+    pub(super) opened: Opened,
     own: OwnEndpoint,
     recalls: Recalls,
     sweeper: Sweeper,
@@ -270,7 +270,7 @@ impl RegionKeeper {
             statistics.chunks_free = depot.chunks_free();
             statistics.chunks_index = depot.chunks_index();
             statistics.chunks_resting = depot.chunks_whole();
-            statistics.chunks_emptied = depot.chunks_emptied();
+            statistics.chunks_emptied = depot.chunks_emptied;
             statistics.classes = depot.classes();
             self.figures_at = Some(now);
         }
@@ -281,18 +281,13 @@ impl RegionKeeper {
             directory_depth: index.depth.into(),
             splits: index.splits,
             splits_stuck: index.unfinished.len() as u64,
-            collections: self.collector.finished(),
+            collections: self.collector.finished,
             collections_next: self.collector.next(),
             collecting: self.collector.activity(),
-            blocks_collected: self.collector.recovered(),
-            keys_expired: self.reaper.expired(),
-            keys_evicted: self.evictor.as_ref().map_or(0, Evictor::evicted),
+            blocks_collected: self.collector.recovered,
+            keys_expired: self.reaper.expired,
+            keys_evicted: self.evictor.as_ref().map_or(0, |evictor| evictor.evicted),
             ..self.statistics.clone()
         }
-    }
-
-    /// Notes that no server uses the region any more.
-    pub(super) fn close(&self) -> Result<(), ChainError> {
-        self.opened.close()
     }
 }
