@@ -1,6 +1,7 @@
 //! Connects to the configured server, and decodes arguments.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Once;
 
@@ -72,5 +73,6 @@ pub(crate) fn key(args: &Args, text: &OsStr) -> anyhow::Result<Vec<u8>> {
 
 /// Decodes an argument; the error names it.
 pub(crate) fn decode(encoding: Encoding, name: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
-    encoding.decode_argument(name, text).map_err(|error| Usage::error(one_line(error.as_ref())))
+    let decoded = encoding.decode(text.as_bytes());
+    decoded.map_err(|error| Usage::error(format!("the {name}: {}", one_line(error.as_ref()))))
 }

@@ -1,8 +1,6 @@
 //! Encodings of keys and values, which are bytes, in arguments and in output.
 
-use std::ffi::OsStr;
 use std::fmt::Write;
-use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, anyhow};
 use data_encoding::{BASE64, DecodeKind, HEXLOWER, HEXLOWER_PERMISSIVE};
@@ -21,14 +19,6 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Decodes an argument.
-    ///
-    /// # Errors
-    /// As [`Encoding::decode`], with the argument's name.
-    pub fn decode_argument(self, name: &str, text: &OsStr) -> anyhow::Result<Vec<u8>> {
-        self.decode(text.as_bytes()).with_context(|| format!("the {name}"))
-    }
-
     /// Decodes a text.
     ///
     /// # Errors
@@ -177,13 +167,12 @@ mod tests {
     #[test]
     fn malformed_hex_and_base64_are_refused() {
         let error = |encoding: Encoding, text: &str| {
-            let error = encoding.decode_argument("key", OsStr::new(text)).unwrap_err();
-            one_line(error.as_ref())
+            one_line(encoding.decode(text.as_bytes()).unwrap_err().as_ref())
         };
-        assert_eq!(error(Encoding::Hex, "abc"), "the key: has an odd number of hexadecimal digits");
-        assert_eq!(error(Encoding::Hex, "zz"), "the key: is not hexadecimal");
-        assert_eq!(error(Encoding::Hex, "+1"), "the key: is not hexadecimal");
-        assert!(error(Encoding::Base64, "a").starts_with("the key: is not base64"));
+        assert_eq!(error(Encoding::Hex, "abc"), "has an odd number of hexadecimal digits");
+        assert_eq!(error(Encoding::Hex, "zz"), "is not hexadecimal");
+        assert_eq!(error(Encoding::Hex, "+1"), "is not hexadecimal");
+        assert!(error(Encoding::Base64, "a").starts_with("is not base64"));
     }
 
     #[test]

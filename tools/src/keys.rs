@@ -12,7 +12,7 @@ use farside_tools::encoding::brief;
 use crate::args::{Args, Cas, Key, KeyValue};
 use crate::connect;
 use crate::output::{self, ExitStatus, Usage};
-use crate::standard_streams::StandardStreams;
+use crate::standard_streams::stdin_was_open;
 
 /// `get`: prints the value, and nothing else, on stdout.
 pub(crate) fn get(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
@@ -116,7 +116,7 @@ impl ValueSource<'_> {
                 value.ok_or_else(|| Usage::error(too_long(&name)))
             }
             Self::Stdin => {
-                if !StandardStreams::at_start().stdin {
+                if !stdin_was_open() {
                     bail!("stdin is closed: there is no value to read");
                 }
                 let value = read_at_most(std::io::stdin().lock(), bytes_max).context("stdin")?;

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use farside::Store;
-use farside_config::command_line::{exit_code, usage_line};
+use farside_config::command_line::{exit_code, one_line, usage_line};
 
 use args::{Args, Command};
 use output::ExitStatus;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Ok(outcome) => outcome.into(),
         Err(error) if output::is_stdout_closed(&error) => ExitStatus::Done.into(),
         Err(error) => {
-            output::print_error(&error);
+            output::print_message(one_line(error.as_ref()));
             output::exit_code(&error).into()
         }
     }

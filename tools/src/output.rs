@@ -13,7 +13,7 @@ use farside_tools::check::CheckError;
 use farside_tools::encoding::printable;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::standard_streams::StandardStreams;
+use crate::standard_streams::stdout_was_open;
 use crate::stopping::Stopped;
 
 /// How a command ended.
@@ -80,23 +80,16 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 /// The reader of stdout is gone: not an error, but a reason to stop.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("stdout is closed")]
 struct StdoutClosed;
-
-impl fmt::Display for StdoutClosed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("stdout is closed")
-    }
-}
-
-impl std::error::Error for StdoutClosed {}
 
 /// Marks a broken pipe of stdout, so that it is not mistaken for a broken socket of the server.
 pub(crate) struct Stdout(io::Stdout);
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if !StandardStreams::at_start().stdout {
+        if !stdout_was_open() {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "stdout is closed"));
         }
         self.0.write(bytes).map_err(mark_stdout_error)
@@ -168,11 +161,6 @@ impl Failures {
             print_message(format_args!("... and {unprinted} more"));
         }
     }
-}
-
-/// Prints an error to stderr, in one line.
-pub(crate) fn print_error(error: &anyhow::Error) {
-    print_message(one_line(error.as_ref()));
 }
 
 /// Returns a counter of the progress, on stderr. It is shown only if stderr is a terminal.

@@ -124,15 +124,17 @@ mod tests {
 
     use super::*;
 
-    fn collect(read: impl FnOnce(&mut dyn FnMut(Numbered) -> anyhow::Result<()>)) -> Vec<String> {
+    /// Returns the number of each line, with its key and value or its error.
+    fn read_all(text: &[u8]) -> Vec<String> {
         let mut seen = Vec::new();
-        read(&mut |numbered| {
-            seen.push(match numbered.pair {
-                Ok((key, value)) => format!("{}:{:?}={:?}", numbered.line, key, value),
-                Err(error) => format!("{}:{}", numbered.line, one_line(error.as_ref())),
+        let read = read_json_lines(text, |Numbered { line, pair }| {
+            seen.push(match pair {
+                Ok((key, value)) => format!("{line}:{key:?}={value:?}"),
+                Err(error) => format!("{line}:{}", one_line(error.as_ref())),
             });
             Ok(())
         });
+        read.unwrap();
         seen
     }
 
@@ -158,7 +160,7 @@ mod tests {
         let text = b"{\"key\":\"a\",\"value\":\"1\"}\n\nnonsense\n{\"key\":\"b\"}\n\
             {\"key\":\"c\",\"value\":\"1\",\"value_base64\":\"\"}\n\
             {\"key_base64\":\"!\",\"value\":\"\"}\n{\"key\":\"d\",\"value\":\"\"}";
-        let seen = collect(|take| read_json_lines(&text[..], take).unwrap());
+        let seen = read_all(text);
         assert_eq!(seen.len(), 6);
         assert_eq!(seen[0], "1:[97]=[49]");
         assert!(seen[1].starts_with("3:expected ident at column 2"), "{}", seen[1]);
@@ -172,7 +174,7 @@ mod tests {
     fn a_byte_order_mark_before_the_first_record_is_skipped() {
         let text =
             "\u{feff}{\"key\":\"a\",\"value\":\"1\"}\n\u{feff}{\"key\":\"b\",\"value\":\"\"}\n";
-        let seen = collect(|take| read_json_lines(text.as_bytes(), take).unwrap());
+        let seen = read_all(text.as_bytes());
         assert_eq!(seen[0], "1:[97]=[49]");
         assert!(seen[1].starts_with("2:expected value"), "{}", seen[1]);
     }

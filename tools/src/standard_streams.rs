@@ -25,15 +25,10 @@ extern "C" fn record_closed() {
 #[unsafe(link_section = ".init_array")]
 static RECORD_CLOSED: extern "C" fn() = record_closed;
 
-/// Whether stdin and stdout were open when the process started.
-pub(crate) struct StandardStreams {
-    pub(crate) stdin: bool,
-    pub(crate) stdout: bool,
+pub(crate) fn stdin_was_open() -> bool {
+    !STDIN_CLOSED.load(Ordering::Relaxed)
 }
 
-impl StandardStreams {
-    pub(crate) fn at_start() -> Self {
-        let is_open = |closed: &AtomicBool| !closed.load(Ordering::Relaxed);
-        Self { stdin: is_open(&STDIN_CLOSED), stdout: is_open(&STDOUT_CLOSED) }
-    }
+pub(crate) fn stdout_was_open() -> bool {
+    !STDOUT_CLOSED.load(Ordering::Relaxed)
 }

@@ -118,20 +118,6 @@ struct Snapshots {
     taken: u64,
 }
 
-impl From<&ServerStatistics> for Collector {
-    fn from(statistics: &ServerStatistics) -> Self {
-        Self {
-            state: match statistics.collecting {
-                0 => "idle",
-                1 => "walking the index",
-                _ => "waiting for clients",
-            },
-            collections: statistics.collections,
-            blocks_collected: statistics.blocks_collected,
-        }
-    }
-}
-
 #[derive(Debug, Serialize)]
 struct Class {
     block_bytes: u64,
@@ -180,7 +166,15 @@ impl Overview {
             blocks_given: statistics.blocks_given,
             requests_denied: statistics.requests_denied,
             recalls: statistics.recalls,
-            collector: statistics.into(),
+            collector: Collector {
+                state: match statistics.collecting {
+                    0 => "idle",
+                    1 => "walking the index",
+                    _ => "waiting for clients",
+                },
+                collections: statistics.collections,
+                blocks_collected: statistics.blocks_collected,
+            },
             keys_expired: statistics.keys_expired,
             keys_evicted: statistics.keys_evicted,
             snapshots: Snapshots {

@@ -126,6 +126,13 @@ impl<F: Fabric> Reads<'_, F> {
         buffer.first_chunk::<N>().copied().ok_or(short)
     }
 
+    async fn superblock(&self) -> Result<[u8; size_of::<Superblock>()], CheckError> {
+        const _: () = assert!(size_of::<Superblock>().is_multiple_of(8));
+        const _: () = assert!(size_of::<Superblock>() as u64 <= SUPERBLOCK_BYTES);
+        self.read(0, Buffer::Window, size_of::<Superblock>() as u64).await?;
+        Ok(self.bytes(Buffer::Window)?)
+    }
+
     async fn word(&self, remote: u64) -> Result<u64, CheckError> {
         self.read(remote, Buffer::Window, size_of::<u64>() as u64).await?;
         Ok(u64::from_le_bytes(self.bytes(Buffer::Window)?))
@@ -273,15 +280,6 @@ impl<'a, F: Fabric> Walk<'a, F> {
             }
         }
         Ok(())
-    }
-}
-
-impl<F: Fabric> Reads<'_, F> {
-    async fn superblock(&self) -> Result<[u8; size_of::<Superblock>()], CheckError> {
-        const _: () = assert!(size_of::<Superblock>().is_multiple_of(8));
-        const _: () = assert!(size_of::<Superblock>() as u64 <= SUPERBLOCK_BYTES);
-        self.read(0, Buffer::Window, size_of::<Superblock>() as u64).await?;
-        Ok(self.bytes(Buffer::Window)?)
     }
 }
 
