@@ -181,15 +181,7 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError::Unreadable`], and [`ConfigError::Syntax`] with the line.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        Self::parse(&read(path)?, path)
-    }
-
-    /// Parses the text of a config file, without validating it.
-    ///
-    /// # Errors
-    /// [`ConfigError::Syntax`] with the file and the line.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        parse(text, path)
+        parse(&read(path)?, path)
     }
 
     /// Checks every key, except whether `grace_ms` is long enough for RDMA. That matters only to
@@ -353,17 +345,9 @@ impl ClientConfig {
     /// # Errors
     /// A [`ConfigError`] that names the key, or the file and the line.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let config = Self::parse(&read(path)?, path)?;
+        let config: Self = parse(&read(path)?, path)?;
         config.validate()?;
         Ok(config)
-    }
-
-    /// Parses the text of a config file, without validating it.
-    ///
-    /// # Errors
-    /// [`ConfigError::Syntax`] with the file and the line.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        parse(text, path)
     }
 
     /// Checks every key.
@@ -393,7 +377,11 @@ fn read(path: &Path) -> Result<String, ConfigError> {
         .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), why: error.to_string() })
 }
 
-fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError> {
+/// Parses the text of a config file, without validating it.
+///
+/// # Errors
+/// [`ConfigError::Syntax`] with the file and the line.
+pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;

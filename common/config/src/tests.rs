@@ -184,12 +184,12 @@ fn a_secret_that_is_no_text_is_not_quoted() {
             "KEY = \"5551234\" 5551234",
         ] {
             let text = line.replace("KEY", key);
-            let error = ServerConfig::parse(&text, Path::new("server.toml")).unwrap_err();
+            let error = parse::<ServerConfig>(&text, Path::new("server.toml")).unwrap_err();
             let error = error.to_string();
             assert!(error.contains("server.toml:1: "), "{error}");
             assert!(!error.contains("555") && !error.contains('\n'), "{text}: {error}");
         }
     }
-    let error = ClientConfig::parse("secret = 5551234", Path::new("client.toml")).unwrap_err();
+    let error = parse::<ClientConfig>("secret = 5551234", Path::new("client.toml")).unwrap_err();
     assert_eq!(error.to_string(), "client.toml:1: secret: write it in quotes, as a text");
 }

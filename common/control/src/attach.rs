@@ -162,7 +162,8 @@ impl ConnectOptions {
 
     /// Decodes the server's answer, and checks that it is for this fabric.
     fn welcome(&self, reply: &[u8], over_rdma: bool) -> Result<Welcome> {
-        let welcome = decode_reply(reply)?.map_err(|why| self.refused(why))?;
+        let refused = |refusal| refused(&self.address.to_string(), refusal);
+        let welcome = decode_reply(reply)?.map_err(refused)?;
         let (field, value) = ("base address", welcome.base_address);
         if (value != 0) != over_rdma {
             return Err(ControlError::Unknown { field, value }.into());
@@ -176,10 +177,6 @@ impl ConnectOptions {
 
     fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> ConnectError {
         ConnectError::Unreachable { server: self.address.to_string(), contact, tried, source }
-    }
-
-    fn refused(&self, source: Refusal) -> ConnectError {
-        refused(&self.address.to_string(), source)
     }
 }
 

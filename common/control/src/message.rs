@@ -284,19 +284,17 @@ impl ServerMessage {
         let message = decode(bytes)?;
         match message.kind {
             BLOCKS => {
-                let (rested, soon) = message.rested_and_soon()?;
+                unused("flags", message.flags & !(RESTED | SOON))?;
+                let (rested, soon) = (message.flags & RESTED != 0, message.flags & SOON != 0);
                 let (class, blocks) = (message.class()?, message.blocks()?);
                 Ok(Self::Blocks { class, rested, soon, blocks })
             }
             SPLIT_REPLY => {
                 message.no_payload()?;
                 let (directory_hash, local_depth) = (message.count, message.depth()?);
-                let outcome = {
-                    let value = message.flags;
-                    let unknown =
-                        ControlError::Unknown { field: "split outcome", value: value.into() };
-                    SplitOutcome::from_bits(value).ok_or(unknown)?
-                };
+                let (field, value) = ("split outcome", message.flags.into());
+                let outcome = SplitOutcome::from_bits(message.flags)
+                    .ok_or(ControlError::Unknown { field, value })?;
                 Ok(Self::Split { directory_hash, local_depth, outcome })
             }
             STATISTICS_REPLY => message.statistics().map(Self::Statistics),
@@ -332,7 +330,7 @@ fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ControlError> {
     Ok(Decoded { kind: header.kind, class: header.class, flags: header.flags, count, payload })
 }
 
-/// What this kind of message has no use for is 0.
+/// Checks that a field that this kind of message does not use is 0.
 fn unused(field: &'static str, value: impl Into<u64>) -> Result<(), ControlError> {
     match value.into() {
         0 => Ok(()),
@@ -341,24 +339,22 @@ fn unused(field: &'static str, value: impl Into<u64>) -> Result<(), ControlError
 }
 
 impl Decoded<'_> {
-    /// A message that says nothing but what it is.
+    /// A message whose kind is its only content.
     fn bare(&self) -> Result<(), ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)?;
+        self.no_class_or_flags()?;
         unused("count", self.count)?;
         self.no_payload()
+    }
+
+    fn no_class_or_flags(&self) -> Result<(), ControlError> {
+        unused("size class", self.class)?;
+        unused("flags", self.flags)
     }
 
     /// Whether the one flag of this kind of message is set.
     fn flag(&self) -> Result<bool, ControlError> {
         unused("flags", self.flags & !1)?;
         Ok(self.flags == 1)
-    }
-
-    /// Which of the flags of [`ServerMessage::Blocks`] are set: `rested`, `soon`.
-    fn rested_and_soon(&self) -> Result<(bool, bool), ControlError> {
-        unused("flags", self.flags & !(RESTED | SOON))?;
-        Ok((self.flags & RESTED != 0, self.flags & SOON != 0))
     }
 
     fn class(&self) -> Result<SizeClass, ControlError> {
@@ -376,17 +372,15 @@ impl Decoded<'_> {
 
     /// The progress in a snapshot's message.
     fn permille(&self) -> Result<u32, ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)?;
+        self.no_class_or_flags()?;
         self.no_payload()?;
         let (field, value) = ("permille", self.count.into());
         if self.count > 1000 { Err(ControlError::Unknown { field, value }) } else { Ok(self.count) }
     }
 
-    /// The clock in a sign of life.
+    /// The clock in an answer to [`ServerRequest::Alive`].
     fn clock(&self) -> Result<u64, ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)?;
+        self.no_class_or_flags()?;
         unused("count", self.count)?;
         let length = ControlError::Length { bytes: self.payload.len() };
         le::U64::read_from_bytes(self.payload).map(le::U64::get).map_err(|_| length)
@@ -423,8 +417,7 @@ impl Decoded<'_> {
     }
 
     fn statistics(&self) -> Result<ServerStatistics, ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)?;
+        self.no_class_or_flags()?;
         let statistics = ServerStatistics::decode(self.payload)?;
         match statistics.classes.len() == self.count as usize {
             true => Ok(statistics),
