@@ -51,12 +51,12 @@ enum Stage {
     /// Waits as `FenceDelay` does. Then gives the remaining suspects to the depot.
     Finish,
     /// Clears all suspicions in the chunks of this pass.
-    Acquit,
+    ClearSuspicions,
 }
 
-/// What the service must do for the collector.
+/// A request of the collector to the service.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum CollectorRequest {
     Nothing,
     /// Ask every writer for a report with this number, then call [`Collector::asked`].
     Ask {
@@ -150,7 +150,7 @@ impl Collector {
             | Stage::FenceDelay
             | Stage::SecondReport
             | Stage::Finish
-            | Stage::Acquit => 2,
+            | Stage::ClearSuspicions => 2,
         }
     }
 
@@ -159,7 +159,9 @@ impl Collector {
     pub(crate) fn next_step_at(&self, swept: bool) -> Option<Nanos> {
         match self.stage {
             Stage::Idle => self.begin_at(swept),
-            Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk | Stage::Acquit => Some(0),
+            Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk | Stage::ClearSuspicions => {
+                Some(0)
+            }
             Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
             Stage::FirstReport | Stage::SecondReport => Some(self.waiting.next_look_at(ANSWER_NS)),
             Stage::FenceDelay | Stage::Finish => Some(self.fence_holds_at),
@@ -195,7 +197,7 @@ impl Collector {
         index: &Index,
         memory: &impl RegionAccess,
         now: Nanos,
-    ) -> Result<Step, ChainError> {
+    ) -> Result<CollectorRequest, ChainError> {
         match self.stage {
             Stage::Idle => {
                 (self.wanted, self.found) = (None, 0);
@@ -222,7 +224,9 @@ impl Collector {
             Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
                 self.waiting.advance(now);
                 if self.waiting.waited() >= ANSWER_NS {
-                    return Ok(Step::Disconnect(self.awaiting.iter().copied().collect()));
+                    return Ok(CollectorRequest::Disconnect(
+                        self.awaiting.iter().copied().collect(),
+                    ));
                 }
             }
             Stage::FirstReport => self.enter(Stage::FenceDelay),
@@ -235,12 +239,12 @@ impl Collector {
             Stage::SecondReport => self.enter(Stage::Finish),
             Stage::Finish => {
                 if now >= self.fence_holds_at && self.recover(depot, memory, now)? {
-                    self.enter(Stage::Acquit);
+                    self.enter(Stage::ClearSuspicions);
                 }
             }
-            Stage::Acquit => {
+            Stage::ClearSuspicions => {
                 let end = self.next_chunk.saturating_add(CHUNKS_PER_STEP);
-                depot.suspect_none(self.next_chunk..end);
+                depot.clear_suspicions(self.next_chunk..end);
                 self.next_chunk = end;
                 match end >= depot.chunks() {
                     true if self.end_chunk < depot.chunks() => self.begin_pass(self.end_chunk),
@@ -249,7 +253,7 @@ impl Collector {
                 }
             }
         }
-        Ok(Step::Nothing)
+        Ok(CollectorRequest::Nothing)
     }
 
     fn enter(&mut self, stage: Stage) {
@@ -266,10 +270,10 @@ impl Collector {
     }
 
     /// Enters a stage that waits for reports.
-    fn ask(&mut self, stage: Stage) -> Step {
+    fn ask(&mut self, stage: Stage) -> CollectorRequest {
         self.enter(stage);
         self.number = self.number.wrapping_add(1);
-        Step::Ask { collection: self.number }
+        CollectorRequest::Ask { collection: self.number }
     }
 
     /// Clears the suspicions of linked blocks. Returns whether the walk is over.

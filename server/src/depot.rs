@@ -386,7 +386,7 @@ impl Depot {
 
 impl Depot {
     /// Whether any block of the class is linked or with a client.
-    pub(crate) fn has_out(&self, class: SizeClass) -> bool {
+    pub(crate) fn has_blocks_outside(&self, class: SizeClass) -> bool {
         let pool = &self.pools[usize::from(class.index())];
         pool.held < pool.blocks
     }
@@ -397,9 +397,9 @@ impl Depot {
         Returned { blocks: blocks.unwrap_or_default(), chunks: self.chunks_emptied }
     }
 
-    /// Whether a class without available blocks may have one at the time `then`. Without a class:
-    /// whether a chunk may be free then.
-    pub(crate) fn has_some_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
+    /// Whether a class without available blocks may have one at the time `then`. If `class` is
+    /// `None`: whether a chunk may be free then.
+    pub(crate) fn may_have_free_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
         let resting = class.map(|class| self.pools[usize::from(class.index())].resting_count);
         let first_whole = self.whole_spans.first();
         let emptied_at =

@@ -75,10 +75,10 @@ pub enum ServerError {
     )]
     GraceTooShort { path: PathBuf, grace_ms: u32, lateness_ms: u64, grace_ms_min: u64 },
     #[error(
-        "index = {asked} would take over half of the region's heap: write at most \"{most}\" or \
+        "index = {asked} would take over half of the region's heap: write at most \"{max}\" or \
          raise memory"
     )]
-    IndexTooLarge { asked: ByteSize, most: ByteSize },
+    IndexTooLarge { asked: ByteSize, max: ByteSize },
     #[error(
         "the region in {0} is damaged: {damage}; no key was changed. `kv-cli verify --region {0}` \
          shows all damage, and a snapshot can be restored into another region_file",

@@ -38,7 +38,7 @@ struct Candidate {
 pub(crate) struct Evictor {
     reader: BlockReader,
     /// How old a word may be for a CAS that expects it (invariant I4).
-    word_ns: Nanos,
+    proof_age_max_ns: Nanos,
     /// Where the next sample begins. Samples go round the index, which is in the order of hashes.
     cursor: Cursor,
     /// The number of keys that were removed.
@@ -46,8 +46,8 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    pub(crate) fn new(reader: BlockReader, word_ns: Nanos) -> Self {
-        Self { reader, word_ns, cursor: Cursor::default(), evicted: 0 }
+    pub(crate) fn new(reader: BlockReader, proof_age_max_ns: Nanos) -> Self {
+        Self { reader, proof_age_max_ns, cursor: Cursor::default(), evicted: 0 }
     }
 
     /// Unlinks up to `count` blocks of the class. The blocks have not rested.
@@ -94,7 +94,7 @@ impl Evictor {
                 if sample.len() >= size {
                     break;
                 }
-                deadline = own.now().saturating_add(self.word_ns);
+                deadline = own.now().saturating_add(self.proof_age_max_ns);
             }
             let Some((slot, content)) = walk.next()? else { break };
             let word = content.word();

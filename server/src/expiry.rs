@@ -62,7 +62,7 @@ pub(crate) struct Reaper {
     reader: BlockReader,
     grace: Nanos,
     /// How old a word may be for a CAS that expects it (invariant I4).
-    word_ns: Nanos,
+    proof_age_max_ns: Nanos,
     /// Connected clients that store values with a time to live.
     clients: BTreeSet<u16>,
     pass: Option<Pass>,
@@ -75,11 +75,15 @@ pub(crate) struct Reaper {
 
 impl Reaper {
     /// Plans a walk at once, unless the region is new.
-    pub(crate) fn new(reader: BlockReader, (grace, word_ns): (Nanos, Nanos), is_new: bool) -> Self {
+    pub(crate) fn new(
+        reader: BlockReader,
+        (grace, proof_age_max_ns): (Nanos, Nanos),
+        is_new: bool,
+    ) -> Self {
         Self {
             reader,
             grace,
-            word_ns,
+            proof_age_max_ns,
             clients: BTreeSet::new(),
             pass: None,
             next_pass_at: (!is_new).then_some(0),
@@ -144,7 +148,7 @@ impl Reaper {
                 if removed.len() >= REMOVALS_PER_STEP {
                     break;
                 }
-                deadline = own.now().saturating_add(self.word_ns);
+                deadline = own.now().saturating_add(self.proof_age_max_ns);
             }
             let Some((slot, content)) = walk.next()? else { break };
             let word = content.word();

@@ -30,13 +30,10 @@ pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<()
     let format = config.format(region.bytes(), region_id, hash_key);
     let geometry = format.geometry();
     let depth = index_depth(&geometry, config.index)?;
-    let superblock = match Superblock::new(&format, depth) {
-        Ok(superblock) => superblock,
-        Err(source) => {
-            let path = config.region_file.clone().unwrap_or_default();
-            return Err(ServerError::NotARegion { path, source });
-        }
-    };
+    let superblock = Superblock::new(&format, depth).map_err(|source| {
+        let path = config.region_file.clone().unwrap_or_default();
+        ServerError::NotARegion { path, source }
+    })?;
     write_index(region, &geometry, depth)?;
     let mut words = [0; size_of::<Superblock>() / 8];
     words.as_mut_bytes().copy_from_slice(superblock.as_bytes());
@@ -57,8 +54,8 @@ fn index_depth(geometry: &Geometry, asked: Option<ByteSize>) -> Result<u8, Serve
             match subtables {
                 Some(subtables) if subtables <= subtables_max => subtables.ilog2(),
                 _ => {
-                    let most = ByteSize(SUBTABLE_BYTES << subtables_max.ilog2());
-                    return Err(ServerError::IndexTooLarge { asked, most });
+                    let max = ByteSize(SUBTABLE_BYTES << subtables_max.ilog2());
+                    return Err(ServerError::IndexTooLarge { asked, max });
                 }
             }
         }

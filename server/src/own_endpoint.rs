@@ -59,7 +59,7 @@ impl OwnEndpoint {
     }
 
     /// How old a word may be for a CAS that expects it (invariant I4).
-    pub(crate) fn word_ns(&self, grace: Nanos) -> Nanos {
+    pub(crate) fn proof_age_max_ns(&self, grace: Nanos) -> Nanos {
         proof_age_max_ns(grace, self.endpoint.fabric().timing(REGION).lateness_max_ns)
     }
 

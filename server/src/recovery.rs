@@ -57,7 +57,7 @@ impl Opened {
 
     /// Whether a block of the class is expected to become available soon.
     pub(crate) fn has_block_soon(&self, class: SizeClass, now: Nanos) -> bool {
-        self.depot.has_some_by(Some(class), now.saturating_add(SOON_NS))
+        self.depot.may_have_free_by(Some(class), now.saturating_add(SOON_NS))
     }
 
     /// Splits the subtable for a request with a directory hash and a local depth. Returns `None` if
@@ -84,14 +84,12 @@ impl Opened {
         self.region.store(STATE_OFFSET, word)
     }
 
-    /// Returns the answer if no place for two more subtables is free. It is `Later` if a chunk is
-    /// expected to become free, or if any place rests.
+    /// Returns the answer to a split if no two places for subtables are free. It is `Later` if a
+    /// chunk is expected to become free, or if any place rests.
     pub(crate) fn outcome_without_place(&self, now: Nanos) -> SplitOutcome {
-        let has_chunk = self.depot.has_some_by(None, now.saturating_add(SOON_NS));
-        match has_chunk || !self.index.resting.is_empty() {
-            true => SplitOutcome::Later,
-            false => SplitOutcome::Impossible,
-        }
+        let has_chunk = self.depot.may_have_free_by(None, now.saturating_add(SOON_NS));
+        let is_expected = has_chunk || !self.index.resting.is_empty();
+        if is_expected { SplitOutcome::Later } else { SplitOutcome::Impossible }
     }
 }
 
@@ -162,7 +160,11 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
     }
     region.store(INCARNATION_OFFSET, incarnation)?;
     region.store(STATE_OFFSET, Superblock::state_word(RegionState::InUse, depth))?;
-    let fenced_at = fence_all(&region, &geometry)?;
+    // Takes the leases of all former clients.
+    for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
+        region.store(entry, 0)?;
+    }
+    let fenced_at = boot_time_ns();
     let recovery = Recovery { region: &region, geometry, depth, fenced_at };
     let recovered = recovery.run(&format, memory.is_new);
     let (index, depot) =
@@ -223,14 +225,6 @@ fn warn_of_ignored_settings(config: &ServerConfig, format: &Format) {
     if let Some(index) = config.index {
         tracing::warn!("index = {index} is for new regions: this one keeps the index that it has");
     }
-}
-
-/// Clears the leases of all former clients. Returns the time at which this was done.
-fn fence_all(region: &Region, geometry: &Geometry) -> Result<Nanos, ServerError> {
-    for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
-        region.store(entry, 0)?;
-    }
-    Ok(boot_time_ns())
 }
 
 struct Recovery<'a> {
@@ -338,7 +332,7 @@ fn sleep_until(moment: Nanos) {
 
 #[cfg(test)]
 mod tests {
-    //! That a region is taken into use only where its own GRACE is enough.
+    //! Checks that a server uses a region only if the region's own GRACE is long enough.
 
     use farside_fabric::shm::HugePages;
 
@@ -361,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_served_over_rdma_by_its_own_grace() {
+    fn a_region_is_served_over_rdma_only_if_its_own_grace_is_long_enough() {
         const RDMA: &str = "rdma://10.9.0.1:7400";
         let folder = tempfile::tempdir().unwrap();
         let (short, long) = (folder.path().join("short"), folder.path().join("long"));
@@ -382,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_only_refused_for_the_grace_of_a_new_region() {
+    fn the_configured_grace_matters_only_to_a_new_region() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("region");
         // An address of documentation: no device has it.

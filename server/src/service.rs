@@ -30,7 +30,7 @@ use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::clock_lag_max_ns;
 use rustix::event::Timespec;
 
-use crate::collect::Step;
+use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
 use crate::recovery::Opened;
 use acceptor::{Arrival, BoundListener};
@@ -39,7 +39,7 @@ use client_connection::{ClientIdentity, DisconnectReason};
 use connections::{Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, Received, STOP};
 use probing::Probing;
 use region_keeper::RegionKeeper;
-use roll_call::{Call, RollCall};
+use roll_call::{DueClients, RollCall};
 
 /// How long messages are answered before the thread checks for everything else.
 const TURN_NS: Nanos = 2_000_000;
@@ -333,17 +333,17 @@ impl ControlService {
         if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
             self.call_roll(now);
         }
-        let (swept, collection) = self.keeper.step(now)?;
+        let (swept, request) = self.keeper.step(now)?;
         swept.into_iter().for_each(|client| self.admission.clients.forget(client));
-        match collection {
-            Step::Nothing => {}
-            Step::Ask { collection } => {
+        match request {
+            CollectorRequest::Nothing => {}
+            CollectorRequest::Ask { collection } => {
                 let asked = self.connections.ask_writers(ServerRequest::Report { collection });
                 self.keeper.collector.asked(asked.into_iter().collect(), now);
             }
-            Step::Disconnect(tokens) => {
+            CollectorRequest::Disconnect(tokens) => {
                 for token in tokens {
-                    self.disconnect_silent(token, &DisconnectReason::Mute);
+                    self.disconnect_silent(token, &DisconnectReason::ReportOverdue);
                 }
             }
         }
@@ -357,10 +357,10 @@ impl ControlService {
 
     /// Asks writers for their clocks when it is time, and fences those that have not answered.
     fn call_roll(&mut self, now: Nanos) {
-        let Call { ask, silent } = self.roll_call.step(now);
+        let DueClients { ask, silent } = self.roll_call.step(now);
         ask.into_iter().for_each(|token| self.connections.ask(token, ServerRequest::Alive));
         for (token, ms) in silent {
-            self.disconnect_silent(token, &DisconnectReason::Unanswered { ms });
+            self.disconnect_silent(token, &DisconnectReason::ProcessSilent { ms });
         }
     }
 

@@ -42,6 +42,7 @@ impl RegionAccess for CountingAccess<'_> {
 }
 
 /// The cost and the result of a collection of all small blocks of a region.
+#[derive(Default)]
 struct CollectionCost {
     blocks: u64,
     recovered: u64,
@@ -65,23 +66,16 @@ fn collect_all(collector: &mut Collector) -> CollectionCost {
         (0..).map(take).take_while(|taken| *taken > 0).sum::<u64>()
     };
     let blocks = take_all(&mut depot, 0);
-    let mut cost = CollectionCost {
-        blocks,
-        recovered: 0,
-        collections: 0,
-        reports: 0,
-        headers: 0,
-        headers_per_step_max: 0,
-    };
+    let mut cost = CollectionCost { blocks, ..Default::default() };
     collector.want(5);
     while collector.finished == 0 {
         memory.headers.set(0);
         match collector.step(&mut depot, &index, &memory, 5).unwrap() {
-            Step::Ask { .. } => {
+            CollectorRequest::Ask { .. } => {
                 collector.asked(BTreeSet::new(), 5);
                 cost.reports += 1;
             }
-            step => assert_eq!(step, Step::Nothing),
+            step => assert_eq!(step, CollectorRequest::Nothing),
         }
         cost.headers += memory.headers.get();
         cost.headers_per_step_max = cost.headers_per_step_max.max(memory.headers.get());
@@ -128,15 +122,15 @@ fn a_server_that_was_stopped_itself_disconnects_no_client() {
     let mut step =
         |collector: &mut Collector, now| collector.step(&mut depot, &index, &memory, now).unwrap();
     collector.want(now);
-    while !matches!(step(&mut collector, now), Step::Ask { .. }) {}
+    while !matches!(step(&mut collector, now), CollectorRequest::Ask { .. }) {}
     collector.asked(BTreeSet::from([7, 8]), now);
     // The server is stopped for an hour before each step.
     for _ in 1..ANSWER_NS / WAITED_NS_MAX {
         assert_eq!(collector.next_step_at(true), Some(now + WAITED_NS_MAX));
         now += 3_600_000_000_000;
-        assert_eq!(step(&mut collector, now), Step::Nothing);
+        assert_eq!(step(&mut collector, now), CollectorRequest::Nothing);
     }
     collector.answered(8);
     now += WAITED_NS_MAX;
-    assert_eq!(step(&mut collector, now), Step::Disconnect(vec![7]));
+    assert_eq!(step(&mut collector, now), CollectorRequest::Disconnect(vec![7]));
 }

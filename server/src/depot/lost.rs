@@ -47,7 +47,7 @@ impl Depot {
     }
 
     /// Ends the collection for these chunks: none of their blocks is a suspect any more.
-    pub(crate) fn suspect_none(&mut self, chunks: Range<u32>) {
+    pub(crate) fn clear_suspicions(&mut self, chunks: Range<u32>) {
         let end = chunks.end.min(self.chunks());
         for state in &mut self.chunks[chunks.start as usize..end as usize] {
             if let Chunk::Span(span) = state {

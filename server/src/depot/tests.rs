@@ -336,7 +336,7 @@ mod movement {
         depot.give(small, vec![last], true, 5000).unwrap();
         let from = 1000 + GRACE;
         assert!(depot.take(large, 1, from + rest - 1, &memory).unwrap().is_empty());
-        assert!(!depot.has_some_by(Some(large), from + rest - 1));
+        assert!(!depot.may_have_free_by(Some(large), from + rest - 1));
         // From here on all chunks have rested, except that of the last block, complete since 5000.
         assert_eq!(depot.chunks_free(), 0);
         let first = depot.take(large, 1, from + rest.max(5000), &memory).unwrap();
@@ -388,7 +388,7 @@ mod movement {
         assert_eq!(late, [given]);
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 4);
         assert_eq!(depot.recover(&noted, 50, &memory).unwrap(), 0, "once");
-        depot.suspect_none(0..chunks);
+        depot.clear_suspicions(0..chunks);
         assert_eq!(depot.classes()[0].blocks_resting, 4);
         let back = take_each(&mut depot, class, 4, 50 + GRACE, &memory);
         let found = back.iter().find(|block| block.address == lost.address).unwrap();

@@ -48,11 +48,11 @@ pub(super) enum DisconnectReason {
     #[error("it cannot be answered: {0}")]
     Unreachable(io::Error),
     #[error("its host does not answer")]
-    Silent,
+    HostSilent,
     #[error("it did not report its blocks within {} s", ANSWER_NS / 1_000_000_000)]
-    Mute,
+    ReportOverdue,
     #[error("its process did not answer for {ms} ms")]
-    Unanswered { ms: u64 },
+    ProcessSilent { ms: u64 },
     #[error("its clock fell {ms} ms behind the server's")]
     ClockBehind { ms: u64 },
     #[error("more than {STRANGERS_MAX} connections have no client")]
@@ -164,7 +164,7 @@ impl ClientConnection {
             Ok(received) => Ok(received),
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData => Err(DisconnectReason::broken(error)),
-                io::ErrorKind::TimedOut => Err(DisconnectReason::Silent),
+                io::ErrorKind::TimedOut => Err(DisconnectReason::HostSilent),
                 // The error is reported once, before the messages that the client sent. Those may
                 // include its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {
@@ -243,7 +243,7 @@ impl ClientConnection {
         Ok(false)
     }
 
-    /// Lets no more answers be sent, and closes the connections of the sessions. Over verbs this
+    /// Sends no more answers, and closes the connections of the sessions. Over verbs this
     /// fences the client: its queue pairs are destroyed when this returns.
     pub(super) fn close(&mut self) {
         self.is_closed = true;

@@ -7,7 +7,7 @@ use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{BlockAddress, SizeClass};
 
 use super::recalls::Recalls;
-use crate::collect::{Collector, Step};
+use crate::collect::{Collector, CollectorRequest};
 use crate::content::BlockReader;
 use crate::depot::BlockError;
 use crate::eviction::Evictor;
@@ -50,8 +50,8 @@ impl RegionKeeper {
             recalls: Recalls::new(),
             sweeper: Sweeper::default(),
             collector: Collector::new(own.fence_delay_ns()),
-            reaper: Reaper::new(reader(), (grace, own.word_ns(grace)), opened.is_new),
-            evictor: config.evict.then(|| Evictor::new(reader(), own.word_ns(grace))),
+            reaper: Reaper::new(reader(), (grace, own.proof_age_max_ns(grace)), opened.is_new),
+            evictor: config.evict.then(|| Evictor::new(reader(), own.proof_age_max_ns(grace))),
             memory_level: MemoryLevel::default(),
             stuck_at_splits: None,
             statistics: ServerStatistics {
@@ -93,7 +93,7 @@ impl RegionKeeper {
     fn evict(&mut self, class: SizeClass, count: u32) -> Result<Vec<FreeBlock>, ChainError> {
         let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
         let Opened { index, depot, .. } = &mut self.opened;
-        if !depot.has_out(class) {
+        if !depot.has_blocks_outside(class) {
             return Ok(Vec::new());
         }
         let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
@@ -210,9 +210,9 @@ impl RegionKeeper {
 
     /// Does the chores that are due. Returns the clients whose slots are swept, and what the
     /// service must do for the collector.
-    pub(super) fn step(&mut self, now: Nanos) -> Result<(Vec<u16>, Step), ChainError> {
+    pub(super) fn step(&mut self, now: Nanos) -> Result<(Vec<u16>, CollectorRequest), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
-        let (mut swept, mut collection) = (Vec::new(), Step::Nothing);
+        let (mut swept, mut request) = (Vec::new(), CollectorRequest::Nothing);
         if is_due(self.sweeper.next_step_at()) {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
@@ -228,9 +228,9 @@ impl RegionKeeper {
             self.figures_at = None;
             let Opened { region, geometry, depot, index, .. } = &mut self.opened;
             let memory = RegionTables { region, geometry };
-            collection = self.collector.step(depot, index, &memory, now)?;
+            request = self.collector.step(depot, index, &memory, now)?;
         }
-        Ok((swept, collection))
+        Ok((swept, request))
     }
 
     /// Logs when the memory gets full, and when the index grows again.

@@ -7,8 +7,8 @@
 //! proof.
 //!
 //! Four intervals add up to the lag that T_word allows for (`clock_lag_max_ns`;
-//! `docs/protocol.md`, "Time"). They are the time until the first question, the lag that an answer
-//! may show, the time until the next question, and the longest wait for its answer.
+//! `docs/protocol.md`, "Time"): the time until the first question, the lag that an answer may show,
+//! the time until the next question, and the longest wait for its answer.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ struct Client {
 
 /// The clients to ask and to fence.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct DueClients {
     /// The clients to ask.
     pub(super) ask: Vec<u64>,
     /// The clients that have not answered in time, and for how many milliseconds.
@@ -93,8 +93,8 @@ impl RollCall {
     }
 
     /// Advances the waits for answers, and returns the clients to ask and to fence.
-    pub(super) fn step(&mut self, now: Nanos) -> Call {
-        let mut call = Call::default();
+    pub(super) fn step(&mut self, now: Nanos) -> DueClients {
+        let mut call = DueClients::default();
         let asks_now = now >= self.asked_at.saturating_add(self.period_ns());
         let silence_max_ns = self.silence_max_ns();
         for (token, client) in &mut self.clients {
@@ -173,7 +173,7 @@ mod tests {
 
         /// Advances the time to the next step and does it. The client's clock counts this many
         /// milliseconds of each second.
-        fn step(&mut self, counted_ms: u64) -> Call {
+        fn step(&mut self, counted_ms: u64) -> DueClients {
             let at = self.roll_call.next_step_at().unwrap();
             self.advance(at.saturating_sub(self.now), counted_ms);
             self.roll_call.step(self.now)
@@ -186,7 +186,7 @@ mod tests {
 
         /// Does the next step, in which the client is asked, and has the client answer.
         fn ask_and_answer(&mut self, counted_ms: u64) -> Result<(), u64> {
-            assert_eq!(self.step(counted_ms), Call { ask: vec![7], silent: vec![] });
+            assert_eq!(self.step(counted_ms), DueClients { ask: vec![7], silent: vec![] });
             self.advance(20 * MS, counted_ms);
             self.roll_call.answered(7, self.clock, self.now)
         }
