@@ -69,7 +69,11 @@ pub(crate) enum Command {
     /// Keys that are inserted or deleted meanwhile may or may not be printed.
     Scan(Scan),
     /// Show memory, keys, load and clients
-    Stat(Stat),
+    Stat {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Store every file below a folder under its relative path, or every record of a file
     ///
     /// A .jsonl file has {"key":..,"value":..} on each line, or key_base64 and value_base64 for
@@ -98,14 +102,21 @@ pub(crate) enum Command {
     /// Check the whole region, read-only: every row, slot, block and checksum; exit 4 on damage
     ///
     /// Clients may continue to work; with --region no server may use the file.
-    Verify(Verify),
+    Verify {
+        /// Check this region file, without a server
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        region: Option<PathBuf>,
+    },
     /// Check this machine for what Farside needs, and print how to fix what is missing
     ///
     /// Exit 2 when the config file cannot be used, 3 when the configured server does not answer.
     /// What the machine lacks does not change the exit code.
     Doctor,
     /// Print a completion script for a shell
-    Completions(Completions),
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -162,13 +173,6 @@ pub(crate) struct Scan {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Stat {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
 pub(crate) struct Load {
     /// A folder, or a .jsonl file
     #[arg(value_name = "DIR|FILE", value_hint = ValueHint::AnyPath)]
@@ -196,19 +200,6 @@ pub(crate) struct Snapshot {
     /// Replace the file if it exists
     #[arg(long)]
     pub(crate) force: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Verify {
-    /// Check this region file, without a server
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) region: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct Completions {
-    /// The shell
-    pub(crate) shell: Shell,
 }
 
 /// Parses a number of milliseconds, seconds, minutes, hours or days, rounded up to a millisecond.

@@ -18,27 +18,20 @@ use crate::stopping::StopSignal;
 
 /// `dump`.
 pub(crate) fn dump(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStatus> {
-    if has_json_lines(&options.to) && !options.to.is_dir() {
-        return dump_lines(args, options);
-    }
-    dump_folder(args, options)
-}
-
-fn dump_folder(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStatus> {
-    let mut session = connect::reader(args)?.session()?;
-    let folder = DumpFolder::open(&options.to, options.force)?;
-    let (bar, stop) = (output::progress("dumping"), StopSignal::listen()?);
-    let tally =
-        for_each_entry(&mut session, (&bar, &stop), |entry| folder.write(&entry.key, &entry.value));
-    let tally = tally.with_context(|| format!("{} is incomplete", options.to.display()))?;
-    Ok(tally.conclude("file", &options.to))
-}
-
-fn dump_lines(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStatus> {
     let name = options.to.display();
-    check_free(&options.to, options.force)?;
+    let is_folder = !has_json_lines(&options.to) || options.to.is_dir();
+    if !is_folder {
+        check_free(&options.to, options.force)?;
+    }
     let mut session = connect::reader(args)?.session()?;
+    let folder = is_folder.then(|| DumpFolder::open(&options.to, options.force)).transpose()?;
     let (bar, stop) = (output::progress("dumping"), StopSignal::listen()?);
+    if let Some(folder) = folder {
+        let write = |entry: &Entry| folder.write(&entry.key, &entry.value);
+        let tally = for_each_entry(&mut session, (&bar, &stop), write);
+        let tally = tally.with_context(|| format!("{name} is incomplete"))?;
+        return Ok(tally.conclude("file", &options.to));
+    }
     let tally = write_whole(&options.to, |file| {
         for_each_entry(&mut session, (&bar, &stop), |entry| {
             let line = Record::new(&entry.key, &entry.value).to_line();

@@ -30,9 +30,14 @@ pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStat
     let mut session = connect::writer(args)?.session()?;
     let value_bytes_max = session.limits().value_bytes_max;
     let bar = output::progress("loading");
-    let mut loader = Loader::new(session.pipeline()?, &bar);
-    loader.skip_too_large = options.skip_too_large;
-    loader.tally.value_bytes_max = value_bytes_max;
+    let mut loader = Loader {
+        pipeline: session.pipeline()?,
+        bar: &bar,
+        in_flight: HashMap::new(),
+        keys: HashSet::new(),
+        skip_too_large: options.skip_too_large,
+        tally: Tally { value_bytes_max, ..Default::default() },
+    };
     if metadata.is_dir() {
         load_folder(&options.from, &mut loader, value_bytes_max)?;
         loader.finish()?;
@@ -121,34 +126,25 @@ struct Loader<'a> {
     tally: Tally,
 }
 
-impl<'a> Loader<'a> {
-    fn new(pipeline: Pipeline<'a>, bar: &'a ProgressBar) -> Self {
-        let (in_flight, keys) = (HashMap::new(), HashSet::new());
-        let (skip_too_large, tally) = (false, Tally::default());
-        Self { pipeline, bar, in_flight, keys, skip_too_large, tally }
-    }
-
+impl Loader<'_> {
     /// Starts a PUT; if there is an error instead of the pair, counts it.
     fn put_or_fail(
         &mut self,
         origin: Origin,
         pair: anyhow::Result<(Vec<u8>, Vec<u8>)>,
     ) -> anyhow::Result<()> {
-        match pair {
-            Ok((key, value)) => self.put(origin, key, &value),
+        let (key, value) = match pair {
+            Ok(pair) => pair,
             Err(error) => {
                 self.count_failure(&origin, &error);
-                Ok(())
+                return Ok(());
             }
-        }
-    }
-
-    fn put(&mut self, origin: Origin, key: Vec<u8>, value: &[u8]) -> anyhow::Result<()> {
+        };
         while self.keys.contains(&key) {
             self.take_one()?;
         }
         loop {
-            match self.pipeline.put(&key, value) {
+            match self.pipeline.put(&key, &value) {
                 Ok(ticket) => {
                     self.keys.insert(key.clone());
                     let value_bytes = value.len() as u64;

@@ -83,15 +83,15 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Delete(options) => keys::delete(args, options),
         Command::Cas(options) => keys::compare_and_swap(args, options),
         Command::Scan(options) => scan::scan(args, options),
-        Command::Stat(options) => stat::stat(args, options),
+        Command::Stat { json } => stat::stat(args, *json),
         Command::Load(options) => load::load(args, options),
         Command::Dump(options) => dump::dump(args, options),
         Command::Gc => gc::gc(args),
         Command::Compact => gc::compact(args),
         Command::Snapshot(options) => snapshot::snapshot(args, options),
-        Command::Verify(options) => verify::verify(args, options),
+        Command::Verify { region } => verify::verify(args, region.as_deref()),
         Command::Doctor => doctor::doctor(args),
-        Command::Completions(options) => print_completions(options.shell),
+        Command::Completions { shell } => print_completions(*shell),
     }
 }
 

@@ -50,14 +50,10 @@ impl RawRegion {
                 Err(error) if is_connection_loss(&error) => {
                     let tried = started.elapsed();
                     if checks >= CHECKS_MIN && tried >= self.options.timeout {
-                        let (server, contact) = (self.options.address.to_string(), Contact::Lost);
-                        return Err(ConnectError::Unreachable {
-                            server,
-                            contact,
-                            tried,
-                            source: None,
-                        }
-                        .into());
+                        let server = self.options.address.to_string();
+                        let (contact, source) = (Contact::Lost, None);
+                        let lost = ConnectError::Unreachable { server, contact, tried, source };
+                        return Err(lost.into());
                     }
                     self.attached =
                         self.options.connect().map_err(ConnectError::after_an_answer)?;

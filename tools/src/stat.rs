@@ -9,13 +9,13 @@ use farside_tools::check::{ClassUse, Report, Scope};
 use farside_tools::encoding::{printable, to_json};
 use serde::Serialize;
 
-use crate::args::{self, Args};
+use crate::args::Args;
 use crate::connect;
 use crate::output::{self, ExitStatus, bytes};
 use crate::raw::RawRegion;
 
 /// `stat`: combines the server's statistics with a walk through the index.
-pub(crate) fn stat(args: &Args, options: &args::Stat) -> anyhow::Result<ExitStatus> {
+pub(crate) fn stat(args: &Args, json: bool) -> anyhow::Result<ExitStatus> {
     let config = connect::config(args)?;
     // Before the walk connects, so that the server counts one client of this command, not two.
     let statistics = connect::reader(args)?.statistics()?;
@@ -25,7 +25,7 @@ pub(crate) fn stat(args: &Args, options: &args::Stat) -> anyhow::Result<ExitStat
     let server = config.server.unwrap_or_default();
     let overview = Overview::new(server, &statistics, &report);
     let mut stdout = output::stdout();
-    if options.json {
+    if json {
         writeln!(stdout, "{}", to_json(&overview)?)?;
     } else {
         stdout.write_all(overview.table().as_bytes())?;

@@ -1,20 +1,21 @@
 //! `verify`: checks a region and prints what is damaged in it.
 
 use std::io::Write;
+use std::path::Path;
 
 use farside_config::command_line::exit_code;
 use farside_layout::SlotState;
 use farside_tools::check::{Problem, Report, Scope};
 
-use crate::args::{self, Args};
+use crate::args::Args;
 use crate::connect;
 use crate::output::{self, ExitStatus, bytes, count};
 use crate::raw::{self, BarObserver, RawRegion};
 
 /// `verify`: prints the report on stdout; the exit code tells whether there is damage.
-pub(crate) fn verify(args: &Args, options: &args::Verify) -> anyhow::Result<ExitStatus> {
+pub(crate) fn verify(args: &Args, region_file: Option<&Path>) -> anyhow::Result<ExitStatus> {
     let bar = output::progress("verifying");
-    let report = match &options.region {
+    let report = match region_file {
         Some(path) => raw::check_file(path, &mut BarObserver(&bar))?,
         None => RawRegion::open(&connect::config(args)?)?.check(Scope::Blocks, &bar)?,
     };
@@ -23,7 +24,7 @@ pub(crate) fn verify(args: &Args, options: &args::Verify) -> anyhow::Result<Exit
     stdout.write_all(describe(&report).as_bytes())?;
     output::finish(stdout)?;
     if !report.is_clean() {
-        output::print_message(advice(&report, options.region.is_some()));
+        output::print_message(advice(&report, region_file.is_some()));
     }
     Ok(if report.is_clean() { ExitStatus::Done } else { ExitStatus::Failed(exit_code::DAMAGE) })
 }
