@@ -61,8 +61,8 @@ pub trait FabricFactory: Send + Sync {
     /// Makes the server's region one more of those that a session's fabric reaches.
     ///
     /// # Errors
-    /// As [`FabricFactory::fabric`]; [`ConnectError::OtherFabric`] if that fabric is of another
-    /// kind. It stays as it is then.
+    /// As [`FabricFactory::fabric`]; [`ConnectError::OtherFabric`] if `fabric` is of another kind.
+    /// Then it is unchanged.
     fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex>;
 }
 
@@ -132,11 +132,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// The same for a client that the server had answered before.
+    /// Returns this error as it is for a client that the server has answered before.
     pub fn after_an_answer(mut self) -> Self {
         if let Self::Unreachable { contact, source, .. } = &mut self {
             *contact = contact.after_an_answer();
-            // "Connection refused" says no more than "went away".
+            // "Connection refused" tells no more than "went away".
             *source = None;
         }
         self

@@ -10,7 +10,7 @@ use farside_layout::{
 use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 
 /// The proof that a client knows the shared secret. It protects against mistakes and against other
-/// clients on the network. It does not protect against a person who reads the wire and sees it.
+/// clients on the network, but not against a person who reads the wire.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Token([u8; 32]);

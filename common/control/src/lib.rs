@@ -39,11 +39,11 @@ pub enum ControlError {
     Unknown { field: &'static str, value: u64 },
 }
 
-/// Says goodbye; waits this long until the message does not need this end any more. If it does
-/// not arrive, the server sees the connection end, and takes this client for one that died.
-pub fn say_goodbye(channel: &mut dyn ControlChannel, most: Duration) {
+/// Sends a goodbye, and waits up to `timeout` until its delivery does not need this process any
+/// more. If the goodbye does not arrive, the server takes this client for a dead one.
+pub fn say_goodbye(channel: &mut dyn ControlChannel, timeout: Duration) {
     let mut goodbye = Vec::new();
     Request::Goodbye.encode(&mut goodbye);
     let _ = channel.send(&goodbye);
-    let _ = channel.flush(most);
+    let _ = channel.flush(timeout);
 }

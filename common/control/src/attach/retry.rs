@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{Attached, ConnectError, ConnectOptions, Result};
 
-/// The first pause between two attempts; each one is twice as long as the one before.
+/// The first pause between two attempts. Each next one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// The longest pause, and so the longest delay before a restarted server is found.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -24,7 +24,7 @@ pub enum Contact {
     Silent,
     /// The server accepted the connection and closed it without an answer.
     HungUp,
-    /// The server answered before, and does not any more.
+    /// The server answered before, and has stopped answering.
     Lost,
 }
 

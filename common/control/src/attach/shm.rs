@@ -117,7 +117,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kv.sock");
         let listener = Listener::bind(&path).unwrap();
-        // One may wait.
+        // The backlog has room for one connection.
         rustix::net::listen(&listener, 0).unwrap();
         let options = ConnectOptions {
             address: Address::Shm(path),
@@ -126,8 +126,7 @@ mod tests {
             timeout: Duration::from_millis(1),
             rdma: Options::default(),
         };
-        // The first waits for its reply, the second for room in the backlog, which those leave full
-        // that were not accepted.
+        // The first attempt waits for a reply, and the second for room in the backlog.
         for _ in 0..2 {
             let Err(ConnectError::Unreachable { contact, source, .. }) =
                 options.attach(options.timeout)

@@ -47,8 +47,8 @@ impl FabricFactory for VerbsFactory {
 }
 
 impl VerbsFactory {
-    /// A passing error stays `Rdma`, so that the session tries again on this connection. As
-    /// `Unreachable` it would end the connection.
+    /// A transient error stays `Rdma`, so that the session retries on this connection.
+    /// `Unreachable` would end the connection.
     fn failed(&self, error: VerbsError) -> ConnectError {
         match error.is_transient() {
             true => ConnectError::Rdma(error),
