@@ -9,7 +9,7 @@ use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SlotState, SlotWord};
 
-use crate::depot::{Depot, Noted, RegionAccess};
+use crate::depot::{Depot, NotedSuspects, RegionAccess};
 use crate::index::Index;
 use crate::walk::{Budget, Cursor};
 
@@ -86,7 +86,7 @@ pub(crate) struct Collector {
     /// The chunks of this pass: from `first_chunk` up to, but without `end_chunk`.
     first_chunk: u32,
     end_chunk: u32,
-    noted: Vec<Noted>,
+    noted: Vec<NotedSuspects>,
     /// The number of headers in `noted`, and the limit on it.
     noted_count: usize,
     noted_max: usize,
@@ -293,7 +293,7 @@ impl Collector {
                 return Ok(false);
             }
             let noted = depot.note(self.next_chunk, memory)?;
-            let count = noted.as_ref().map_or(0, Noted::count);
+            let count = noted.as_ref().map_or(0, NotedSuspects::count);
             headers += count + HEADERS_PER_CHUNK;
             self.noted_count += count;
             self.noted.extend(noted);

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::walk::Budget;
 
 /// The fields of a block on which its removal depends.
-pub(crate) struct Content {
+pub(crate) struct BlockFields {
     pub(crate) generation: u32,
     pub(crate) written_at_ms: u64,
     pub(crate) expires_at_ms: u64,
@@ -62,7 +62,7 @@ impl BlockReader {
         slot: &Slot,
         block: BlockRef,
         budget: &mut Budget,
-    ) -> Result<Option<Content>, ChainError> {
+    ) -> Result<Option<BlockFields>, ChainError> {
         if self.geometry.check_block(block).is_err() {
             return Ok(None);
         }
@@ -76,7 +76,7 @@ impl BlockReader {
         let fits_slot = block.has_generation(generation)
             && class_for(content.key().len(), content.value().len()) == Some(block.class)
             && slot.is_of(hash);
-        Ok(fits_slot.then(|| Content {
+        Ok(fits_slot.then(|| BlockFields {
             generation,
             written_at_ms: content.written_at_ms(),
             expires_at_ms: content.expires_at_ms(),
@@ -103,7 +103,7 @@ mod tests {
     use crate::expiry::Reaper;
     use crate::index::SubtableImage;
     use crate::own_endpoint::OwnEndpoint;
-    use crate::recovery::{self, Opened};
+    use crate::recovery::{self, ServedRegion};
 
     const SUBTABLES_PER_CHUNK: usize = 256;
     /// Longer than these tests run.
@@ -111,7 +111,7 @@ mod tests {
 
     /// A region in which many LIVE words lead to the same block, whose value has expired.
     struct OneBlockRegion {
-        opened: Opened,
+        opened: ServedRegion,
         own: OwnEndpoint,
         class: SizeClass,
         _memory: RegionMemory,
@@ -124,7 +124,7 @@ mod tests {
                 RegionMemory::anonymous((16 << 20) + 2 * index_bytes, HugePages::Never).unwrap();
             let config = ServerConfig { index: Some(ByteSize(index_bytes)), ..Default::default() };
             let opened = recovery::open(&memory, &config).unwrap();
-            let Opened { region, geometry, format, index, .. } = &opened;
+            let ServedRegion { region, geometry, format, index, .. } = &opened;
             let class = SizeClass::for_bytes(block_bytes).unwrap();
             // The last two chunks, because a large block takes two.
             let chunk = geometry.chunks() - 2;

@@ -18,7 +18,7 @@ use farside_layout::{
 };
 
 use class_pool::{BlockSpan, ClassPool, RestingBatch, RestingBlocks};
-pub(crate) use lost::Noted;
+pub(crate) use lost::NotedSuspects;
 
 /// One request gets at most a quarter of the blocks that its class could still give, so that one
 /// client does not take the remaining memory from the others.
@@ -62,10 +62,10 @@ pub enum BlockError {
     LinkedTwice { offset: u64 },
 }
 
-/// What has become free since the server started, for a request that found no memory. If this has
-/// changed, the request may succeed now.
+/// Counts of memory that became free since the server started. If they have changed since a request
+/// found none, the request may succeed now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Returned {
+pub(crate) struct ReturnCounts {
     /// Blocks of the class, if the request is for blocks.
     pub(crate) blocks: u64,
     /// Chunks that have lost their class.
@@ -392,9 +392,9 @@ impl Depot {
     }
 
     /// Returns the counts for a request for blocks of a class, or for a chunk.
-    pub(crate) fn returned(&self, class: Option<SizeClass>) -> Returned {
+    pub(crate) fn returned(&self, class: Option<SizeClass>) -> ReturnCounts {
         let blocks = class.map(|class| self.pools[usize::from(class.index())].returned);
-        Returned { blocks: blocks.unwrap_or_default(), chunks: self.chunks_emptied }
+        ReturnCounts { blocks: blocks.unwrap_or_default(), chunks: self.chunks_emptied }
     }
 
     /// Whether a class without available blocks may have one at the time `then`. If `class` is

@@ -8,7 +8,7 @@ use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BlockRef, SizeClass, SlotState, SlotWord};
 
-use crate::content::{BlockReader, Content};
+use crate::content::{BlockFields, BlockReader};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
@@ -102,7 +102,7 @@ impl Evictor {
             if word.state() != SlotState::Live || block.class != class {
                 continue;
             }
-            if let Some(Content { generation, written_at_ms, .. }) =
+            if let Some(BlockFields { generation, written_at_ms, .. }) =
                 self.reader.read(&content, block, &mut walk.budget)?
             {
                 let found = Candidate { written_at_ms, slot, word, block, generation, deadline };

@@ -38,7 +38,7 @@ struct Tomb {
 }
 
 /// A block that was unlinked, for the depot. It has not rested.
-pub(crate) struct Removed {
+pub(crate) struct RemovedBlock {
     pub(crate) class: SizeClass,
     pub(crate) block: FreeBlock,
 }
@@ -131,7 +131,7 @@ impl Reaper {
         &mut self,
         index: &Index,
         own: &OwnEndpoint,
-    ) -> Result<Vec<Removed>, ChainError> {
+    ) -> Result<Vec<RemovedBlock>, ChainError> {
         let now = own.now();
         self.clear_tombs(own, now)?;
         let mut removed = Vec::new();
@@ -186,12 +186,12 @@ impl Reaper {
         BlockRef { address, class, .. }: BlockRef,
         generation: u32,
         now: Nanos,
-    ) -> Removed {
+    ) -> RemovedBlock {
         let ready_at = now.saturating_add(self.grace);
         self.tombs.push_back(Tomb { ready_at, slot, word: word.with_state(SlotState::Tomb) });
         // The next content of the block gets another generation (invariant I2).
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
-        Removed { class, block }
+        RemovedBlock { class, block }
     }
 
     /// Empties the tombstones that are older than every operation under way.

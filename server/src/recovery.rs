@@ -28,7 +28,7 @@ use crate::rate_limited_warning::warn_rarely;
 use crate::walk::{Budget, Cursor};
 
 /// A region in use, and the data structures of its server.
-pub(crate) struct Opened {
+pub(crate) struct ServedRegion {
     pub(crate) region: Arc<Region>,
     pub(crate) format: Format,
     pub(crate) geometry: Geometry,
@@ -43,7 +43,7 @@ pub(crate) struct Opened {
 /// give up one second later than this. A restore asks again as well.
 const SOON_NS: Nanos = 4_000_000_000;
 
-impl Opened {
+impl ServedRegion {
     /// Takes up to `count` blocks from the depot; see [`Depot::take`] for the limits.
     pub(crate) fn take_blocks(
         &mut self,
@@ -140,7 +140,10 @@ pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, Serve
 }
 
 /// Opens the region in this memory: formats it if it is new, else checks it.
-pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opened, ServerError> {
+pub(crate) fn open(
+    memory: &RegionMemory,
+    config: &ServerConfig,
+) -> Result<ServedRegion, ServerError> {
     let region = memory.region.clone();
     if memory.is_new {
         format_region(&region, config)?;
@@ -183,7 +186,7 @@ pub(crate) fn open(memory: &RegionMemory, config: &ServerConfig) -> Result<Opene
         }
     }
     let is_new = memory.is_new;
-    Ok(Opened { region, format, geometry, incarnation, index, depot, is_new })
+    Ok(ServedRegion { region, format, geometry, incarnation, index, depot, is_new })
 }
 
 /// Checks that the region has the configured size, if one is configured.
@@ -346,7 +349,7 @@ mod tests {
     }
 
     /// Opens the region in its file as a server with this configuration does.
-    fn open_with(config: &ServerConfig) -> Result<Opened, ServerError> {
+    fn open_with(config: &ServerConfig) -> Result<ServedRegion, ServerError> {
         let path = config.region_file.as_deref().unwrap();
         let mut memory = RegionMemory::file(path, BYTES, HugePages::Never).unwrap();
         let opened = open(&memory, config)?;

@@ -24,7 +24,7 @@ use farside_snapshot::{Reader, Record};
 
 use crate::error::{RestoreError, ServerError};
 use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::{self, Opened, region_memory};
+use crate::recovery::{self, ServedRegion, region_memory};
 
 /// The client id in the restored blocks. No client has it yet.
 const WRITER_ID: u16 = 1;
@@ -79,13 +79,13 @@ fn restore(
 
 /// Locks the region. Only one thread uses it; the mutex is there because a [`BlockSource`] must be
 /// `Send`.
-fn lock(opened: &Mutex<Opened>) -> MutexGuard<'_, Opened> {
+fn lock(opened: &Mutex<ServedRegion>) -> MutexGuard<'_, ServedRegion> {
     opened.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Takes blocks from the depot of a region that has no clients yet, and splits its subtables.
 struct DepotBlockSource {
-    opened: Arc<Mutex<Opened>>,
+    opened: Arc<Mutex<ServedRegion>>,
     endpoint: OwnEndpoint,
     deliveries: VecDeque<Delivery>,
     is_lost: bool,
@@ -152,7 +152,7 @@ fn next_record<'r>(
 /// its last record counts.
 fn store_all(
     snapshot: &Path,
-    opened: &Arc<Mutex<Opened>>,
+    opened: &Arc<Mutex<ServedRegion>>,
     (total, stop): (u64, &AtomicBool),
 ) -> Result<(), RestoreError> {
     let (engine, region) =
@@ -173,7 +173,9 @@ fn store_all(
     Ok(())
 }
 
-fn open_region(opened: &Arc<Mutex<Opened>>) -> Result<(Engine<ShmFabric>, OpenRegion), Failure> {
+fn open_region(
+    opened: &Arc<Mutex<ServedRegion>>,
+) -> Result<(Engine<ShmFabric>, OpenRegion), Failure> {
     let (region, format) = {
         let opened = lock(opened);
         (opened.region.clone(), opened.format)

@@ -32,11 +32,11 @@ use rustix::event::Timespec;
 
 use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
-use crate::recovery::Opened;
+use crate::recovery::ServedRegion;
 use acceptor::{Arrival, BoundListener};
 use admission::Admission;
 use client_connection::{ClientIdentity, DisconnectReason};
-use connections::{Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, Received, STOP};
+use connections::{Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, ReceivedMessage, STOP};
 use probing::Probing;
 use region_keeper::RegionKeeper;
 use roll_call::{DueClients, RollCall};
@@ -82,7 +82,7 @@ impl ControlService {
         config: &ServerConfig,
         listener: Box<dyn BoundListener>,
         memory: Arc<RegionMemory>,
-        opened: Opened,
+        opened: ServedRegion,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let connections = Connections::new()?;
@@ -171,9 +171,9 @@ impl ControlService {
                 }
                 Some(Arrival::Established) => {}
                 Some(Arrival::Ended(id)) => {
-                    if let Some(token) = self.connections.end(id) {
+                    if let Some(token) = self.connections.end_connection(id) {
                         // The messages that the client sent before are answered first.
-                        self.listen_to(token)?;
+                        self.serve_connection(token)?;
                         self.disconnect(token, &DisconnectReason::Gone);
                     }
                 }
@@ -196,7 +196,7 @@ impl ControlService {
     fn take_turn(&mut self) -> Result<(), ChainError> {
         let ends_at = boot_time_ns().saturating_add(TURN_NS);
         while let Some(token) = self.connections.dequeue() {
-            self.listen_to(token)?;
+            self.serve_connection(token)?;
             if boot_time_ns() >= ends_at {
                 break;
             }
@@ -205,7 +205,7 @@ impl ControlService {
     }
 
     /// Sends the unsent messages of a connection, then receives and answers a bounded number.
-    fn listen_to(&mut self, token: u64) -> Result<(), ChainError> {
+    fn serve_connection(&mut self, token: u64) -> Result<(), ChainError> {
         for _ in 0..MESSAGES_MAX {
             match self.exchange(token) {
                 Ok(true) => {}
@@ -235,10 +235,10 @@ impl ControlService {
         let has_received = received.is_some();
         match received {
             None => {}
-            Some(Received::Hello(request)) => {
+            Some(ReceivedMessage::Hello(request)) => {
                 self.admission.admit_stranger(token, request, &mut self.connections)?;
             }
-            Some(Received::Request(id, role, request)) => {
+            Some(ReceivedMessage::Request(id, role, request)) => {
                 self.answer(token, (id, role), request, boot_time_ns())?;
             }
         }

@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::index::SubtableImage;
-    use crate::recovery::{self, Opened};
+    use crate::recovery::{self, ServedRegion};
 
     const FENCED: u16 = 7;
     const WORDS: usize = 40;
@@ -101,7 +101,7 @@ mod tests {
     /// `writer`. Returns the number of steps, and how many of the words are left.
     fn sweep(writer: u16) -> (usize, usize) {
         let memory = RegionMemory::anonymous(16 << 20, HugePages::Never).unwrap();
-        let Opened { region, geometry, index, .. } =
+        let ServedRegion { region, geometry, index, .. } =
             recovery::open(&memory, &ServerConfig::default()).unwrap();
         let class = SizeClass::for_bytes(BLOCK_BYTES_MAX).unwrap();
         let address = BlockAddress::from_offset(geometry.chunk_offset(2).unwrap()).unwrap();

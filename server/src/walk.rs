@@ -118,13 +118,14 @@ mod tests {
     use farside_layout::slot_offset;
 
     use super::*;
-    use crate::recovery::{self, Opened};
+    use crate::recovery::{self, ServedRegion};
 
     /// Including the slots of places that a split adds meanwhile.
     #[test]
     fn a_walk_in_steps_visits_every_slot_once() {
         let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
-        let Opened { mut index, .. } = recovery::open(&memory, &ServerConfig::default()).unwrap();
+        let ServedRegion { mut index, .. } =
+            recovery::open(&memory, &ServerConfig::default()).unwrap();
         let (mut cursor, mut offsets) = (Cursor::default(), Vec::new());
         for step in 0.. {
             let mut walk = cursor.walk(&index, Budget::of_step(7));

@@ -52,9 +52,8 @@ pub(crate) fn for_each_entry(
     session: &mut Session,
     (bar, stop): (&ProgressBar, &StopSignal),
     mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
-) -> anyhow::Result<Tally> {
-    let mut tally =
-        Tally { written: 0, bytes: 0, failures: Failures::default(), outcome: ExitStatus::Done };
+) -> anyhow::Result<DumpTally> {
+    let mut tally = DumpTally::default();
     for entry in session.scan()? {
         stop.check()?;
         let (name, result) = match entry {
@@ -88,15 +87,15 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
 }
 
 /// Counts of the entries that were written, and of those that failed.
-#[derive(Debug)]
-pub(crate) struct Tally {
+#[derive(Debug, Default)]
+pub(crate) struct DumpTally {
     written: u64,
     bytes: u64,
     failures: Failures,
     outcome: ExitStatus,
 }
 
-impl Tally {
+impl DumpTally {
     /// Prints a summary. Returns how the command ended.
     pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
         self.failures.print_rest();

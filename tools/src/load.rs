@@ -36,7 +36,7 @@ pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStat
         in_flight: HashMap::new(),
         keys: HashSet::new(),
         skip_too_large: options.skip_too_large,
-        tally: Tally { value_bytes_max, ..Default::default() },
+        tally: LoadTally { value_bytes_max, ..Default::default() },
     };
     if metadata.is_dir() {
         load_folder(&options.from, &mut loader, value_bytes_max)?;
@@ -123,7 +123,7 @@ struct Loader<'a> {
     keys: HashSet<Vec<u8>>,
     /// Values over the region's limit do not count as failures.
     skip_too_large: bool,
-    tally: Tally,
+    tally: LoadTally,
 }
 
 impl Loader<'_> {
@@ -220,7 +220,7 @@ fn concerns_one_key(error: &Error) -> bool {
 
 /// Counts of what was loaded, skipped, and failed.
 #[derive(Debug, Default)]
-struct Tally {
+struct LoadTally {
     stored: u64,
     stored_bytes: u64,
     failures: Failures,
@@ -231,7 +231,7 @@ struct Tally {
     others: u64,
 }
 
-impl Tally {
+impl LoadTally {
     /// Prints a summary. Returns how the command ended.
     fn conclude(&self) -> ExitStatus {
         self.failures.print_rest();
@@ -275,18 +275,18 @@ mod tests {
 
     #[test]
     fn the_summary_counts_skipped_and_failed_files() {
-        let tally = Tally {
+        let tally = LoadTally {
             stored: 1,
             stored_bytes: 3,
             failures: Failures(2),
             links: 1,
-            ..Tally::default()
+            ..LoadTally::default()
         };
         let expected = "1 key loaded, 3 B of values, 1 symbolic link skipped; 2 failed";
         assert_eq!(tally.summary(), expected);
-        let tally = Tally { stored: 2, ..Tally::default() };
+        let tally = LoadTally { stored: 2, ..LoadTally::default() };
         assert_eq!(tally.summary(), "2 keys loaded, 0 B of values");
-        let tally = Tally { too_large: 1, value_bytes_max: 10, ..Tally::default() };
+        let tally = LoadTally { too_large: 1, value_bytes_max: 10, ..LoadTally::default() };
         assert_eq!(tally.summary(), "0 keys loaded, 0 B of values, 1 value over 10 bytes skipped");
     }
 }

@@ -17,9 +17,10 @@ use crate::standard_streams::stdout_was_open;
 use crate::stopping::Stopped;
 
 /// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
     /// Everything was done.
+    #[default]
     Done,
     /// The key was absent, or the condition of the change did not hold.
     No,

@@ -78,7 +78,7 @@ fn bytes_of(name: &str, text: Option<String>, base64: Option<String>) -> anyhow:
 }
 
 /// A record with the number of its line.
-pub struct Numbered {
+pub struct NumberedRecord {
     /// The line, counted from 1.
     pub line: u64,
     /// The key and value, or what is wrong with the line.
@@ -91,7 +91,7 @@ pub struct Numbered {
 /// The errors of `handle` and of reading, and a line that is too long for a record.
 pub fn read_json_lines(
     mut from: impl BufRead,
-    mut handle: impl FnMut(Numbered) -> anyhow::Result<()>,
+    mut handle: impl FnMut(NumberedRecord) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut text = Vec::new();
     for line in 1.. {
@@ -107,7 +107,7 @@ pub fn read_json_lines(
             _ => &text,
         };
         if !record.trim_ascii().is_empty() {
-            handle(Numbered { line, pair: Record::from_line(record) })?;
+            handle(NumberedRecord { line, pair: Record::from_line(record) })?;
         }
     }
     Ok(())
@@ -127,7 +127,7 @@ mod tests {
     /// Returns the number of each line, with its key and value or its error.
     fn read_all(text: &[u8]) -> Vec<String> {
         let mut seen = Vec::new();
-        let read = read_json_lines(text, |Numbered { line, pair }| {
+        let read = read_json_lines(text, |NumberedRecord { line, pair }| {
             seen.push(match pair {
                 Ok((key, value)) => format!("{line}:{key:?}={value:?}"),
                 Err(error) => format!("{line}:{}", one_line(error.as_ref())),

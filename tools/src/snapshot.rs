@@ -5,12 +5,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use farside::{Client, Session};
-use farside_snapshot::{Limits, Record, Writer};
+use farside_snapshot::{Limits, Record, SnapshotError, Writer};
 use farside_tools::check::Scope;
 
 use crate::args::{self, Args};
 use crate::connect;
-use crate::dump::for_each_entry;
+use crate::dump::{DumpTally, Fatal, for_each_entry};
 use crate::files::{check_free, write_whole};
 use crate::output::{self, ExitStatus};
 use crate::raw::RawRegion;
@@ -46,7 +46,7 @@ fn write(
     session: &mut Session,
     to: impl Write,
     (bar, stop): (&indicatif::ProgressBar, &StopSignal),
-) -> anyhow::Result<crate::dump::Tally> {
+) -> anyhow::Result<DumpTally> {
     let created_at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     // A restored region gets the limits of this one, which may differ from the defaults.
     let region = session.limits();
@@ -68,7 +68,7 @@ fn write(
         let expires_at_ms = entry.expires_at.map_or(0, |at| since_epoch(at).as_millis() as u64);
         let record = Record { key: &entry.key, value: &entry.value, expires_at_ms };
         writer.push(&record).map_err(|error| match error {
-            farside_snapshot::SnapshotError::Io(error) => crate::dump::Fatal(error).into(),
+            SnapshotError::Io(error) => Fatal(error).into(),
             other => other.into(),
         })
     })?;

@@ -10,7 +10,7 @@ use farside_fabric::waiting::WAITED_NS_MAX;
 use farside_layout::{BlockAddress, ChunkEntry, HeaderWord, SizeClass};
 
 use super::*;
-use crate::recovery::{self, Opened, RegionTables};
+use crate::recovery::{self, RegionTables, ServedRegion};
 
 /// Counts the headers that are read.
 struct CountingAccess<'a> {
@@ -57,7 +57,7 @@ struct CollectionCost {
 fn collect_all(collector: &mut Collector) -> CollectionCost {
     let memory = RegionMemory::anonymous(16 << 20, HugePages::Never).unwrap();
     let opened = recovery::open(&memory, &ServerConfig::default()).unwrap();
-    let Opened { region, geometry, mut depot, index, .. } = opened;
+    let ServedRegion { region, geometry, mut depot, index, .. } = opened;
     let tables = RegionTables { region: &region, geometry: &geometry };
     let memory = CountingAccess { tables, headers: Cell::new(0) };
     let class = SizeClass::for_bytes(64).unwrap();
@@ -115,7 +115,7 @@ fn suspects_beyond_the_limit_on_noted_headers_take_another_pass() {
 fn a_server_that_was_stopped_itself_disconnects_no_client() {
     let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
     let opened = recovery::open(&memory, &ServerConfig::default()).unwrap();
-    let Opened { region, geometry, mut depot, index, .. } = opened;
+    let ServedRegion { region, geometry, mut depot, index, .. } = opened;
     let memory = RegionTables { region: &region, geometry: &geometry };
     let mut collector = Collector::new(0);
     let mut now = boot_time_ns();

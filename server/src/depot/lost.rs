@@ -16,14 +16,14 @@ use super::class_pool::{Bits, RestingBatch, RestingBlocks};
 use super::{Chunk, Depot, RegionAccess};
 
 /// The suspects of a span, and their headers when the collector noted them.
-pub(crate) struct Noted {
+pub(crate) struct NotedSuspects {
     chunk: u32,
     suspects: Bits,
     /// One for each bit that is set in `suspects`.
     headers: Vec<HeaderWord>,
 }
 
-impl Noted {
+impl NotedSuspects {
     /// The number of suspects.
     pub(crate) fn count(&self) -> usize {
         self.headers.len()
@@ -77,7 +77,7 @@ impl Depot {
         &self,
         chunk: u32,
         memory: &impl RegionAccess,
-    ) -> Result<Option<Noted>, ChainError> {
+    ) -> Result<Option<NotedSuspects>, ChainError> {
         let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(None) };
         let Some(suspects) = span.suspects.as_ref().filter(|bits| !bits.is_empty()) else {
             return Ok(None);
@@ -86,7 +86,7 @@ impl Depot {
         let address_of = |index| self.address(chunk, span.class, index);
         let headers = suspects.iter().filter_map(address_of).map(|address| memory.header(address));
         let headers = headers.collect::<Result<_, _>>()?;
-        Ok(Some(Noted { chunk, suspects: suspects.clone(), headers }))
+        Ok(Some(NotedSuspects { chunk, suspects: suspects.clone(), headers }))
     }
 
     /// Returns lost blocks to the depot: suspects whose headers are the noted ones. Returns how
@@ -96,7 +96,7 @@ impl Depot {
     /// (invariants I2 and I3).
     pub(crate) fn recover(
         &mut self,
-        noted: &Noted,
+        noted: &NotedSuspects,
         now: Nanos,
         memory: &impl RegionAccess,
     ) -> Result<u64, ChainError> {

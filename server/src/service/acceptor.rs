@@ -10,7 +10,7 @@ use farside_fabric::shm::RegionMemory;
 
 use crate::error::ServerError;
 use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::Opened;
+use crate::recovery::ServedRegion;
 
 /// A bound listener that does not accept yet. Clients that connect to it wait. It is bound before
 /// the region is opened, because binding is quick and may well fail.
@@ -20,7 +20,7 @@ pub(crate) trait BoundListener: AsFd + Send {
         self: Box<Self>,
         config: &ServerConfig,
         memory: &RegionMemory,
-        opened: &Opened,
+        opened: &ServedRegion,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError>;
 }
 

@@ -20,7 +20,7 @@ use super::connections::{Connections, LISTENER};
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
-use crate::recovery::Opened;
+use crate::recovery::ServedRegion;
 
 /// Limit on the sessions of one client. A request for another is refused.
 const SESSIONS_MAX: usize = 4096;
@@ -48,8 +48,12 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(config: &ServerConfig, acceptor: Box<dyn Acceptor>, opened: &Opened) -> Self {
-        let Opened { region, geometry, incarnation, format, .. } = opened;
+    pub(super) fn new(
+        config: &ServerConfig,
+        acceptor: Box<dyn Acceptor>,
+        opened: &ServedRegion,
+    ) -> Self {
+        let ServedRegion { region, geometry, incarnation, format, .. } = opened;
         Self {
             acceptor,
             accept_again_at: None,

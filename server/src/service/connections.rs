@@ -29,7 +29,7 @@ pub(super) const STOP: u64 = 1;
 pub(super) const FIRST_CONNECTION: u64 = 2;
 
 /// A message of a connection.
-pub(super) enum Received {
+pub(super) enum ReceivedMessage {
     /// The first message of a connection that has not identified itself.
     Hello(Result<ConnectRequest, Refusal>),
     /// A message of the client with this id, in this role.
@@ -141,7 +141,10 @@ impl Connections {
 
     /// Sends the unsent messages of a connection, then receives one. Returns `None` if there is
     /// none, or if an answer is still unsent.
-    pub(super) fn receive(&mut self, token: u64) -> Result<Option<Received>, DisconnectReason> {
+    pub(super) fn receive(
+        &mut self,
+        token: u64,
+    ) -> Result<Option<ReceivedMessage>, DisconnectReason> {
         let Some(connection) = self.by_token.get_mut(&token) else { return Ok(None) };
         connection.flush(&mut self.send_buffer)?;
         if connection.is_waiting() {
@@ -150,10 +153,10 @@ impl Connections {
         let Some(bytes) = connection.receive(&mut self.receive_buffer)? else { return Ok(None) };
         let message = &self.receive_buffer[..bytes];
         Ok(Some(match connection.client {
-            ClientIdentity::Stranger => Received::Hello(ConnectRequest::decode(message)),
+            ClientIdentity::Stranger => ReceivedMessage::Hello(ConnectRequest::decode(message)),
             ClientIdentity::Client { id, role, .. } => {
                 let request = Request::decode(message).map_err(DisconnectReason::broken)?;
-                Received::Request(id, role, request)
+                ReceivedMessage::Request(id, role, request)
             }
             ClientIdentity::Leaving => {
                 return Err(DisconnectReason::broken("it speaks after its goodbye"));
@@ -202,7 +205,7 @@ impl Connections {
 
     /// Handles the end of a connection through a device. Drops the connection if it is a session's.
     /// Returns the token if it is a client's control channel.
-    pub(super) fn end(&mut self, id: ConnectionId) -> Option<u64> {
+    pub(super) fn end_connection(&mut self, id: ConnectionId) -> Option<u64> {
         let client = self.iter().find(|(_, connection)| connection.id == Some(id));
         let token = client.map(|(token, _)| token);
         if token.is_none() {

@@ -18,7 +18,7 @@ use super::acceptor::{
 use super::connections::EVENTS_MAX;
 use crate::error::ServerError;
 use crate::own_endpoint::{LANES, OwnEndpoint};
-use crate::recovery::Opened;
+use crate::recovery::ServedRegion;
 
 /// A listener at a device, and the region's registrations with the device.
 struct DeviceAcceptor {
@@ -69,7 +69,7 @@ impl BoundListener for Listener {
         self: Box<Self>,
         config: &ServerConfig,
         _: &RegionMemory,
-        opened: &Opened,
+        opened: &ServedRegion,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         let address = self.local_address();
         let address =

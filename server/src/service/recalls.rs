@@ -6,7 +6,7 @@
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
 
-use crate::depot::Returned;
+use crate::depot::ReturnCounts;
 
 /// How long after a recall clients may still return blocks. A request that finds none until then is
 /// told to retry.
@@ -25,14 +25,14 @@ const HOPELESS_PAUSE_NS: Nanos = 500_000_000;
 struct Recall {
     at: Option<Nanos>,
     /// What had been returned when it was made.
-    returned: Returned,
+    returned: ReturnCounts,
     /// The number of recalls in vain in a row.
     in_vain: u32,
 }
 
 impl Recall {
     /// Returns the recall to make now; `None` if it is too early.
-    fn next(&self, returned: Returned, now: Nanos) -> Option<Self> {
+    fn next(&self, returned: ReturnCounts, now: Nanos) -> Option<Self> {
         let next = Self { at: Some(now), returned, in_vain: 0 };
         let Some(at) = self.at else { return Some(next) };
         let in_vain = if self.returned == returned { self.in_vain + 1 } else { 0 };
@@ -62,7 +62,7 @@ impl Recalls {
     pub(super) fn begin(
         &mut self,
         class: Option<SizeClass>,
-        returned: Returned,
+        returned: ReturnCounts,
         now: Nanos,
     ) -> bool {
         let recall = self.of(class);
@@ -85,7 +85,7 @@ mod tests {
     fn recalls_in_vain_become_rare_without_effect_on_another_kind() {
         let mut recalls = Recalls::new();
         let class = SizeClass::for_bytes(64).unwrap();
-        let nothing = Returned::default();
+        let nothing = ReturnCounts::default();
         let mut at = 5;
         assert!(recalls.begin(Some(class), nothing, at));
         let pauses = (0..10).map(|_| {
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(pauses[8..], [HOPELESS_PAUSE_NS; 2]);
         assert!(recalls.is_recent(class, at) && !recalls.is_recent(class, at + ANSWER_NS));
         assert!(recalls.begin(None, nothing, at));
-        let more = Returned { blocks: 1, ..nothing };
+        let more = ReturnCounts { blocks: 1, ..nothing };
         assert!(recalls.begin(Some(class), more, at + PAUSE_NS));
     }
 }

@@ -11,10 +11,10 @@ use crate::collect::{Collector, CollectorRequest};
 use crate::content::BlockReader;
 use crate::depot::BlockError;
 use crate::eviction::Evictor;
-use crate::expiry::{Reaper, Removed};
+use crate::expiry::{Reaper, RemovedBlock};
 use crate::memory_level::{LevelChange, MemoryLevel};
 use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::{Opened, RegionTables};
+use crate::recovery::{RegionTables, ServedRegion};
 use crate::sweep::Sweeper;
 
 /// How long readers get the same figures of the depot. Bounds the time that their requests cost.
@@ -22,7 +22,7 @@ const FIGURES_AGE_NS_MAX: Nanos = 100_000_000;
 
 /// The region and its chores.
 pub(super) struct RegionKeeper {
-    pub(super) opened: Opened,
+    pub(super) opened: ServedRegion,
     own: OwnEndpoint,
     recalls: Recalls,
     sweeper: Sweeper,
@@ -40,7 +40,7 @@ pub(super) struct RegionKeeper {
 }
 
 impl RegionKeeper {
-    pub(super) fn new(config: &ServerConfig, mut opened: Opened, own: OwnEndpoint) -> Self {
+    pub(super) fn new(config: &ServerConfig, mut opened: ServedRegion, own: OwnEndpoint) -> Self {
         if config.evict {
             opened.depot.reserve_for_index();
         }
@@ -92,7 +92,7 @@ impl RegionKeeper {
     /// which have not rested.
     fn evict(&mut self, class: SizeClass, count: u32) -> Result<Vec<FreeBlock>, ChainError> {
         let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
-        let Opened { index, depot, .. } = &mut self.opened;
+        let ServedRegion { index, depot, .. } = &mut self.opened;
         if !depot.has_blocks_outside(class) {
             return Ok(Vec::new());
         }
@@ -217,7 +217,7 @@ impl RegionKeeper {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
         if is_due(self.reaper.next_step_at()) {
-            for Removed { class, block } in self.reaper.step(&self.opened.index, &self.own)? {
+            for RemovedBlock { class, block } in self.reaper.step(&self.opened.index, &self.own)? {
                 if let Err(error) = self.give_blocks(class, false, vec![block], boot_time_ns()) {
                     tracing::error!("the depot refuses the block of an expired value: {error}");
                 }
@@ -226,7 +226,7 @@ impl RegionKeeper {
         self.log_levels();
         if is_due(self.next_collection_at()) {
             self.figures_at = None;
-            let Opened { region, geometry, depot, index, .. } = &mut self.opened;
+            let ServedRegion { region, geometry, depot, index, .. } = &mut self.opened;
             let memory = RegionTables { region, geometry };
             request = self.collector.step(depot, index, &memory, now)?;
         }
@@ -262,7 +262,7 @@ impl RegionKeeper {
     pub(super) fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
         let is_recent = |at: Nanos| now.saturating_sub(at) < FIGURES_AGE_NS_MAX;
         if role == Role::Writer || !self.figures_at.is_some_and(is_recent) {
-            let Opened { region, geometry, depot, .. } = &mut self.opened;
+            let ServedRegion { region, geometry, depot, .. } = &mut self.opened;
             if let Err(error) = depot.refresh(now, &RegionTables { region, geometry }) {
                 tracing::error!("cannot refresh the depot: {error}");
             }

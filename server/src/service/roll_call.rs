@@ -7,8 +7,12 @@
 //! proof.
 //!
 //! Four intervals add up to the lag that T_word allows for (`clock_lag_max_ns`;
-//! `docs/protocol.md`, "Time"): the time until the first question, the lag that an answer may show,
-//! the time until the next question, and the longest wait for its answer.
+//! `docs/protocol.md`, "Time"):
+//!
+//! - the time until the first question,
+//! - the lag that an answer may show,
+//! - the time until the next question,
+//! - the longest wait for its answer.
 
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@ use farside_fabric::shm::{Listener, RegionMemory, ShmChannel, SocketOptions, loc
 use super::acceptor::{Acceptor, Arrival, BoundListener};
 use crate::error::{ServerError, system};
 use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::Opened;
+use crate::recovery::ServedRegion;
 
 /// Limit on the connections that are accepted in one turn.
 const ACCEPTS_MAX: usize = 16;
@@ -62,7 +62,7 @@ impl BoundListener for Listener {
         self: Box<Self>,
         _: &ServerConfig,
         memory: &RegionMemory,
-        opened: &Opened,
+        opened: &ServedRegion,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         // Non-blocking: a connection that epoll reports may be gone before it is accepted, and the
         // thread would block until another client connects.

@@ -6,7 +6,7 @@ use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_tools::encoding::{Encoding, escape};
 use farside_tools::paths::path_of;
-use farside_tools::records::{Numbered, Pair, Record, read_json_lines};
+use farside_tools::records::{NumberedRecord, Pair, Record, read_json_lines};
 
 use crate::{check_error_line, decoded};
 
@@ -32,7 +32,7 @@ impl Gathered {
         gathered
     }
 
-    fn take(&mut self, numbered: Numbered) {
+    fn take(&mut self, numbered: NumberedRecord) {
         assert!(numbered.line >= self.line, "{} after {}", numbered.line, self.line);
         self.line = numbered.line;
         match numbered.pair {
