@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
-use farside_layout::{BlockRef, SlotState, SlotWord};
+use farside_layout::{SlotState, SlotWord};
 
 use crate::depot::{Depot, NotedSuspects, RegionAccess};
 use crate::index::Index;
@@ -158,7 +158,11 @@ impl Collector {
     /// all lost clients are cleared.
     pub(crate) fn next_step_at(&self, swept: bool) -> Option<Nanos> {
         match self.stage {
-            Stage::Idle => self.begin_at(swept),
+            Stage::Idle => {
+                let (at, since) = self.wanted?;
+                let at = if swept { at } else { Nanos::MAX };
+                Some(at.min(since.saturating_add(SWEEP_NS)))
+            }
             Stage::Suspect | Stage::Filter | Stage::Note | Stage::Walk | Stage::ClearSuspicions => {
                 Some(0)
             }
@@ -166,12 +170,6 @@ impl Collector {
             Stage::FirstReport | Stage::SecondReport => Some(self.waiting.next_look_at(ANSWER_NS)),
             Stage::FenceDelay | Stage::Finish => Some(self.fence_holds_at),
         }
-    }
-
-    fn begin_at(&self, swept: bool) -> Option<Nanos> {
-        let (at, since) = self.wanted?;
-        let at = if swept { at } else { Nanos::MAX };
-        Some(at.min(since.saturating_add(SWEEP_NS)))
     }
 
     /// Notes the connections that were asked for a report.
@@ -334,17 +332,14 @@ impl Collector {
 /// Clears the suspicion on the block that a slot with this word has. Also to be called for the
 /// subtables that a split has just filled, because the walk may have passed them before.
 pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
-    if let Some(block) = block_of(word) {
-        depot.clear_suspicion(block.address);
-    }
-}
-
-/// Returns the block of a slot: linked, in the middle of a split, or about to be linked.
-fn block_of(word: SlotWord) -> Option<BlockRef> {
     use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
-    match word.state() {
+    let block = match word.state() {
+        // The block is linked, in the middle of a split, or about to be linked.
         Live | Frozen | Copy | Pending | Aborted => word.block().ok(),
         Empty | Moved | Tomb => None,
+    };
+    if let Some(block) = block {
+        depot.clear_suspicion(block.address);
     }
 }
 

@@ -133,7 +133,11 @@ impl Reaper {
         own: &OwnEndpoint,
     ) -> Result<Vec<RemovedBlock>, ChainError> {
         let now = own.now();
-        self.clear_tombs(own, now)?;
+        // These tombstones are older than every operation under way.
+        while let Some(tomb) = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now) {
+            // If a split has moved the slot meanwhile, nothing is left to do.
+            own.clear_tomb(tomb.slot, tomb.word)?;
+        }
         let mut removed = Vec::new();
         let due = self.next_pass_at.is_some_and(|at| at <= now);
         let new_pass = || due.then(|| Pass { moves: index.moves, ..Default::default() });
@@ -192,15 +196,6 @@ impl Reaper {
         // The next content of the block gets another generation (invariant I2).
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
         RemovedBlock { class, block }
-    }
-
-    /// Empties the tombstones that are older than every operation under way.
-    fn clear_tombs(&mut self, own: &OwnEndpoint, now: Nanos) -> Result<(), ChainError> {
-        while let Some(tomb) = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now) {
-            // If a split has moved the slot meanwhile, nothing is left to do.
-            own.clear_tomb(tomb.slot, tomb.word)?;
-        }
-        Ok(())
     }
 
     /// Plans the next walk: after a rest if clients store values with a time to live, or if the

@@ -87,13 +87,6 @@ impl OwnEndpoint {
         endpoint.drive(clear_left_by((endpoint, REGION), geometry, clients, slot, read))
     }
 
-    /// Replaces the word of a slot if it is `from`. Returns whether it was.
-    pub(crate) fn swap(&self, slot: u64, from: SlotWord, to: SlotWord) -> Result<bool, ChainError> {
-        let (expected, desired) = (from.bits(), to.bits());
-        let swap = Verb::CompareSwap { remote: slot, expected, desired };
-        Ok(self.chain(&[swap], Nanos::MAX)? == expected)
-    }
-
     /// Makes a LIVE slot a tombstone if it still has this word, at the latest at `deadline`.
     /// Returns false if it does not, or if it is too late. The mark is written first (I2).
     ///
@@ -120,7 +113,9 @@ impl OwnEndpoint {
 
     /// Empties a slot that became a tombstone GRACE ago. Its hint may stay (invariant I6).
     pub(crate) fn clear_tomb(&self, slot: u64, tomb: SlotWord) -> Result<(), ChainError> {
-        self.swap(slot, tomb, tomb.emptied()).map(drop)
+        let (expected, desired) = (tomb.bits(), tomb.emptied().bits());
+        let swap = Verb::CompareSwap { remote: slot, expected, desired };
+        self.chain(&[swap], Nanos::MAX).map(drop)
     }
 
     /// The present time on the clock of deadlines.

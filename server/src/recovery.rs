@@ -181,7 +181,11 @@ pub(crate) fn open(
                 RegionState::InUse => "did not stop in order",
             };
             let region = path.display();
-            tracing::info!(%region, incarnation, "continuing with a region; its last server {stop}");
+            tracing::info!(
+                %region,
+                incarnation,
+                "continuing with a region; its last server {stop}"
+            );
             warn_of_ignored_settings(config, &format);
         }
     }

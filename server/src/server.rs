@@ -47,8 +47,12 @@ impl Server {
     /// Those of [`Server::start`], and that it was told to stop.
     pub fn start_unless(config: &ServerConfig, stop: &AtomicBool) -> Result<Self, ServerError> {
         config.validate()?;
-        check_new_region(config)?;
         let address = config.address()?.clone();
+        let is_new = !config.region_file.as_deref().is_some_and(Path::exists);
+        if address.is_rdma() && is_new {
+            // Before memory for the region is allocated.
+            config.rdma.check_grace(config.grace_ms)?;
+        }
         let listener = listen(&address, config)?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
@@ -79,7 +83,8 @@ impl Server {
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
         let mut server = Self { address, stop, thread, background: None };
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
-        tracing::info!(address = %server.address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
+        let address = &server.address;
+        tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),
@@ -144,14 +149,4 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shut_down();
     }
-}
-
-/// Checks the options that only a new region uses, before memory for one is allocated.
-fn check_new_region(config: &ServerConfig) -> Result<(), ServerError> {
-    if config.listen.as_ref().is_some_and(Address::is_rdma)
-        && !config.region_file.as_deref().is_some_and(Path::exists)
-    {
-        config.rdma.check_grace(config.grace_ms)?;
-    }
-    Ok(())
 }

@@ -327,18 +327,12 @@ impl Admission {
 
     /// Logs a refusal: as a warning, or for debugging only.
     pub(super) fn log_refusal(&mut self, refusal: Refusal) {
-        if is_routine(refusal) {
-            tracing::debug!("refused a client: {refusal}");
-        } else {
-            warn_rarely!(self.refused, "refused a client: {refusal}");
+        match refusal {
+            // Routine: the client of a session that came too late just reconnects.
+            Refusal::UnknownClient { .. } => tracing::debug!("refused a client: {refusal}"),
+            _ => warn_rarely!(self.refused, "refused a client: {refusal}"),
         }
     }
-}
-
-/// Whether a refusal is no reason for a warning: the client of a session that came too late just
-/// reconnects.
-fn is_routine(refusal: Refusal) -> bool {
-    matches!(refusal, Refusal::UnknownClient { .. })
 }
 
 /// Returns a number that cannot be guessed. It is never 0, which stands for no
