@@ -22,6 +22,7 @@ mod stopping;
 mod verify;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, Parser};
 use farside::Store;
@@ -69,7 +70,9 @@ fn is_usage_error(error: &clap::Error) -> bool {
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitStatus> {
-    stopping::make_file_limit_an_error()?;
+    // If file sizes are limited (ulimit -f), a write over the limit becomes an error. Otherwise it
+    // would kill the process.
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
     farside_config::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
         Command::Get(options) => keys::get(args, options),

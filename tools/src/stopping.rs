@@ -1,20 +1,12 @@
 //! Signals: code that writes a file checks for them, so that no half-written file is left.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use farside_config::signals::is_ignored;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::signal_name;
-
-/// Where file sizes are limited (ulimit -f), a write beyond the limit becomes an error. By default
-/// it would kill the process.
-pub(crate) fn make_file_limit_an_error() -> io::Result<()> {
-    flag::register(SIGXFSZ, Arc::default())?;
-    Ok(())
-}
 
 /// The signal that asked this process to end, if one came.
 #[derive(Debug, Default)]

@@ -233,7 +233,7 @@ impl<'a, F: Fabric> Walk<'a, F> {
             let entry = farside_layout::ChunkEntry::from_bits(*bits);
             self.report.count_chunk(entry.chunk_use().ok());
         }
-        self.report.drop_unused_classes();
+        self.report.classes.retain(|class| class.blocks_linked > 0 || class.chunks > 0);
         self.report
     }
 

@@ -243,8 +243,4 @@ impl Report {
             None => self.chunks.unknown += 1,
         }
     }
-
-    pub(super) fn drop_unused_classes(&mut self) {
-        self.classes.retain(|class| class.blocks_linked > 0 || class.chunks > 0);
-    }
 }

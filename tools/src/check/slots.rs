@@ -90,7 +90,9 @@ impl<F: Fabric> Walk<'_, F> {
             };
             // Without a change, the problem is real: see the module's documentation.
             let reread = self.reads.slot(location.offset).await?;
-            if reread == slot && !self.reload_chunk_of(word).await? {
+            let block = word.block().ok();
+            let chunk = block.and_then(|block| self.geometry.chunk_of(block.address.offset()));
+            if reread == slot && !self.reload_chunk(chunk).await? {
                 self.report.count_slot(word.state());
                 self.report.add_problem(problem);
                 return Ok(());
@@ -100,13 +102,6 @@ impl<F: Fabric> Walk<'_, F> {
         self.report.count_slot(slot.word().state());
         self.report.unsettled += 1;
         Ok(())
-    }
-
-    /// Reads the entry of the chunk of a word's block again. Returns whether it changed.
-    async fn reload_chunk_of(&mut self, word: SlotWord) -> Result<bool, CheckError> {
-        let block = word.block().ok();
-        let chunk = block.and_then(|block| self.geometry.chunk_of(block.address.offset()));
-        self.reload_chunk(chunk).await
     }
 
     /// Counts a key, and checks that no other slot holds it too.
