@@ -177,7 +177,7 @@ pub enum VerbsError {
 impl VerbsError {
     /// Whether the same may work a little later: the server is not up, or not yet again.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::NoRoute { .. } | Self::NobodyListens { .. } | Self::TimedOut { .. })
+        matches!(self, Self::NoRoute { .. } | Self::NoListener { .. } | Self::TimedOut { .. })
     }
 }
 

@@ -44,13 +44,9 @@ fn check_size_round_trips(size: ByteSize) {
 /// A server's config file.
 pub(crate) fn server(bytes: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(bytes) else { return false };
-    let config = match farside_config::parse::<ServerConfig>(text, Path::new("server.toml")) {
-        Ok(config) => config,
-        Err(error) => return refused(&error),
-    };
-    if let Err(error) = config.validate() {
-        return refused(&error);
-    }
+    let config = farside_config::parse::<ServerConfig>(text, Path::new("server.toml"));
+    let config = config.and_then(|config| config.validate().map(|()| config));
+    let Some(config) = decoded(config) else { return false };
     check_address_round_trips(config.address().unwrap());
     [config.memory, config.index].into_iter().flatten().for_each(check_size_round_trips);
     let region_bytes = config.region_bytes();
@@ -63,13 +59,9 @@ pub(crate) fn server(bytes: &[u8]) -> bool {
 /// A client's config file.
 pub(crate) fn client(bytes: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(bytes) else { return false };
-    let config = match farside_config::parse::<ClientConfig>(text, Path::new("client.toml")) {
-        Ok(config) => config,
-        Err(error) => return refused(&error),
-    };
-    if let Err(error) = config.validate() {
-        return refused(&error);
-    }
+    let config = farside_config::parse::<ClientConfig>(text, Path::new("client.toml"));
+    let config = config.and_then(|config| config.validate().map(|()| config));
+    let Some(config) = decoded(config) else { return false };
     if let Some(server) = &config.server {
         check_address_round_trips(&server.parse().unwrap());
     }

@@ -107,7 +107,7 @@ fn false_welcome() -> Welcome {
         region_bytes: REGION_BYTES,
         rkey: 0,
         round_trip_min_ns: 0,
-        ticket: 0,
+        session_secret: 0,
     }
 }
 
@@ -226,7 +226,7 @@ fn a_reader_cannot_open_sessions_of_another_client() {
     let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;
-    let stolen = hello(Role::Reader, Purpose::Data { client_id, session_secret: lease });
+    let stolen = connect_request(Role::Reader, Purpose::Data { client_id, session_secret: lease });
     let unknown = Refusal::UnknownClient { client: client_id.into() };
     assert_eq!(refusal_of(&server.address(), &stolen, true), Some(unknown));
     assert!(victim.factory.fabric(1).is_ok());

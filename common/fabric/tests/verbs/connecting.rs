@@ -74,7 +74,7 @@ fn connecting_to_a_port_without_a_listener_fails_at_once() {
     let dead = SocketAddr::new(address.ip(), 9);
     let started = Instant::now();
     let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
-    assert!(matches!(error, VerbsError::NobodyListens { .. }), "{error}");
+    assert!(matches!(error, VerbsError::NoListener { .. }), "{error}");
     assert!(error.is_transient() && started.elapsed() < Duration::from_secs(2));
     // Addresses that no host has: one in this network, and one that no device has a route to.
     let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };

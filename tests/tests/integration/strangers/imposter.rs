@@ -54,12 +54,14 @@ impl Imposter {
     fn welcome(&self) -> Welcome {
         let remote = self.protection.remote();
         let RemoteRegion { base_address, region_bytes, rkey, round_trip_min_ns, .. } = remote;
+        let session_secret = 5;
         Welcome {
             base_address,
             region_bytes,
             rkey,
             round_trip_min_ns,
-            session_secret: 5,
+            session_secret,
+            ..false_welcome()
         }
     }
 
