@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_exist_once_all_before_them_do() {
+    fn a_record_exists_as_soon_as_all_before_it_do() {
         let counter = RecordCounter::new(5);
         let claimed: Vec<u64> = (0..3).map(|_| counter.claim()).collect();
         assert_eq!(claimed, [5, 6, 7]);

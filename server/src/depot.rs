@@ -165,7 +165,7 @@ impl Depot {
         let mut span = Box::new(BlockSpan::new(class));
         let pool = self.pool(class);
         pool.blocks += class.blocks_per_span();
-        pool.held += class.blocks_per_span();
+        pool.in_depot += class.blocks_per_span();
         pool.list(chunk, &mut span, 0);
         span.whole_since = Some(now);
         self.whole_spans.insert((now, chunk));
@@ -205,13 +205,13 @@ impl Depot {
     pub fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, block.class)?;
         let linked = self.change_span(chunk, now, |span, pool| {
-            if !span.held.has(index) {
+            if !span.in_depot.has(index) {
                 return Err(BlockError::LinkedTwice { offset: block.address.offset() });
             }
-            span.held.clear(index);
+            span.in_depot.clear(index);
             span.uncarved.clear(index);
             span.uncarved_count -= 1;
-            pool.held -= 1;
+            pool.in_depot -= 1;
             Ok(())
         });
         linked.unwrap_or(Ok(()))
@@ -328,9 +328,9 @@ impl Depot {
                     },
                 };
                 let index = (block.address.offset() - start) / span.class.block_bytes();
-                span.held.clear(index);
+                span.in_depot.clear(index);
                 span.clear_suspect(index);
-                pool.held -= 1;
+                pool.in_depot -= 1;
                 blocks.push(block);
             }
             Ok(())
@@ -372,13 +372,13 @@ impl Depot {
     fn accept(&mut self, block: FreeBlock, class: SizeClass) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, class)?;
         let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(()) };
-        if span.held.has(index) {
+        if span.in_depot.has(index) {
             return Err(BlockError::InDepot { offset: block.address.offset() });
         }
-        span.held.set(index);
+        span.in_depot.set(index);
         span.clear_suspect(index);
         let pool = self.pool(class);
-        pool.held += 1;
+        pool.in_depot += 1;
         pool.returned += 1;
         Ok(())
     }
@@ -388,7 +388,7 @@ impl Depot {
     /// Whether any block of the class is linked or with a client.
     pub(crate) fn has_blocks_outside(&self, class: SizeClass) -> bool {
         let pool = &self.pools[usize::from(class.index())];
-        pool.held < pool.blocks
+        pool.in_depot < pool.blocks
     }
 
     /// Returns the counts for a request for blocks of a class, or for a chunk.
@@ -413,7 +413,7 @@ impl Depot {
     }
 
     /// The number of chunks that still have a class although all of their blocks are available.
-    pub(crate) fn chunks_whole(&self) -> u64 {
+    pub(crate) fn chunks_emptying(&self) -> u64 {
         let chunks = |chunk: u32| match self.chunks.get(chunk as usize) {
             Some(Chunk::Span(span)) => span.class.chunks_per_span(),
             _ => 0,
@@ -433,7 +433,7 @@ impl Depot {
             .map(|(class, pool)| ClassStatistics {
                 class,
                 blocks: pool.blocks,
-                blocks_free: pool.held,
+                blocks_free: pool.in_depot,
                 blocks_resting: pool.resting_count,
             })
             .collect()

@@ -48,7 +48,7 @@ pub enum ServerError {
         "{} is no regular file of this user with one name, and the server would lock it: remove it",
         .path.display()
     )]
-    NotOwnLock { path: PathBuf },
+    LockNotRegularFile { path: PathBuf },
     #[error("cannot listen at {}: {source}", .path.display())]
     Listen { path: PathBuf, source: io::Error },
     #[error(

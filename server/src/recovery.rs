@@ -41,7 +41,7 @@ pub(crate) struct ServedRegion {
 
 /// A session is told to ask again if a block or a chunk becomes free within this time. Sessions
 /// give up one second later than this. A restore asks again as well.
-const SOON_NS: Nanos = 4_000_000_000;
+const WORTH_WAITING_NS: Nanos = 4_000_000_000;
 
 impl ServedRegion {
     /// Takes up to `count` blocks from the depot; see [`Depot::take`] for the limits.
@@ -57,7 +57,7 @@ impl ServedRegion {
 
     /// Whether a block of the class is expected to become available soon.
     pub(crate) fn has_block_soon(&self, class: SizeClass, now: Nanos) -> bool {
-        self.depot.may_have_free_by(Some(class), now.saturating_add(SOON_NS))
+        self.depot.may_have_free_by(Some(class), now.saturating_add(WORTH_WAITING_NS))
     }
 
     /// Splits the subtable for a request with a directory hash and a local depth. Returns `None` if
@@ -87,7 +87,7 @@ impl ServedRegion {
     /// Returns the answer to a split if no two places for subtables are free. It is `Later` if a
     /// chunk is expected to become free, or if any place rests.
     pub(crate) fn outcome_without_place(&self, now: Nanos) -> SplitOutcome {
-        let has_chunk = self.depot.may_have_free_by(None, now.saturating_add(SOON_NS));
+        let has_chunk = self.depot.may_have_free_by(None, now.saturating_add(WORTH_WAITING_NS));
         let is_expected = has_chunk || !self.index.resting.is_empty();
         if is_expected { SplitOutcome::Later } else { SplitOutcome::Impossible }
     }

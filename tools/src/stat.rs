@@ -54,7 +54,7 @@ struct Overview {
     index: Index,
     memory: Memory,
     blocks_taken: u64,
-    blocks_given: u64,
+    blocks_returned: u64,
     requests_denied: u64,
     recalls: u64,
     collector: Collector,
@@ -141,7 +141,7 @@ impl Overview {
             free_bytes: report.chunks.free * CHUNK_BYTES,
             index_bytes: report.chunks.subtables * CHUNK_BYTES,
             blocks_bytes: report.chunks.blocks * CHUNK_BYTES,
-            emptying_bytes: statistics.chunks_resting * CHUNK_BYTES,
+            emptying_bytes: statistics.chunks_emptying * CHUNK_BYTES,
             linked_bytes: report.block_bytes,
         };
         Self {
@@ -163,7 +163,7 @@ impl Overview {
             },
             memory,
             blocks_taken: statistics.blocks_taken,
-            blocks_given: statistics.blocks_given,
+            blocks_returned: statistics.blocks_returned,
             requests_denied: statistics.requests_denied,
             recalls: statistics.recalls,
             collector: Collector {

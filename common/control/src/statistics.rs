@@ -34,13 +34,13 @@ pub struct ServerStatistics {
     /// Blocks that clients took.
     pub blocks_taken: u64,
     /// Blocks that clients gave back.
-    pub blocks_given: u64,
+    pub blocks_returned: u64,
     /// Requests for blocks that were refused: there were none, and none were expected soon.
     pub requests_denied: u64,
     /// Clients that disconnected without a goodbye.
     pub clients_lost: u64,
     /// Chunks all of whose blocks are free. They wait until no client can name one of the blocks.
-    pub chunks_resting: u64,
+    pub chunks_emptying: u64,
     /// How many chunks have lost their class and become free.
     pub chunks_emptied: u64,
     /// How often the server asked all clients for the blocks that they do not need.
@@ -106,10 +106,10 @@ impl ServerStatistics {
             &mut self.splits,
             &mut self.splits_stuck,
             &mut self.blocks_taken,
-            &mut self.blocks_given,
+            &mut self.blocks_returned,
             &mut self.requests_denied,
             &mut self.clients_lost,
-            &mut self.chunks_resting,
+            &mut self.chunks_emptying,
             &mut self.chunks_emptied,
             &mut self.recalls,
             &mut self.collections,

@@ -78,7 +78,7 @@ pub(super) struct BlockSpan {
     pub(super) class: SizeClass,
     /// The blocks that the depot has: uncarved, ready or resting. All others are linked or lost, or
     /// a client has them.
-    pub(super) held: Bits,
+    pub(super) in_depot: Bits,
     /// Available blocks that are in no list. Their generations are read from their headers when
     /// they are taken.
     pub(super) uncarved: Bits,
@@ -103,7 +103,7 @@ impl BlockSpan {
         let count = class.blocks_per_span();
         Self {
             class,
-            held: Bits::all(count),
+            in_depot: Bits::all(count),
             uncarved: Bits::all(count),
             uncarved_count: count,
             carve_from: 0,
@@ -182,7 +182,7 @@ pub(super) struct ClassPool {
     /// The number of blocks in all spans of the class.
     pub(super) blocks: u64,
     /// The number of blocks that the depot has.
-    pub(super) held: u64,
+    pub(super) in_depot: u64,
     /// How many blocks have been returned since the server started.
     pub(super) returned: u64,
     /// The number of blocks that can be taken now.
@@ -220,7 +220,7 @@ impl ClassPool {
     pub(super) fn remove(&mut self, chunk: u32, span: &BlockSpan) {
         self.unlist(chunk, span);
         self.available -= span.available();
-        self.held -= span.class.blocks_per_span();
+        self.in_depot -= span.class.blocks_per_span();
         self.blocks -= span.class.blocks_per_span();
     }
 

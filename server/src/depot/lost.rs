@@ -41,7 +41,7 @@ impl Depot {
         let end = chunks.end.min(self.chunks());
         for state in &mut self.chunks[chunks.start as usize..end as usize] {
             let Chunk::Span(span) = state else { continue };
-            let suspects = span.held.inverted(span.class.blocks_per_span());
+            let suspects = span.in_depot.inverted(span.class.blocks_per_span());
             span.suspects = (!suspects.is_empty()).then_some(suspects);
         }
     }
@@ -105,7 +105,7 @@ impl Depot {
         let (class, Some(suspects)) = (span.class, &span.suspects) else { return Ok(0) };
         let mut lost = Bits::none(class.blocks_per_span());
         for (index, header) in noted.suspects.iter().zip(&noted.headers) {
-            let is_suspect = suspects.has(index) && !span.held.has(index);
+            let is_suspect = suspects.has(index) && !span.in_depot.has(index);
             let Some(address) = self.address(chunk, class, index).filter(|_| is_suspect) else {
                 continue;
             };
@@ -116,13 +116,13 @@ impl Depot {
         let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(0) };
         let mut count = 0;
         for index in lost.iter() {
-            span.held.set(index);
+            span.in_depot.set(index);
             span.clear_suspect(index);
             count += 1;
         }
         let ready_at = now.saturating_add(self.options.grace);
         let pool = self.pool(class);
-        pool.held += count;
+        pool.in_depot += count;
         pool.returned += count;
         if count > 0 {
             let blocks = RestingBlocks::Lost { chunk, blocks: lost, count };

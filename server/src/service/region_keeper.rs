@@ -98,9 +98,9 @@ impl RegionKeeper {
         }
         let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
         // These blocks count as given to the depot and taken again: the collector does not suspect
-        // them, and `blocks_taken` minus `blocks_given` is what clients and slots have.
+        // them, and `blocks_taken` minus `blocks_returned` is what clients and slots have.
         blocks.iter().for_each(|block| depot.clear_suspicion(block.address));
-        self.statistics.blocks_given += blocks.len() as u64;
+        self.statistics.blocks_returned += blocks.len() as u64;
         Ok(blocks)
     }
 
@@ -115,7 +115,7 @@ impl RegionKeeper {
         self.figures_at = None;
         let count = blocks.len() as u64;
         self.opened.depot.give(class, blocks, rested, now)?;
-        self.statistics.blocks_given += count;
+        self.statistics.blocks_returned += count;
         Ok(())
     }
 
@@ -269,7 +269,7 @@ impl RegionKeeper {
             let statistics = &mut self.statistics;
             statistics.chunks_free = depot.chunks_free();
             statistics.chunks_index = depot.chunks_index();
-            statistics.chunks_resting = depot.chunks_whole();
+            statistics.chunks_emptying = depot.chunks_emptying();
             statistics.chunks_emptied = depot.chunks_emptied;
             statistics.classes = depot.classes();
             self.figures_at = Some(now);

@@ -42,7 +42,7 @@ pub(crate) fn bind(path: &Path, config: &ServerConfig) -> Result<Listener, Serve
             let path = lock_path(path);
             ServerError::LockOfAnother { user: other_owner(&path).unwrap_or_default(), path }
         }
-        io::ErrorKind::InvalidInput => ServerError::NotOwnLock { path: lock_path(path) },
+        io::ErrorKind::InvalidInput => ServerError::LockNotRegularFile { path: lock_path(path) },
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             ServerError::NotWritable { path: path_buf() }
         }

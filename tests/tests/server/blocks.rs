@@ -14,11 +14,11 @@ fn a_block_is_delivered_to_one_client_and_can_be_given_back() {
     let fresh = first[0].generation;
     assert!(first.iter().all(|block| !second.contains(block) && block.generation == fresh));
     let before = one.statistics();
-    assert_eq!((before.clients, before.blocks_taken, before.blocks_given), (2, 200, 0));
+    assert_eq!((before.clients, before.blocks_taken, before.blocks_returned), (2, 200, 0));
     assert_eq!(before.classes[0].blocks - before.classes[0].blocks_free, 200);
     one.give(class, first, true);
     let after = one.statistics();
-    assert_eq!(after.blocks_given, 100);
+    assert_eq!(after.blocks_returned, 100);
     assert_eq!(after.classes[0].blocks - after.classes[0].blocks_free, 100);
     assert_eq!(after.chunks, after.chunks_free + after.chunks_index + 1);
     assert!(after.subtables > 0 && after.incarnation == 1);
@@ -64,9 +64,9 @@ fn both_chunks_of_a_large_block_are_resting() {
     let _server = folder.start();
     let (client, class) = (folder.writer(), class(4 << 20));
     let blocks = client.take(class, 1);
-    assert_eq!((blocks.len(), client.statistics().chunks_resting), (1, 0));
+    assert_eq!((blocks.len(), client.statistics().chunks_emptying), (1, 0));
     client.give(class, blocks, true);
-    assert_eq!(client.statistics().chunks_resting, 2);
+    assert_eq!(client.statistics().chunks_emptying, 2);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_client_that_signs_off_without_reading_keeps_no_block() {
     eventually("the hasty clients are gone", || good.statistics().clients == 1);
     let statistics = good.statistics();
     assert_eq!(statistics.clients_lost, 0);
-    assert_eq!(statistics.blocks_taken, statistics.blocks_given);
+    assert_eq!(statistics.blocks_taken, statistics.blocks_returned);
 }
 
 #[test]
@@ -221,8 +221,8 @@ fn blocks_in_unsent_answers_to_a_lost_client_are_taken_back() {
     drop(not_reading);
     eventually("the client is lost", || good.statistics().clients_lost == 1);
     let statistics = good.statistics();
-    assert_eq!(statistics.blocks_taken - statistics.blocks_given, blocks_out(&good));
-    assert!(statistics.blocks_given >= 4096, "at least the blocks of one answer");
+    assert_eq!(statistics.blocks_taken - statistics.blocks_returned, blocks_out(&good));
+    assert!(statistics.blocks_returned >= 4096, "at least the blocks of one answer");
 }
 
 #[test]

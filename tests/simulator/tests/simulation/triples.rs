@@ -88,7 +88,7 @@ fn lanes_of_one_session() {
 
 #[test]
 #[ignore = "takes many minutes"]
-fn inserters_at_length() {
+fn inserters_with_more_preemptions() {
     let insert = || client().insert(0);
     for seed in [1, 2] {
         let start = || Scenario::new().seed(seed);
