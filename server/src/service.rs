@@ -59,7 +59,7 @@ pub(crate) fn listen(
             Ok(Box::new(device::bind(&addresses, config)?))
         }
         #[cfg(not(feature = "verbs"))]
-        Address::Rdma { .. } => Err(VerbsError::NotBuilt.into()),
+        Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
         _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
     }
 }
