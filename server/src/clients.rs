@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farside_control::Refusal;
 use farside_fabric::ChainError;
 use farside_fabric::shm::Region;
-use farside_layout::{CLIENTS_MAX, Geometry};
+use farside_layout::{CLIENT_IDS, Geometry};
 
 /// The state of a client id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +41,12 @@ impl Clients {
         Self {
             region: region.clone(),
             geometry,
-            ids: vec![IdState::Free; CLIENTS_MAX as usize],
+            ids: vec![IdState::Free; CLIENT_IDS as usize],
             connected: 0,
             clients_max,
             last_id: 0,
             incarnation,
-            admitted: vec![0; CLIENTS_MAX as usize],
+            admitted: vec![0; CLIENT_IDS as usize],
         }
     }
 
@@ -57,7 +57,7 @@ impl Clients {
             return Err(full);
         }
         // In turn, so that an id is reused as late as possible. Id 0 is no client's.
-        let ids = CLIENTS_MAX as u16;
+        let ids = CLIENT_IDS as u16;
         let mut next_ids = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
         let is_free = |id: usize| self.ids[id] == IdState::Free && self.admitted[id] < u32::MAX;
         let id = next_ids.find(|id| is_free(usize::from(*id))).ok_or(full)?;
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(clients.region.load(entry).unwrap(), 0);
         let mut seen = vec![(first, lease)];
         // Goes twice round all ids. Those of the fenced and of the connected client are not reused.
-        for _ in 0..2 * CLIENTS_MAX {
+        for _ in 0..2 * CLIENT_IDS {
             let (id, lease) = clients.admit().unwrap();
             assert!(id != 0 && id != first && id != second);
             assert!(!seen.contains(&(id, lease)));
@@ -131,7 +131,7 @@ mod tests {
             clients.forget(id);
         }
         clients.forget(first);
-        assert!((0..CLIENTS_MAX).any(|_| {
+        assert!((0..CLIENT_IDS).any(|_| {
             let (id, _) = clients.admit().unwrap();
             clients.fence(id).unwrap();
             clients.forget(id);
@@ -153,7 +153,7 @@ mod tests {
         };
         assert_eq!(admit_and_forget(), (1, 3 << 32 | u64::from(u32::MAX)));
         // Enough clients to use each of the other ids, and two of them twice.
-        let next: Vec<_> = (0..CLIENTS_MAX).map(|_| admit_and_forget()).collect();
+        let next: Vec<_> = (0..CLIENT_IDS).map(|_| admit_and_forget()).collect();
         assert!(next.iter().all(|(id, lease)| *id != 1 && lease >> 32 == 3));
     }
 }

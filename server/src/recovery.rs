@@ -14,7 +14,7 @@ use farside_control::address::Address;
 use farside_fabric::shm::{Region, RegionMemory};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{
-    BlockAddress, CHUNK_BYTES, CLIENTS_MAX, ChunkEntry, ChunkUse, Format, FreeBlock, Geometry,
+    BlockAddress, CHUNK_BYTES, CLIENT_IDS, ChunkEntry, ChunkUse, Format, FreeBlock, Geometry,
     HeaderWord, INCARNATION_OFFSET, RegionState, STATE_OFFSET, SizeClass, SlotState, SplitOutcome,
     Superblock, grace_ms_min,
 };
@@ -164,7 +164,7 @@ pub(crate) fn open(
     region.store(INCARNATION_OFFSET, incarnation)?;
     region.store(STATE_OFFSET, Superblock::state_word(RegionState::InUse, depth))?;
     // Takes the leases of all former clients.
-    for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
+    for entry in (0..CLIENT_IDS as u16).filter_map(|client| geometry.client_entry(client)) {
         region.store(entry, 0)?;
     }
     let fenced_at = boot_time_ns();

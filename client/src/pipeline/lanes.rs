@@ -281,7 +281,7 @@ impl<'s> LaneScheduler<'s> {
                 match operation.complete_cached_read(&lane.read) {
                     Some(found) => Ok(Answer { applied: true, found }),
                     None => {
-                        lane.job.successor = operation.successor(&lane.read);
+                        lane.job.successor = operation.successor_by_mark(&lane.read);
                         return self.run_in_task(id);
                     }
                 }

@@ -23,7 +23,7 @@ use farside_control::address::{Address, AddressError};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 use farside_fabric::shm::HugePages;
-use farside_layout::{CHUNK_BYTES, CLIENTS_MAX, Format, LayoutError};
+use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError};
 
 use crate::size::ByteSize;
 
@@ -32,7 +32,7 @@ pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
 
 /// The greatest `clients_max`: all client ids except 0, which belongs to no client.
-pub const CLIENTS_MAX_LIMIT: u32 = CLIENTS_MAX - 1;
+pub const CLIENTS_MAX_LIMIT: u32 = CLIENT_IDS - 1;
 /// The default size of a new region.
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
 /// The default of `key_bytes_max`, in bytes.

@@ -3,9 +3,7 @@
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use farside_layout::{
-    CHUNK_BYTES, CLIENTS_MAX, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN,
-};
+use farside_layout::{CHUNK_BYTES, CLIENT_IDS, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN};
 
 use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 
@@ -140,7 +138,7 @@ impl ConnectRequest {
 
 /// Whether a client can have this id; 0 is no client's.
 fn is_client_id(id: u16) -> bool {
-    id != 0 && u32::from(id) < CLIENTS_MAX
+    id != 0 && u32::from(id) < CLIENT_IDS
 }
 
 /// Why a server does not accept a client.

@@ -13,11 +13,11 @@ type Nanos = u64;
 /// have stood still for [`clock_lag_max_ns`]. The chain may take effect `lateness_max_ns` after its
 /// post.
 pub fn proof_age_max_ns(grace_ns: Nanos, lateness_max_ns: Nanos) -> Nanos {
-    let with_lateness = WORD_GENERATIONS * grace_ns / 8 * 7 - clock_lag_max_ns(grace_ns);
-    with_lateness.saturating_sub(lateness_max_ns)
+    let age_and_lateness_max = WORD_GENERATIONS * grace_ns / 8 * 7 - clock_lag_max_ns(grace_ns);
+    age_and_lateness_max.saturating_sub(lateness_max_ns)
 }
 
-/// The maximum lag of a client's clock behind the server's: at more, the server has fenced the
+/// The maximum lag of a client's clock behind the server's: beyond it, the server has fenced the
 /// client. Drift of up to a sixteenth of the time does not count as lag.
 ///
 /// A larger value means fewer clients that are fenced by mistake, and a shorter T_word.
@@ -25,10 +25,14 @@ pub const fn clock_lag_max_ns(grace_ns: Nanos) -> Nanos {
     WORD_GENERATIONS * grace_ns / 4
 }
 
-/// The shortest GRACE with which [`proof_age_max_ns`] is not 0, in milliseconds.
+/// The shortest GRACE, in milliseconds, with which [`proof_age_max_ns`] is above 160 ms. A shorter
+/// one leaves operations no time for a compare-and-swap.
 pub fn grace_ms_min(lateness_max_ns: Nanos) -> u64 {
     const MS: Nanos = 1_000_000;
-    lateness_max_ns / proof_age_max_ns(MS, 0) + 2
+    // Each millisecond of GRACE adds 160 ms to the age and the lateness together.
+    let age_and_lateness_per_ms = proof_age_max_ns(MS, 0);
+    // One more because the division rounds down, and one more to leave a proof its 160 ms.
+    lateness_max_ns / age_and_lateness_per_ms + 2
 }
 
 #[cfg(test)]
@@ -53,11 +57,11 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_grace_leaves_a_proof_some_time() {
+    fn the_shortest_grace_lets_a_proof_count_for_160_ms() {
         for lateness in LATENESSES_NS {
             let min = grace_ms_min(lateness);
-            assert!(proof_age_max_ns(min * 1_000_000, lateness) > 0);
-            assert_eq!(proof_age_max_ns((min - 2) * 1_000_000, lateness), 0);
+            assert!(proof_age_max_ns(min * 1_000_000, lateness) > 160_000_000);
+            assert!(proof_age_max_ns((min - 1) * 1_000_000, lateness) <= 160_000_000);
         }
     }
 }

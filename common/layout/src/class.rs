@@ -42,7 +42,7 @@ impl SizeClass {
             let units = bytes.div_ceil(BLOCK_UNIT);
             return Some(Self(if units == 0 { 0 } else { units as u8 - 1 }));
         }
-        // `bytes` lies in (2^doubling, 2^(doubling + 1)]; each quarter of that span is a class.
+        // `bytes` lies in (2^doubling, 2^(doubling + 1)]; each quarter of that range is a class.
         let doubling = (bytes - 1).ilog2();
         let quarter = 1u64 << (doubling - 2);
         let step = (bytes - (1 << doubling)).div_ceil(quarter) as u8;
@@ -110,7 +110,8 @@ impl BlockHeader {
         self.key_bytes() == key_bytes && class_for(key_bytes, value_bytes) == Some(class)
     }
 
-    /// When the value expires, in milliseconds since 1970, unchecked; 0 for never.
+    /// When the value expires, in milliseconds since 1970; 0 for never. The caller has to verify the
+    /// checksum of the block.
     pub fn expires_at_ms(&self) -> u64 {
         self.expires_at_ms.get()
     }

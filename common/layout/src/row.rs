@@ -203,13 +203,13 @@ impl Slot {
         word.fingerprint() == hash.fingerprint() && self.hint() == hash.hint(word.incarnation())
     }
 
-    /// Whether the slot was never used, nor claimed.
+    /// Whether the slot was never used and nothing claims it.
     pub fn is_unused(&self) -> bool {
         self.word() == SlotWord::default() && self.hint() == 0
     }
 
-    /// Whether the slot was never used, but claimed by its hint.
-    pub fn is_claimed(&self) -> bool {
+    /// Whether the slot was never used and its hint claims it for an INSERT.
+    pub fn is_claimed_by_hint(&self) -> bool {
         self.word() == SlotWord::default() && self.hint() != 0
     }
 }

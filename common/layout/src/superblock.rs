@@ -16,7 +16,7 @@ pub const REGION_BYTES_MIN: u64 = 4 * CHUNK_BYTES;
 /// The largest region that block addresses can reach, in bytes.
 pub const REGION_BYTES_MAX: u64 = 1 << 38;
 /// The number of client ids, 0 included, which is no client's.
-pub const CLIENTS_MAX: u32 = 1024;
+pub const CLIENT_IDS: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"FARSIDE\n";
 
@@ -105,7 +105,7 @@ impl Geometry {
 
     /// The offset of a client id's entry in the client table; `None` for an id beyond the table.
     pub fn client_entry(&self, client: u16) -> Option<u64> {
-        (u32::from(client) < CLIENTS_MAX)
+        (u32::from(client) < CLIENT_IDS)
             .then(|| SUPERBLOCK_BYTES + u64::from(client) * size_of::<ClientEntry>() as u64)
     }
 
@@ -115,7 +115,7 @@ impl Geometry {
     }
 
     fn directories_offset(&self) -> u64 {
-        SUPERBLOCK_BYTES + u64::from(CLIENTS_MAX) * size_of::<ClientEntry>() as u64
+        SUPERBLOCK_BYTES + u64::from(CLIENT_IDS) * size_of::<ClientEntry>() as u64
     }
 
     /// The offset of the directory of this depth; `None` above [`Geometry::directory_depth_max`].
@@ -378,7 +378,7 @@ mod tests {
     fn parts_of_a_region_do_not_overlap() {
         for region_bytes in [REGION_BYTES_MIN, 64 << 20, 1 << 30, REGION_BYTES_MAX] {
             let geometry = Geometry::new(region_bytes);
-            let last_client = geometry.client_entry(CLIENTS_MAX as u16 - 1).unwrap();
+            let last_client = geometry.client_entry(CLIENT_IDS as u16 - 1).unwrap();
             let mut part_end = last_client + size_of::<ClientEntry>() as u64;
             for depth in 0..=geometry.directory_depth_max() {
                 assert_eq!(geometry.directory_offset(depth), Some(part_end));

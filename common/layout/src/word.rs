@@ -60,8 +60,8 @@ const COND_SHIFT: u32 = FINGERPRINT_SHIFT + 8;
 const STATE_SHIFT: u32 = COND_SHIFT + 1;
 const _: () = assert!(STATE_SHIFT + 3 == 64);
 
-/// The incarnation of a key whose INSERT claimed a slot that was never used, by its hint. No later
-/// incarnation of the slot has this number (invariant I21).
+/// The incarnation of a key whose INSERT claimed a slot by its hint. The slot was never used before,
+/// and no later incarnation of it has this number (invariant I21).
 pub const FIRST_INCARNATION: u8 = 1;
 /// The highest number of an incarnation (6 bits). The one after it is `FIRST_INCARNATION + 1`.
 pub const INCARNATION_MAX: u8 = (1 << 6) - 1;
@@ -108,7 +108,7 @@ impl SlotWord {
 
     /// The word that ends a claim by the hint, in a slot whose word is still 0: EMPTY after the
     /// first incarnation.
-    pub const fn unclaimed() -> Self {
+    pub const fn after_hint_claim() -> Self {
         Self::empty(FIRST_INCARNATION)
     }
 
@@ -151,7 +151,7 @@ impl SlotWord {
     /// again (invariant I21).
     pub const fn moved(self) -> Self {
         let is_unused = self.incarnation() == 0;
-        let emptied = if is_unused { Self::unclaimed() } else { self.emptied() };
+        let emptied = if is_unused { Self::after_hint_claim() } else { self.emptied() };
         emptied.with_state(SlotState::Moved)
     }
 

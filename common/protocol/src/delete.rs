@@ -20,7 +20,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
         self.region.lookups.note_miss();
         let (mut damaged, mut tries) = (0, RetryState::default());
-        let mut seen = ObservedWindow::nothing();
+        let mut seen = ObservedWindow::unread();
         loop {
             match self.locate(&mut seen, &mut damaged).await? {
                 KeyLookup::Absent => return Ok(false),
@@ -33,13 +33,14 @@ impl<F: Fabric> Operation<'_, F> {
                     self.wait_for_split(&mut tries).await?;
                     continue;
                 }
-                KeyLookup::Stale => {}
+                KeyLookup::Retry => {}
             }
             self.try_again(&mut tries).await?;
         }
     }
 
-    /// Unlinks a word that this operation READ. `None`: the window has to be read again.
+    /// Unlinks the block of a word that this operation READ. Returns whether the key was present;
+    /// `None` if the window has to be READ again.
     async fn unlink_seen(
         &self,
         mut target: ProvenSlot,
@@ -71,6 +72,7 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(None)
     }
 
+    /// Makes the slot EMPTY, which unlinks its block.
     async fn unlink(&self, target: &ProvenSlot, posted: Nanos) -> ProtocolResult<SwingResult> {
         self.swing(target, None, target.word.emptied(), posted).await
     }

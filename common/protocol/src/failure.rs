@@ -47,7 +47,7 @@ pub enum OperationError {
          one)"
     )]
     Contended {
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
     /// The outcome of a write is unknown, because the connection broke while it was on its way. It
@@ -59,7 +59,7 @@ pub enum OperationError {
     /// The client connected as a reader. Nothing was sent.
     #[error("this client is a reader: connect as a writer to change anything")]
     Denied,
-    /// What was found in the region cannot be.
+    /// The region has content that the format does not allow.
     #[error("the region is damaged: {0}; run `kv-cli verify`")]
     Layout(LayoutError),
     /// The system refused to register memory for RDMA.
@@ -131,8 +131,8 @@ impl From<LayoutError> for Failure {
 }
 
 impl Failure {
-    /// What the error of a chain means for an operation that has taken effect nowhere but perhaps
-    /// by this chain, at this region.
+    /// Returns the failure of an operation whose chain at this region failed with `error`. No chain
+    /// before it has taken effect at any region.
     pub fn at(region: RegionIndex, error: ChainError) -> Self {
         match error {
             ChainError::Outside { remote: offset, bytes } => {

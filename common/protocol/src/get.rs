@@ -21,8 +21,8 @@ pub struct CachedRead {
     posted: Nanos,
 }
 
-/// The block that replaced the one at the cached location, by that block's mark. A guess: the slot
-/// decides.
+/// The block that replaced the one at the cached location, as the mark of the replaced block names
+/// it. This is a guess: the slot decides.
 #[derive(Clone, Copy)]
 pub struct Successor {
     /// The slot's byte offset from the start of the key's window.
@@ -50,7 +50,7 @@ impl<F: Fabric> Operation<'_, F> {
                 if let Some(found) = self.complete_cached_read(cached) {
                     return Ok(found);
                 }
-                self.successor(cached)
+                self.successor_by_mark(cached)
             }
             None => self.successor,
         };
@@ -97,8 +97,9 @@ impl<F: Fabric> Operation<'_, F> {
         })
     }
 
-    /// Returns the value that a READ of [`Operation::post_cached`] found. Returns `None`, and
-    /// forgets the location, if the block does not prove that it is the key's.
+    /// Returns the value that a READ of [`Operation::post_cached`] found, or `Some(None)` if it has
+    /// expired. Returns `None`, and forgets the location, if the block does not prove that it is the
+    /// key's.
     #[inline]
     pub fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let proved = self.prove_cached(read);
@@ -132,9 +133,9 @@ impl<F: Fabric> Operation<'_, F> {
         }
     }
 
-    /// The block that replaced the one that was READ, by its mark.
+    /// Returns the block that replaced the one that was READ, which its mark names.
     #[cold]
-    pub fn successor(&self, read: &CachedRead) -> Option<Successor> {
+    pub fn successor_by_mark(&self, read: &CachedRead) -> Option<Successor> {
         let CachedRead { location: Location { in_window, word, generation, .. }, .. } = *read;
         let [header] = self.first_words(Buffer::ReadBlock).map(HeaderWord::from_bits);
         let class = word.block().ok()?.class;
@@ -217,7 +218,7 @@ impl<F: Fabric> Operation<'_, F> {
     /// Returns the key's value by its window, without the location cache.
     pub(super) async fn get_uncached(&self) -> ProtocolResult<Option<Found>> {
         let (mut damaged, mut tries) = (0, RetryState::default());
-        let mut seen = ObservedWindow::nothing();
+        let mut seen = ObservedWindow::unread();
         loop {
             self.read_window(&mut seen).await?;
             // One pass for each split under way: a new subtable may be split again.
@@ -255,8 +256,8 @@ impl<F: Fabric> Operation<'_, F> {
             }
             match self.read_and_examine(slot.word(), seen.posted).await? {
                 BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
-                    let place = (seen.base, ObservedWindow::in_window(at) as u16);
-                    self.note_found(place, slot.word(), &found, header, seen.posted);
+                    let location = (seen.base, ObservedWindow::in_window(at) as u16);
+                    self.note_found(location, slot.word(), &found, header, seen.posted);
                     return Ok(WindowSearch::Found(found));
                 }
                 BlockRead::Examined(ExaminedBlock::Other) => {}

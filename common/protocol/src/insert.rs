@@ -1,8 +1,9 @@
-//! INSERT. Two clients that insert one key must not both succeed, nor both fail for ever.
+//! INSERT. Two clients that insert one key must not both succeed, nor both fail forever.
 //!
-//! An inserter claims a slot, reads the window behind the claim, and then makes exactly this claim
-//! LIVE. So of two inserters at least one sees the other (invariant I8). A slot is claimed by a
-//! PENDING word, or by its hint if it was never used (I21, docs/decisions/0011).
+//! An inserter claims a slot, READs the window after the claim in the same chain, and then makes
+//! exactly this claim LIVE. So of two inserters at least one sees the other (invariant I8). An
+//! inserter claims a slot by a PENDING word. If the slot was never used, the inserter claims it by
+//! the slot's hint instead, and the word stays 0 (I21, docs/decisions/0011).
 
 use farside_fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_layout::hash::NO_HINT;
@@ -45,14 +46,14 @@ pub(super) enum Inserted {
 /// The result of an INSERT that claimed a slot before it read the window.
 pub(super) enum BlindInsert {
     Done,
-    /// The READ of the window behind the claim showed this.
-    Looked(KeyLookup),
-    /// The claim was in vain, and the window is not known.
-    Nothing,
+    /// The result of a lookup in the window that was READ behind the claim.
+    LookedUp(KeyLookup),
+    /// The claim was in vain, and the window has to be READ again.
+    Retry,
 }
 
-/// A slot that this operation has claimed, as long as this is its word: PENDING, or unused if the
-/// claim is the hint.
+/// A slot that this operation has claimed. The claim holds while the slot's word is `word`: PENDING,
+/// or 0 if the slot was never used and the hint is the claim.
 #[derive(Clone, Copy)]
 struct Claim {
     at: usize,
@@ -63,6 +64,7 @@ struct Claim {
 }
 
 impl Claim {
+    /// Whether the hint is the claim. The slot was never used, so its word is still 0.
     fn is_by_hint(&self) -> bool {
         self.word == SlotWord::default()
     }
@@ -79,12 +81,12 @@ impl Claim {
 }
 
 /// The result of a claim and the READ of the window behind it.
-enum Claimed {
+enum ClaimResult {
     /// The slot is this operation's.
     Ours(Claim),
-    /// The slot is in use by now.
+    /// Another operation used or claimed the slot before.
     Occupied,
-    /// Neither was executed.
+    /// Neither the claim nor the READ was executed, because they would have been too late.
     Late,
 }
 
@@ -100,9 +102,10 @@ impl<F: Fabric> Operation<'_, F> {
         if first.subtable_state != SubtableState::Whole {
             return Ok(Inserted::Filling);
         }
-        let at = self.choose_slot(first, |slot| !slot.is_claimed());
-        // Without such a slot one that only a hint claims: the INSERT of that claim may never end.
-        let Some(at) = at.or_else(|| self.choose_slot(first, Slot::is_claimed)) else {
+        let at = self.choose_slot(first, |slot| !slot.is_claimed_by_hint());
+        // If there is none, take a slot that a hint claims. The INSERT that claimed it may never
+        // end, and its hint blocks no other key.
+        let Some(at) = at.or_else(|| self.choose_slot(first, Slot::is_claimed_by_hint)) else {
             let undecided = |slot: &Slot| {
                 matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
             };
@@ -117,13 +120,13 @@ impl<F: Fabric> Operation<'_, F> {
             }
             return Ok(Inserted::Full);
         };
-        let (window, mut seen) = ((first.base, first.local_depth), ObservedWindow::nothing());
+        let (window, mut seen) = ((first.base, first.local_depth), ObservedWindow::unread());
         match self.claim(window, at, first.slots[at], new, &mut seen).await? {
-            Claimed::Ours(claim) => {
+            ClaimResult::Ours(claim) => {
                 let confirmed = self.confirm(first, &seen, claim).await;
                 self.publish_or_withdraw(confirmed, claim, seen.posted, new, condition).await
             }
-            Claimed::Occupied | Claimed::Late => Ok(Inserted::Retry),
+            ClaimResult::Occupied | ClaimResult::Late => Ok(Inserted::Retry),
         }
     }
 
@@ -140,13 +143,13 @@ impl<F: Fabric> Operation<'_, F> {
         let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
         let unused = Slot::new(SlotWord::default(), 0);
         let claim = match self.claim(window, at, unused, new, seen).await? {
-            Claimed::Ours(claim) => claim,
-            Claimed::Occupied
+            ClaimResult::Ours(claim) => claim,
+            ClaimResult::Occupied
                 if seen.subtable_state == SubtableState::Whole && self.is_fresh(seen.posted) =>
             {
-                return Ok(BlindInsert::Looked(self.locate_from(seen, damaged).await?));
+                return Ok(BlindInsert::LookedUp(self.locate_from(seen, damaged).await?));
             }
-            Claimed::Occupied | Claimed::Late => return Ok(BlindInsert::Nothing),
+            ClaimResult::Occupied | ClaimResult::Late => return Ok(BlindInsert::Retry),
         };
         let confirmed = self.confirm_unseen(seen, claim).await;
         match self
@@ -154,8 +157,8 @@ impl<F: Fabric> Operation<'_, F> {
             .await?
         {
             Inserted::Done => Ok(BlindInsert::Done),
-            Inserted::Present(target, _) => Ok(BlindInsert::Looked(KeyLookup::Present(target))),
-            _ => Ok(BlindInsert::Nothing),
+            Inserted::Present(target, _) => Ok(BlindInsert::LookedUp(KeyLookup::Present(target))),
+            _ => Ok(BlindInsert::Retry),
         }
     }
 
@@ -167,9 +170,10 @@ impl<F: Fabric> Operation<'_, F> {
         claim: Claim,
     ) -> ProtocolResult<ClaimCheck> {
         let mut live = first.matching(&[SlotState::Live]);
-        let is_unclear = live.any(|(_, slot)| !self.hint_matches(slot) && !is_by_hint(slot.word()));
+        let is_unclear =
+            live.any(|(_, slot)| !self.hint_matches(slot) && !was_claimed_by_hint(slot.word()));
         if first.subtable_state == SubtableState::Whole && is_unclear {
-            let mut seen = ObservedWindow::nothing();
+            let mut seen = ObservedWindow::unread();
             self.read_window_at((first.base, first.local_depth), &mut seen).await?;
             return self.confirm(first, &seen, claim).await;
         }
@@ -185,7 +189,7 @@ impl<F: Fabric> Operation<'_, F> {
         before: Slot,
         new: &NewBlock,
         seen: &mut ObservedWindow,
-    ) -> ProtocolResult<Claimed> {
+    ) -> ProtocolResult<ClaimResult> {
         let slot = window.0 + ObservedWindow::in_window(at);
         let empty = before.word();
         let (word, (remote, expected, desired)) = if before.is_unused() {
@@ -202,14 +206,14 @@ impl<F: Fabric> Operation<'_, F> {
             Ok(found) => found,
             Err(ChainError::Late) => {
                 new.written.set(false);
-                return Ok(Claimed::Late);
+                return Ok(ClaimResult::Late);
             }
             Err(error) => return Err(self.before_publishing(error)),
         };
         self.decode_window(window, posted, seen)?;
         self.region.record_unused_slots(&seen.slots);
         let claim = Claim { at, slot, word, hint: seen.slots[at].hint() };
-        Ok(if found == expected { Claimed::Ours(claim) } else { Claimed::Occupied })
+        Ok(if found == expected { ClaimResult::Ours(claim) } else { ClaimResult::Occupied })
     }
 
     /// The key's hint in a slot that was never used.
@@ -258,8 +262,9 @@ impl<F: Fabric> Operation<'_, F> {
             let hint_matches = self.hint_matches(slot);
             // The word was LIVE before this READ began, so this READ saw its final hint: another
             // key's (docs/decisions/0002). If the word became LIVE meanwhile, the READ may have
-            // seen an older hint. If the hint was the claim, its owner has seen this one.
-            if !hint_matches && (first.slots[at].word() == word || is_by_hint(word)) {
+            // seen an older hint. But an INSERT that claimed by the hint set it before it read the
+            // window: so it saw this claim (invariant I8).
+            if !hint_matches && (first.slots[at].word() == word || was_claimed_by_hint(word)) {
                 continue;
             }
             if hint_matches && seen.hints_exact {
@@ -279,11 +284,11 @@ impl<F: Fabric> Operation<'_, F> {
         let pending = seen.matching(&[SlotState::Pending]);
         let pending =
             pending.map(|(at, slot)| (at, slot, slot.word().with_state(SlotState::Aborted)));
-        let claimed = seen.slots.iter().enumerate();
-        let claimed =
-            claimed.filter(|(_, slot)| slot.is_claimed() && slot.hint() == self.first_hint());
-        let claimed = claimed.map(|(at, slot)| (at, *slot, SlotWord::unclaimed()));
-        for (at, slot, aborted) in pending.chain(claimed).filter(|(at, ..)| *at != claim.at) {
+        let by_hint = seen.slots.iter().enumerate();
+        let by_hint = by_hint
+            .filter(|(_, slot)| slot.is_claimed_by_hint() && slot.hint() == self.first_hint());
+        let by_hint = by_hint.map(|(at, slot)| (at, *slot, SlotWord::after_hint_claim()));
+        for (at, slot, aborted) in pending.chain(by_hint).filter(|(at, ..)| *at != claim.at) {
             if !self.abort(seen.slot(at), slot.word(), aborted).await? {
                 return Ok(ClaimCheck::Disturbed);
             }
@@ -397,12 +402,13 @@ impl<F: Fabric> Operation<'_, F> {
     }
 }
 
-/// Whether the INSERT that made this word LIVE claimed its slot by the hint.
-fn is_by_hint(word: SlotWord) -> bool {
+/// Whether the INSERT that made this word LIVE had claimed its slot by the hint. Only such an INSERT
+/// uses the first incarnation.
+fn was_claimed_by_hint(word: SlotWord) -> bool {
     word.incarnation() == FIRST_INCARNATION
 }
 
-/// The number of READs of a full window with a TOMB within GRACE, after which the TOMB is EMPTY.
+/// How often an INSERT READs a full window with a TOMB during GRACE. After GRACE the TOMB is EMPTY.
 const TOMB_READS: Nanos = 16;
 
 /// Limit on the attempts of a chain that was late, but has to be executed.

@@ -16,10 +16,10 @@ use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
 
-/// The value of [`OpenRegion::room`] if no slot of a window was ever used.
-pub(crate) const ROOM_ALL: u32 = 1 << 10;
-/// The moving average [`OpenRegion::room`] covers about this many windows.
-const ROOM_WINDOWS: u32 = 8;
+/// The value of [`OpenRegion::unused_share`] if no slot of the windows was ever used.
+pub(crate) const UNUSED_SHARE_MAX: u32 = 1 << 10;
+/// [`OpenRegion::unused_share`] is a moving average over about this many windows.
+const SHARE_WINDOWS: u32 = 8;
 
 /// The constants of `docs/protocol.md`, for one region over one fabric.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +83,9 @@ pub struct OpenRegion {
     /// Counts of this session's lookups in the location cache.
     pub lookups: Lookups,
     pub(crate) allocator: RefCell<Allocator>,
-    /// Of [`ROOM_ALL`] slots in windows of recent INSERTs, the number that were never used.
-    pub(crate) room: Cell<u32>,
+    /// The share of slots that were never used, in the windows of recent INSERTs: from 0 to
+    /// [`UNUSED_SHARE_MAX`], which stands for all.
+    pub(crate) unused_share: Cell<u32>,
 }
 
 impl OpenRegion {
@@ -106,7 +107,7 @@ impl OpenRegion {
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
             lookups: Lookups::default(),
             allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, lanes)),
-            room: Cell::new(0),
+            unused_share: Cell::new(0),
             format,
         }
     }
@@ -131,14 +132,15 @@ impl OpenRegion {
     /// Counts the unused slots of a window into which a key is inserted.
     pub fn record_unused_slots(&self, slots: &[Slot; WINDOW_SLOTS]) {
         let unused = slots.iter().filter(|slot| slot.is_unused()).count() as u32;
-        let seen = unused * ROOM_ALL / WINDOW_SLOTS as u32;
-        self.room.set(self.room.get() * (ROOM_WINDOWS - 1) / ROOM_WINDOWS + seen / ROOM_WINDOWS);
+        let share = unused * UNUSED_SHARE_MAX / WINDOW_SLOTS as u32;
+        let before = self.unused_share.get() * (SHARE_WINDOWS - 1) / SHARE_WINDOWS;
+        self.unused_share.set(before + share / SHARE_WINDOWS);
     }
 
     /// Whether an INSERT claims a slot before it reads the window: a slot of the window was
     /// probably never used, and the directory entry is confirmed.
     pub fn may_claim_blindly(&self, hash: KeyHash) -> bool {
-        self.room.get() > ROOM_ALL / 2 && self.directory.borrow().is_confirmed(hash)
+        self.unused_share.get() > UNUSED_SHARE_MAX / 2 && self.directory.borrow().is_confirmed(hash)
     }
 
     /// Notes that the rows of this window, with this local depth, belong to the key's subtable.

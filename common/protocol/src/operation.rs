@@ -171,7 +171,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// An operation whose key, with this hash, and value are in the lane's buffer already. Its GET
-    /// continues with [`Operation::successor`], if there is one.
+    /// continues with [`Operation::successor_by_mark`], if there is one.
     #[inline]
     pub fn staged(
         handle: RegionHandle<'e, F>,

@@ -16,10 +16,10 @@ impl Pairs {
     /// Maps memory for `count` pairs.
     ///
     /// # Errors
-    /// The system's error, mostly because there is not enough memory.
+    /// The system's error, usually because there is not enough memory.
     pub(crate) fn new(count: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(count.saturating_mul(size_of::<AtomicU128>()))?;
-        // Without huge pages the cache works as well, a little slower.
+        // Without huge pages the location cache works too, a little slower.
         let _ = map.advise(Advice::HugePage);
         Ok(Self { map: map.into() })
     }

@@ -64,66 +64,68 @@ impl<F: Fabric> Operation<'_, F> {
         cached: Option<ProvenSlot>,
         condition_held: &mut bool,
     ) -> ProtocolResult<BlockFate> {
-        let mut looked = None;
+        let mut first_lookup = None;
         if condition != Condition::Absent {
             match self.swing_cached(new, condition, cached).await? {
                 CachedSwing::Done => return Ok(BlockFate::Linked),
                 CachedSwing::Replaced(target) => {
-                    looked = Some((target.proved_at, KeyLookup::Present(target)))
+                    first_lookup = Some((target.proved_at, KeyLookup::Present(target)))
                 }
                 CachedSwing::Unknown => {}
             }
         }
         let (mut damaged, mut tries) = (0, RetryState::default());
-        let mut seen = ObservedWindow::nothing();
+        let mut seen = ObservedWindow::unread();
         if condition == Condition::Absent && self.region.may_claim_blindly(self.hash) {
             match self.insert_blindly(new, &mut seen, &mut damaged).await? {
                 BlindInsert::Done => return Ok(BlockFate::Linked),
-                BlindInsert::Looked(own) => looked = Some((seen.posted, own)),
-                BlindInsert::Nothing => {}
+                BlindInsert::LookedUp(lookup) => first_lookup = Some((seen.posted, lookup)),
+                BlindInsert::Retry => {}
             }
         }
         loop {
-            let (mut seen_at, mut own) = match looked.take() {
-                Some(looked) => looked,
+            let (mut seen_at, mut lookup) = match first_lookup.take() {
+                Some(first_lookup) => first_lookup,
                 None => {
-                    let own = self.locate(&mut seen, &mut damaged).await?;
-                    (seen.posted, own)
+                    let lookup = self.locate(&mut seen, &mut damaged).await?;
+                    (seen.posted, lookup)
                 }
             };
-            if let (KeyLookup::Absent, Condition::None | Condition::Absent) = (&own, condition) {
+            if let (KeyLookup::Absent, Condition::None | Condition::Absent) = (&lookup, condition) {
                 match self.insert_block(&seen, new, condition).await? {
                     Inserted::Done => return Ok(BlockFate::Linked),
                     Inserted::Present(target, posted) => {
-                        (own, seen_at) = (KeyLookup::Present(target), posted);
+                        (lookup, seen_at) = (KeyLookup::Present(target), posted);
                     }
-                    // An unfinished INSERT may leave its slot EMPTY; but its client may be stopped.
+                    // Look again: an unfinished INSERT may leave its slot EMPTY. The attempts are
+                    // limited, because its client may be stopped.
                     Inserted::Undecided if tries.attempts < UNDECIDED_ATTEMPTS => {
-                        own = KeyLookup::Stale
+                        lookup = KeyLookup::Retry
                     }
                     Inserted::Undecided | Inserted::Full => {
                         if !self.grow(&seen, &mut tries).await? {
                             continue;
                         }
-                        own = KeyLookup::Stale;
+                        lookup = KeyLookup::Retry;
                     }
-                    Inserted::Retry => own = KeyLookup::Stale,
+                    Inserted::Retry => lookup = KeyLookup::Retry,
                     Inserted::Filling => {
                         self.wait_or_grow(&seen, &mut tries).await?;
                         continue;
                     }
                 }
             }
-            if let KeyLookup::Present(target) = &mut own
+            if let KeyLookup::Present(target) = &mut lookup
                 && condition != Condition::None
             {
                 match self.target_has_expired(target, seen_at).await? {
-                    None => own = KeyLookup::Stale,
-                    // A value is there for an INSERT, or none for an UPDATE.
+                    None => lookup = KeyLookup::Retry,
+                    // An INSERT found a value, or an UPDATE found an expired one.
                     Some(expired) if expired == (condition == Condition::Present) => {
                         if condition == Condition::Absent {
-                            // A blind claim would have been in vain: the next INSERTs read first.
-                            self.region.room.set(0);
+                            // Blind claims would be in vain for such keys. So the next INSERTs
+                            // READ first.
+                            self.region.unused_share.set(0);
                         }
                         *condition_held = false;
                         return Ok(BlockFate::Unused);
@@ -131,7 +133,7 @@ impl<F: Fabric> Operation<'_, F> {
                     Some(_) => {}
                 }
             }
-            match (own, condition) {
+            match (lookup, condition) {
                 (KeyLookup::Absent, _) => {
                     *condition_held = false;
                     return Ok(BlockFate::Unused);
@@ -154,7 +156,7 @@ impl<F: Fabric> Operation<'_, F> {
                     self.wait_for_split(&mut tries).await?;
                     continue;
                 }
-                (KeyLookup::Stale, _) => {}
+                (KeyLookup::Retry, _) => {}
             }
             self.try_again(&mut tries).await?;
         }

@@ -12,7 +12,7 @@ use crate::directory::Directory;
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::location_cache::ConnectionCache;
-use crate::open_region::{Constants, OpenRegion, ROOM_ALL, RegionOptions};
+use crate::open_region::{Constants, OpenRegion, RegionOptions, UNUSED_SHARE_MAX};
 use crate::waiting::{is_over, no_answer};
 use crate::{Exhausted, OperationError, ProtocolResult};
 
@@ -191,7 +191,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// Makes INSERTs of this key claim a slot before they read the window. The next one claims this
     /// slot of its home row.
     pub fn expect_room(self, key: &[u8], slot: usize) {
-        self.region.room.set(ROOM_ALL);
+        self.region.unused_share.set(UNUSED_SHARE_MAX);
         let hash = self.region.hasher.hash(key);
         let window = self.region.directory().window(hash);
         self.region.confirm_directory(hash, window);
@@ -206,7 +206,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// Mixes the state on which later operations depend into a hash.
     pub fn hash_state(self, hasher: &mut impl std::hash::Hasher) {
         hasher.write_u64(self.engine.random.get());
-        hasher.write_u32(self.region.room.get());
+        hasher.write_u32(self.region.unused_share.get());
         self.region.directory().hash_state(hasher);
         self.region.cache.hash_state(hasher);
         self.region.allocator().hash_state(hasher);

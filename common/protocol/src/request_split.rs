@@ -78,7 +78,7 @@ impl<F: Fabric> Operation<'_, F> {
         prefix: Prefix,
         seen: &ObservedWindow,
     ) -> ProtocolResult<SplitOutcome> {
-        let (mut waiting, mut later) = (WaitTimer::since(self.now()), ObservedWindow::nothing());
+        let (mut waiting, mut later) = (WaitTimer::since(self.now()), ObservedWindow::unread());
         loop {
             let now = self.now();
             waiting.advance(now);

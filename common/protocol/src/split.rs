@@ -77,6 +77,7 @@ pub struct SubtableSplitter<'e, F> {
     geometry: Geometry,
     hasher: KeyHasher,
     key_bytes_max: u64,
+    /// All rows and all slots. Only the simulator leaves some out: [`Self::with_part`].
     rows: Range<usize>,
     slots: Range<usize>,
 }
@@ -196,19 +197,19 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         words: &mut Words,
         batch: &[usize],
     ) -> Result<(), ChainError> {
-        let is_open = |words: &Words, at: usize| {
+        let is_left = |words: &Words, at: usize| {
             !matches!(words.old[at].state(), SlotState::Moved | SlotState::Aborted)
         };
         let mut left: Vec<usize> = batch.to_vec();
         for _ in 0..ROUNDS_MAX {
-            left.retain(|at| is_open(words, *at));
+            left.retain(|at| is_left(words, *at));
             if left.is_empty() {
                 return Ok(());
             }
             let frozen = self.freeze(split, words, &mut left).await?;
             self.carry(split, words, frozen).await?;
         }
-        words.busy |= left.iter().any(|at| is_open(words, *at));
+        words.busy |= left.iter().any(|at| is_left(words, *at));
         Ok(())
     }
 
@@ -367,7 +368,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         self.thaw(split, words, blocked).await
     }
 
-    /// Makes FROZEN entries that cannot be moved LIVE again.
+    /// Makes FROZEN entries LIVE again, because they cannot be moved.
     async fn thaw(
         &self,
         split: &Split,

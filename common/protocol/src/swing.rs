@@ -152,8 +152,8 @@ impl<F: Fabric> Operation<'_, F> {
             expected: target.word.bits(),
             desired: desired.bits(),
         };
-        let by = |new: &NewBlock| Mark::superseded_by(new.free.address);
-        let value = new.map_or(Mark::SUPERSEDED, by).bits();
+        let mark_of = |new: &NewBlock| Mark::superseded_by(new.free.address);
+        let value = new.map_or(Mark::SUPERSEDED, mark_of).bits();
         let mark = Verb::WriteU32 { remote: old_offset, value };
         let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
         let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
@@ -200,9 +200,9 @@ impl<F: Fabric> Operation<'_, F> {
     /// Whether an unconditional PUT replaced the value of `word`, which was READ at `seen_at`, and
     /// left the word `found`.
     ///
-    /// A split replaces no value. A conditional operation had a condition on the value before it,
-    /// and a DELETE may have reported an expired value as absent. Incarnation numbers recur, so
-    /// after T_hint the same number proves nothing.
+    /// None of these counts: a split, which replaces no value; a conditional operation, which
+    /// depended on the value before it; a DELETE, which may have reported an expired value as
+    /// absent. After T_hint the same incarnation number proves nothing, because numbers recur.
     pub(super) fn was_replaced(&self, word: SlotWord, found: SlotWord, seen_at: Nanos) -> bool {
         self.can_absorb(found, seen_at)
             && found.incarnation() == word.incarnation()
@@ -263,10 +263,11 @@ impl<F: Fabric> Operation<'_, F> {
         self.region.allocator().retire(self.lane, old.class, free, now);
     }
 
-    /// Whether the value of the block that a chain posted at this time unlinked had not expired. No
-    /// round trip: the chain READ the header if the expiry was unknown.
+    /// Whether the value that a chain unlinked had not expired when the chain was posted, at
+    /// `posted`. No round trip: the chain READ the header if the expiry was unknown.
     pub(super) fn was_present(&self, target: &ProvenSlot, posted: Nanos) -> bool {
-        let read = || self.read_header(target.word.block().ok()?).map(|(_, ends)| ends);
+        let read =
+            || self.read_header(target.word.block().ok()?).map(|(_, expires_at_ms)| expires_at_ms);
         // A damaged block counts as present.
         let expires_at_ms = target.expires_at_ms.or_else(read).unwrap_or_default();
         !self.has_expired(expires_at_ms, posted)

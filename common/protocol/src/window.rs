@@ -46,8 +46,9 @@ pub(super) enum KeyLookup {
     Absent,
     /// A split is moving an entry with the key's fingerprint.
     Moving,
-    /// The lookup took too long: read the window again.
-    Stale,
+    /// The lookup decided nothing, because the READs took too long or saw damage or an unfinished
+    /// split. READ the window again.
+    Retry,
 }
 
 /// The window to which a split moves a key that is not in its old window.
@@ -61,8 +62,8 @@ pub(super) enum ForwardWindow {
 }
 
 impl ObservedWindow {
-    /// The memory for a window.
-    pub(super) fn nothing() -> Self {
+    /// The memory for a window that has not been READ.
+    pub(super) fn unread() -> Self {
         Self {
             base: 0,
             local_depth: 0,
@@ -117,7 +118,7 @@ impl ObservedWindow {
 impl<F: Fabric> Operation<'_, F> {
     /// READs the key's window. One round trip, and more if the directory has to be READ again.
     pub(super) async fn read_window(&self, seen: &mut ObservedWindow) -> ProtocolResult<()> {
-        let (mut elsewhere, mut stale) = (0, 0);
+        let (mut elsewhere, mut slow) = (0, 0);
         while elsewhere < WINDOW_READS_MAX {
             let (base, local_depth) = self.region.directory().window(self.hash);
             self.read_window_at((base, local_depth), seen).await?;
@@ -132,8 +133,8 @@ impl<F: Fabric> Operation<'_, F> {
                 SubtableState::Whole | SubtableState::Splitting(_)
                     if seen.took > self.region.constants.patience_ns =>
                 {
-                    stale += 1;
-                    if stale == ATTEMPTS_MAX {
+                    slow += 1;
+                    if slow == ATTEMPTS_MAX {
                         return Err(self.contended());
                     }
                 }
@@ -210,9 +211,9 @@ impl<F: Fabric> Operation<'_, F> {
         damaged: &mut u32,
     ) -> ProtocolResult<KeyLookup> {
         for _ in 0..WINDOW_READS_MAX {
-            let own = self.find_own(seen, damaged).await?;
-            if !matches!(own, KeyLookup::Absent) {
-                return Ok(own);
+            let lookup = self.find_own(seen, damaged).await?;
+            if !matches!(lookup, KeyLookup::Absent) {
+                return Ok(lookup);
             }
             match self.read_forward_window(seen).await? {
                 ForwardWindow::NoSplit => return Ok(KeyLookup::Absent),
@@ -220,7 +221,7 @@ impl<F: Fabric> Operation<'_, F> {
                 ForwardWindow::Unknown => break,
             }
         }
-        Ok(KeyLookup::Stale)
+        Ok(KeyLookup::Retry)
     }
 
     /// The READ of the window at this byte offset.
@@ -312,7 +313,7 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(if seen.fits_split(word) {
                     KeyLookup::Moving
                 } else {
-                    KeyLookup::Stale
+                    KeyLookup::Retry
                 });
             }
             if !self.hint_matches(slot) {
@@ -331,9 +332,9 @@ impl<F: Fabric> Operation<'_, F> {
                     if *damaged == DAMAGE_ATTEMPTS_MAX {
                         return Err(error.into());
                     }
-                    return Ok(KeyLookup::Stale);
+                    return Ok(KeyLookup::Retry);
                 }
-                BlockRead::Stale => return Ok(KeyLookup::Stale),
+                BlockRead::Stale => return Ok(KeyLookup::Retry),
             }
         }
         Ok(KeyLookup::Absent)

@@ -7,8 +7,9 @@
 //! All integers are little-endian.
 //! ```text
 //! file    magic "farsnap\0", version u32, one zstd frame with a checksum of its content
-//! frame   head, records
-//! head    time of the snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32
+//! frame   frame header, records
+//! frame header
+//!         time of the snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32
 //!         and value_bytes_max u32, both 0 if unknown
 //! record  key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in milliseconds
 //!         since 1970 or 0 for never, key, value
@@ -39,21 +40,21 @@ const WINDOW_LOG: u32 = 21;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Header {
+struct FileHeader {
     magic: [u8; 8],
     version: le::U32,
 }
-const _: () = assert!(size_of::<Header>() == 12);
+const _: () = assert!(size_of::<FileHeader>() == 12);
 
 /// The start of the frame.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Head {
+struct FrameHeader {
     created_at_s: le::U64,
     key_bytes_max: le::U32,
     value_bytes_max: le::U32,
 }
-const _: () = assert!(size_of::<Head>() == 16);
+const _: () = assert!(size_of::<FrameHeader>() == 16);
 
 /// The start of a record; key and value follow.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

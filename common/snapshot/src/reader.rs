@@ -6,27 +6,27 @@ use zerocopy::{FromZeros, IntoBytes};
 use zstd::Decoder;
 
 use crate::{
-    Head, Header, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError, VERSION,
-    WINDOW_LOG,
+    FileHeader, FrameHeader, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError,
+    VERSION, WINDOW_LOG,
 };
 
 /// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
 /// more memory than zstd's window and the largest record.
 pub struct Reader<R: BufRead> {
     from: BufReader<Decoder<'static, R>>,
-    head: Head,
+    frame_header: FrameHeader,
     /// The key and value of the record that was read last.
     content: Vec<u8>,
     records: u64,
 }
 
 impl<R: BufRead> Reader<R> {
-    /// Reads the header and the head of the frame.
+    /// Reads the headers of the file and of the frame.
     ///
     /// # Errors
     /// [`SnapshotError`] if this is not the start of a snapshot.
     pub fn open(mut from: R) -> Result<Self, SnapshotError> {
-        let mut header = Header::new_zeroed();
+        let mut header = FileHeader::new_zeroed();
         match from.read_exact(header.as_mut_bytes()) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -43,22 +43,22 @@ impl<R: BufRead> Reader<R> {
         }
         let mut decoder = Decoder::with_buffer(from)?.single_frame();
         decoder.window_log_max(WINDOW_LOG)?;
-        let (from, head) = (BufReader::new(decoder), Head::new_zeroed());
-        let mut reader = Self { from, head, content: Vec::new(), records: 0 };
-        let read = reader.from.read_exact(reader.head.as_mut_bytes());
+        let (from, frame_header) = (BufReader::new(decoder), FrameHeader::new_zeroed());
+        let mut reader = Self { from, frame_header, content: Vec::new(), records: 0 };
+        let read = reader.from.read_exact(reader.frame_header.as_mut_bytes());
         read.map_err(|error| reader.explain(error))?;
         Ok(reader)
     }
 
     /// Returns when the snapshot was started, in seconds since 1970.
     pub fn created_at_s(&self) -> u64 {
-        self.head.created_at_s.get()
+        self.frame_header.created_at_s.get()
     }
 
     /// Returns the limits of the snapshot's region; `None` if the file does not have them.
     pub fn limits(&self) -> Option<Limits> {
         let (key_bytes_max, value_bytes_max) =
-            (self.head.key_bytes_max.get(), self.head.value_bytes_max.get());
+            (self.frame_header.key_bytes_max.get(), self.frame_header.value_bytes_max.get());
         (key_bytes_max > 0).then_some(Limits { key_bytes_max, value_bytes_max })
     }
 

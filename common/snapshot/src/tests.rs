@@ -40,7 +40,7 @@ fn sample() -> Vec<Owned> {
         .collect()
 }
 
-/// A file with this content after its header and head, and with a valid checksum.
+/// A file with this content after its headers, and with a valid checksum.
 fn file_of(content: &[u8]) -> Vec<u8> {
     let mut to = Writer::create(Vec::new(), 0, None).unwrap();
     to.push_bytes(content);
@@ -75,7 +75,7 @@ fn a_file_that_ends_early_is_refused() {
 #[test]
 fn bytes_after_the_end_are_refused() {
     let bytes = snapshot_of(&sample()[..9]);
-    for extra in [&b"x"[..], &bytes, &bytes[size_of::<Header>()..]] {
+    for extra in [&b"x"[..], &bytes, &bytes[size_of::<FileHeader>()..]] {
         let error = read(&[&bytes, extra].concat()).unwrap_err().to_string();
         assert!(error.contains("bytes after the end, after 9 records"), "{error}");
     }
@@ -136,13 +136,14 @@ fn a_file_with_a_larger_window_is_refused() {
     let mut frame = zstd::Encoder::new(Vec::new(), 1).unwrap();
     frame.window_log(WINDOW_LOG + 1).unwrap();
     std::io::Write::write_all(&mut frame, &[0; 16]).unwrap();
-    let header = &snapshot_of(&[])[..size_of::<Header>()];
+    let header = &snapshot_of(&[])[..size_of::<FileHeader>()];
     let error = read(&[header, &frame.finish().unwrap()].concat()).unwrap_err().to_string();
     assert!(error.contains("it is corrupted (") && error.contains("memory"), "{error}");
 }
 
 /// Flips every bit of a file that compresses well, and of one that does not. A few bits have no
-/// meaning to zstd: the padding of its tables, and those of a window of equal use.
+/// meaning to zstd: the padding of its tables, and the bits of the window's size
+/// that tell sizes apart which decode this file alike.
 #[test]
 fn a_changed_bit_is_refused_or_changes_no_record() {
     let text = (0..60u64)
@@ -173,7 +174,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_snapshot_or_an_error(bytes: Vec<u8>, behind_a_header: bool) {
-        let header = &snapshot_of(&[])[..size_of::<Header>()];
+        let header = &snapshot_of(&[])[..size_of::<FileHeader>()];
         let start = if behind_a_header { header } else { &[] };
         let _ = read(&[start, &bytes].concat());
     }

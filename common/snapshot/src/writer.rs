@@ -6,8 +6,8 @@ use zerocopy::IntoBytes;
 use zstd::Encoder;
 
 use crate::{
-    Head, Header, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError, VERSION,
-    WINDOW_LOG,
+    FileHeader, FrameHeader, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError,
+    VERSION, WINDOW_LOG,
 };
 
 /// Writes a snapshot, record by record. Without [`Writer::finish`] the
@@ -26,17 +26,17 @@ impl<W: Write> Writer<W> {
         created_at_s: u64,
         limits: Option<Limits>,
     ) -> Result<Self, SnapshotError> {
-        to.write_all(Header { magic: MAGIC, version: VERSION.into() }.as_bytes())?;
+        to.write_all(FileHeader { magic: MAGIC, version: VERSION.into() }.as_bytes())?;
         let mut to = Encoder::new(to, zstd::DEFAULT_COMPRESSION_LEVEL)?;
         to.include_checksum(true)?;
         to.window_log(WINDOW_LOG)?;
         let Limits { key_bytes_max, value_bytes_max } = limits.unwrap_or_default();
-        let head = Head {
+        let frame_header = FrameHeader {
             created_at_s: created_at_s.into(),
             key_bytes_max: key_bytes_max.into(),
             value_bytes_max: value_bytes_max.into(),
         };
-        to.write_all(head.as_bytes())?;
+        to.write_all(frame_header.as_bytes())?;
         Ok(Self { to })
     }
 

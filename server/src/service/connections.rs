@@ -12,7 +12,7 @@ use farside_control::{
     ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerRequest,
 };
 use farside_fabric::rdma::ConnectionId;
-use farside_layout::CLIENTS_MAX;
+use farside_layout::CLIENT_IDS;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
@@ -22,7 +22,7 @@ use crate::error::{ServerError, system};
 
 /// Events taken at a time: one for each connection, the listener and the stop descriptor. So every
 /// client with an unread message is in the queue before a chore may declare it unresponsive.
-pub(super) const EVENTS_MAX: usize = CLIENTS_MAX as usize + STRANGERS_MAX + 2;
+pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + STRANGERS_MAX + 2;
 
 pub(super) const LISTENER: u64 = 0;
 pub(super) const STOP: u64 = 1;

@@ -1,7 +1,7 @@
 //! Targets: the superblock, windows of the index with their words, and blocks.
 
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENTS_MAX,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENT_IDS,
     ChunkEntry, DirectoryEntry, Format, Geometry, INCARNATION_OFFSET, LayoutError,
     REGION_BYTES_MAX, REGION_BYTES_MIN, ROW_BYTES, Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
     SizeClass, Slot, SlotState, SlotWord, Superblock, WINDOW_BYTES, WINDOW_SLOTS, Window,
@@ -75,7 +75,7 @@ pub(crate) fn superblock(bytes: &[u8]) -> bool {
 }
 
 fn check_parts_do_not_overlap(geometry: &Geometry, depth: u8) {
-    let clients_end = geometry.client_entry(CLIENTS_MAX as u16 - 1).unwrap() + 64;
+    let clients_end = geometry.client_entry(CLIENT_IDS as u16 - 1).unwrap() + 64;
     let directory = geometry.directory_offset(depth).unwrap();
     assert!(clients_end <= directory);
     let last = geometry.chunks().checked_sub(1).expect("a heap of at least one chunk");

@@ -168,7 +168,7 @@ impl SimRegion {
                 // A split has no need to move the word of an INSERT that never continues.
                 0 if self.splits > 0 && !usable => taken.with_state(SlotState::Aborted),
                 _ if !usable => taken,
-                0 if at >= self.slots.saturating_sub(self.used) => SlotWord::unclaimed(),
+                0 if at >= self.slots.saturating_sub(self.used) => SlotWord::after_hint_claim(),
                 0 => continue,
                 _ => SlotWord::default().with_state(SlotState::Moved),
             };

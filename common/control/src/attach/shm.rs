@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
 use farside_fabric::{AnyFabric, RegionIndex};
-use farside_layout::{CLIENTS_MAX, LayoutError, SUPERBLOCK_BYTES, Superblock};
+use farside_layout::{CLIENT_IDS, LayoutError, SUPERBLOCK_BYTES, Superblock};
 
 use super::{Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system};
 use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
@@ -99,7 +99,7 @@ fn lease_offset(region: &Region, welcome: &Welcome) -> Result<u64> {
     let (_, format) = Superblock::decode(words.as_bytes(), region.bytes())?;
     Ok(format.geometry().client_entry(welcome.client_id).ok_or_else(|| {
         let (field, value) = ("client id", welcome.client_id.into());
-        LayoutError::Bound { field, value, min: 1, max: CLIENTS_MAX.into() }
+        LayoutError::Bound { field, value, min: 1, max: CLIENT_IDS.into() }
     })?)
 }
 

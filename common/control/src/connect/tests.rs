@@ -89,7 +89,7 @@ fn an_impossible_welcome_is_an_error() {
     };
     for (field, error) in [
         ("client id", error_after(|welcome| welcome.client_id = 0)),
-        ("client id", error_after(|welcome| welcome.client_id = CLIENTS_MAX as u16)),
+        ("client id", error_after(|welcome| welcome.client_id = CLIENT_IDS as u16)),
         ("lease", error_after(|welcome| welcome.lease = 0)),
         ("incarnation", error_after(|welcome| welcome.incarnation = 0)),
         ("region length", error_after(|welcome| welcome.region_bytes = 0)),
