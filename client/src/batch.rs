@@ -33,9 +33,9 @@ type BatchOperation<'d> = (Action<'d>, &'d [u8], &'d [u8]);
 pub enum BatchOutcome {
     /// GET: the value, `None` if the key is absent.
     Value(Option<Value>),
-    /// PUT: stored.
+    /// PUT: the value was stored.
     Stored,
-    /// All others: whether the condition held, and so the change was made.
+    /// All other operations: whether the condition held, and so the change was made.
     Applied(bool),
 }
 

@@ -102,9 +102,9 @@ impl Client {
 const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl Client {
-    /// Has the server look for the blocks that dead clients held, and waits until that has ended.
-    /// Returns the server's statistics of that moment. Other clients continue to work. The server
-    /// walks the index twice, and waits for the report of its slowest writer.
+    /// Has the server search for the blocks that dead clients held, and waits until the search has
+    /// ended. Returns the server's statistics of that moment. Other clients continue to work. The
+    /// server walks the index twice, and waits for the report of its slowest writer.
     ///
     /// # Errors
     /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
@@ -116,9 +116,9 @@ impl Client {
         self.ask(|control| {
             let before = control.collect()?;
             loop {
-                let now = control.statistics()?;
-                if now.collections >= before.collections_next {
-                    return Some(now);
+                let current = control.statistics()?;
+                if current.collections >= before.collections_next {
+                    return Some(current);
                 }
                 std::thread::sleep(COLLECT_POLL_INTERVAL);
             }
@@ -203,7 +203,7 @@ impl ClientInner {
 
     /// Returns the connection, after reconnecting if it was lost.
     pub(crate) fn connection(&self) -> Result<Arc<ServerConnection>> {
-        Ok(self.connections.get(|now| now.control.is_lost(), || self.reconnect())?)
+        Ok(self.connections.get(|connection| connection.control.is_lost(), || self.reconnect())?)
     }
 
     fn reconnect(&self) -> std::result::Result<ServerConnection, ConnectError> {

@@ -8,18 +8,18 @@ use farside_protocol::{HASHES, LANE, ScannedSlot, read_part, read_slot};
 
 use crate::{Client, Entry, Error, OperationError, Result, Session, Store};
 
-/// How much is moved before the old blocks go back to the server, in bytes. Until then no other
-/// client can use them.
+/// The bytes of blocks that are moved before the old blocks go back to the server. Until then no
+/// other client can use the old blocks.
 const GIVE_BACK_BYTES: u64 = 4 << 20;
 
 /// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compaction {
-    /// The number of thin chunks: mostly free, and to be emptied.
+    /// The number of thin chunks, which are mostly free and should be emptied.
     pub chunks_thin: u64,
     /// The number of blocks moved.
     pub blocks_moved: u64,
-    /// The keys and values in them, in bytes.
+    /// The length of their keys and values together, in bytes.
     pub bytes_moved: u64,
 }
 
@@ -84,7 +84,8 @@ impl Client {
                 }
                 held_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
                 if held_bytes > GIVE_BACK_BYTES {
-                    // Otherwise this session would move the next blocks to where these were.
+                    // Otherwise this session would move the next blocks into the memory of the old
+                    // ones.
                     session.handle()?.region.allocator().give_all();
                     held_bytes = 0;
                 }
@@ -96,7 +97,7 @@ impl Client {
 }
 
 /// Reads one part of the range of hashes, which begins at `from`. Returns the slots that link a
-/// block, each with the block's chunk, and where the part ends. One round trip for each subtable.
+/// block, each with the block's chunk, and the end of the part. One round trip for each subtable.
 fn slots_of_part(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
     let (geometry, found, end) = session.run(|handle| {
         let mut found = Vec::new();
@@ -108,7 +109,7 @@ fn slots_of_part(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedS
 }
 
 /// Reads the entry of a slot; `None` if it is gone, damaged, or changed too often meanwhile. Then
-/// the block stays where it is.
+/// the block is not moved.
 fn read_entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
     let entry = session.run(|handle| handle.engine.endpoint.drive(read_slot(handle, LANE, slot)));
     match entry {
@@ -124,14 +125,14 @@ fn thin_chunks(chunks: &HashMap<u32, Occupancy>) -> HashSet<u32> {
     let mut thin = HashSet::new();
     for class in SizeClass::all() {
         let capacity = class.blocks_per_span();
-        let of_class = chunks.iter().filter(|(_, occupancy)| occupancy.class == class);
-        let mut of_class: Vec<(u64, u32)> =
-            of_class.map(|(chunk, occupancy)| (occupancy.linked, *chunk)).collect();
-        of_class.sort_unstable();
+        let class_chunks = chunks.iter().filter(|(_, occupancy)| occupancy.class == class);
+        let mut class_chunks: Vec<(u64, u32)> =
+            class_chunks.map(|(chunk, occupancy)| (occupancy.linked, *chunk)).collect();
+        class_chunks.sort_unstable();
         let free = |linked: u64| capacity.saturating_sub(linked);
-        let mut free_elsewhere: u64 = of_class.iter().map(|(linked, _)| free(*linked)).sum();
+        let mut free_elsewhere: u64 = class_chunks.iter().map(|(linked, _)| free(*linked)).sum();
         let mut moving = 0;
-        for (linked, chunk) in of_class {
+        for (linked, chunk) in class_chunks {
             free_elsewhere -= free(linked);
             moving += linked;
             if moving > free_elsewhere {

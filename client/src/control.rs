@@ -54,7 +54,7 @@ struct ReplyCell {
     answered: Condvar,
 }
 
-/// What the control thread shares with the client and its sessions.
+/// The state that the control thread shares with the client and its sessions.
 struct ControlQueue {
     /// Requests to send, in order.
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
@@ -94,7 +94,8 @@ impl Control {
         Ok(Self { queue, thread: Some(thread) })
     }
 
-    /// Whether the connection has ended: the server is gone, broke the protocol, or was given up.
+    /// Whether the connection has ended: the server is gone or broke the protocol, or this client
+    /// gave the connection up.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.queue.is_lost()
@@ -112,8 +113,8 @@ impl Control {
         self.ask(Request::Statistics)
     }
 
-    /// Has the server look for lost blocks. Returns its statistics from before that; `None` if it
-    /// did not answer.
+    /// Has the server search for lost blocks. Returns its statistics from before the search; `None`
+    /// if it did not answer.
     pub(crate) fn collect(&self) -> Option<ServerStatistics> {
         self.ask(Request::Collect)
     }
@@ -173,8 +174,9 @@ impl ControlQueue {
         self.wake();
     }
 
-    /// Replaces the queued report, or queues this one: however long the server does not read, at
-    /// most one is queued. A report of completion stays, because the server counts those.
+    /// Replaces the queued report, or queues this one. So at most one is queued, even if the server
+    /// does not read for a long time. The report of a complete snapshot stays, because the server
+    /// counts complete snapshots.
     fn send_snapshot_report(&self, permille: u32) {
         let mut outbox = lock(&self.outbox);
         let report = Request::Snapshot { permille };
@@ -212,7 +214,7 @@ struct ControlThread {
 }
 
 /// Why the thread ends.
-enum End {
+enum ThreadEnd {
     /// This side said goodbye.
     Goodbye,
     /// The connection was given up. The server sees it end without a goodbye and cleans up.
@@ -224,12 +226,12 @@ enum End {
 impl ControlThread {
     fn run(mut self) {
         let end = loop {
-            if let Err(end) = self.turn() {
+            if let Err(end) = self.run_once() {
                 break end;
             }
         };
         self.queue.lost.store(true, Ordering::Relaxed);
-        if let End::Lost(why) = end {
+        if let ThreadEnd::Lost(why) = end {
             tracing::warn!(%why, "lost the connection to the server");
         }
         let unsent = std::mem::take(&mut *lock(&self.queue.outbox));
@@ -244,19 +246,19 @@ impl ControlThread {
         }
     }
 
-    /// Sleeps until there is something to send or to receive; sends and receives it.
-    fn turn(&mut self) -> Result<(), End> {
+    /// Sleeps until there is something to send or to receive. Then sends and receives all of it.
+    fn run_once(&mut self) -> Result<(), ThreadEnd> {
         let (readable, woken) = self.sleep()?;
         if woken {
             let mut count = [0; 8];
-            // Only clears the counter: the outbox and the flags say what there is to do.
+            // This only clears the counter: the outbox and the flags say what there is to do.
             let _ = rustix::io::read(&self.queue.wake, &mut count);
         }
         if readable {
             self.receive()?;
         }
         if self.queue.is_lost() {
-            return Err(End::GivenUp);
+            return Err(ThreadEnd::GivenUp);
         }
         self.send_all()?;
         if self.queue.closing.load(Ordering::Acquire) {
@@ -266,7 +268,7 @@ impl ControlThread {
     }
 
     /// Returns whether there is something to receive, and whether another thread woke this one.
-    fn sleep(&self) -> Result<(bool, bool), End> {
+    fn sleep(&self) -> Result<(bool, bool), ThreadEnd> {
         let events = match self.unsent {
             Some(_) if self.channel.is_writable_with_room() => PollFlags::IN | PollFlags::OUT,
             _ => PollFlags::IN,
@@ -279,16 +281,16 @@ impl ControlThread {
         ];
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(End::Lost(io::Error::from(errno).to_string())),
+            Err(errno) => return Err(ThreadEnd::Lost(io::Error::from(errno).to_string())),
         }
         let [channel, wake] = polled.map(|fd| fd.revents());
         let closed = PollFlags::HUP | PollFlags::ERR;
         Ok((channel.intersects(PollFlags::IN | closed), wake.contains(PollFlags::IN)))
     }
 
-    /// Says goodbye once everything is sent and every reply has come: blocks for ended sessions
-    /// have been given back by then.
-    fn close(&mut self) -> Result<(), End> {
+    /// Says goodbye once everything is sent and every reply has arrived. By then all blocks of
+    /// ended sessions have been given back.
+    fn close(&mut self) -> Result<(), ThreadEnd> {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         let is_flushed =
             self.unsent.is_none() && self.waiters.is_empty() && lock(&self.queue.outbox).is_empty();
@@ -301,27 +303,27 @@ impl ControlThread {
         if self.has_said_goodbye && self.unsent.is_none() {
             // If the goodbye does not arrive, the server treats this client as one that died.
             let _ = self.channel.flush(FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
-            return Err(End::Goodbye);
+            return Err(ThreadEnd::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {
-            return Err(End::Lost("it did not accept the last messages in time".into()));
+            return Err(ThreadEnd::Lost("it did not accept the last messages in time".into()));
         }
         Ok(())
     }
 
-    fn receive(&mut self) -> Result<(), End> {
+    fn receive(&mut self) -> Result<(), ThreadEnd> {
         loop {
             match self.channel.receive(&mut self.buffer) {
                 Ok(None) => return Ok(()),
-                Ok(Some(0)) => return Err(End::Lost("it closed the connection".into())),
+                Ok(Some(0)) => return Err(ThreadEnd::Lost("it closed the connection".into())),
                 Ok(Some(bytes)) => self.handle(bytes)?,
-                Err(error) => return Err(End::Lost(error.to_string())),
+                Err(error) => return Err(ThreadEnd::Lost(error.to_string())),
             }
         }
     }
 
     /// Delivers a reply to the request that awaits it, or answers a request of the server.
-    fn handle(&mut self, bytes: usize) -> Result<(), End> {
+    fn handle(&mut self, bytes: usize) -> Result<(), ThreadEnd> {
         let reply = match ServerMessage::decode(&self.buffer[..bytes]) {
             Ok(ServerMessage::Request(ServerRequest::Report { collection })) => {
                 self.queue.report(collection);
@@ -336,7 +338,7 @@ impl ControlThread {
                 return Ok(());
             }
             Ok(reply) => reply,
-            Err(error) => return Err(End::Lost(error.to_string())),
+            Err(error) => return Err(ThreadEnd::Lost(error.to_string())),
         };
         match (reply, self.waiters.pop_front()) {
             (
@@ -360,11 +362,11 @@ impl ControlThread {
                 cell.answered.notify_all();
                 Ok(())
             }
-            _ => Err(End::Lost("it sent a reply that matches no request".into())),
+            _ => Err(ThreadEnd::Lost("it sent a reply that matches no request".into())),
         }
     }
 
-    fn send_all(&mut self) -> Result<(), End> {
+    fn send_all(&mut self) -> Result<(), ThreadEnd> {
         while self.unsent.is_some() || self.waiters.len() < OUTSTANDING_MAX {
             let message = match self.unsent.take() {
                 Some(message) => message,
@@ -386,7 +388,7 @@ impl ControlThread {
                     self.unsent = Some(message);
                     break;
                 }
-                Err(error) => return Err(End::Lost(error.to_string())),
+                Err(error) => return Err(ThreadEnd::Lost(error.to_string())),
             }
         }
         Ok(())

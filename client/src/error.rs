@@ -40,7 +40,7 @@ pub enum Error {
          {grace_ms}: lower the two settings"
     )]
     Lateness {
-        /// How late a write can take effect, in milliseconds.
+        /// The longest time after its post at which a write can take effect, in milliseconds.
         lateness_ms: u64,
         /// The region's GRACE, in milliseconds.
         grace_ms: u32,

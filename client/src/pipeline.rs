@@ -21,13 +21,14 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// How many operations were started in the pipeline before this one.
+    /// Returns the number of operations that were started in the pipeline before this one.
     pub const fn number(self) -> u64 {
         self.number
     }
 
-    /// The operation's lane: below [`Pipeline::depth`], and used by no other operation until this
-    /// one's [`Completed`] is taken. So it can index an array of per-operation data.
+    /// Returns the number of the operation's lane, below [`Pipeline::depth`]. No other operation
+    /// uses the lane until the [`Completed`] of this one is taken. So the number can index an array
+    /// of data for each operation.
     pub const fn lane(self) -> usize {
         self.lane.0 as usize
     }
@@ -55,9 +56,9 @@ pub struct Completed<'p> {
 pub enum Outcome<'p> {
     /// GET: the value and its version; `None` if the key is absent.
     Value(Option<(&'p [u8], Version)>),
-    /// PUT: stored.
+    /// PUT: the value was stored.
     Stored,
-    /// All others: whether the condition held, and so the change was made.
+    /// All other operations: whether the condition held, and so the change was made.
     Applied(bool),
 }
 
@@ -167,18 +168,19 @@ impl<'s> Pipeline<'s> {
         self.0.start(action, key, value)
     }
 
-    /// How many operations can be started before a [`Completed`] must be taken.
+    /// Returns the number of operations that can be started before a [`Completed`] must be taken.
     pub fn free_lanes(&self) -> usize {
         self.depth() - self.in_flight()
     }
 
-    /// How many operations were started and whose [`Completed`] was not taken yet.
+    /// Returns the number of operations that were started and whose [`Completed`] was not taken
+    /// yet.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.0.in_flight()
     }
 
-    /// How many operations can be in flight.
+    /// Returns the number of operations that can be in flight.
     pub fn depth(&self) -> usize {
         self.0.depth()
     }

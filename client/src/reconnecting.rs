@@ -1,5 +1,5 @@
 //! One connection for all sessions of a client. When it is lost, one session reconnects for all.
-//! Also the budget of each call: how often, and for how long, it reconnects.
+//! Also the budget of each call, which limits how often and for how long the call reconnects.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(crate) struct Reconnecting<C> {
 
 struct State<C> {
     connection: Arc<C>,
-    /// A session is reconnecting, for all of them.
+    /// Whether a session is reconnecting, for all sessions.
     is_connecting: bool,
     /// When the last failed attempt ended, and its error for the sessions that waited for it.
     last_failure: Option<(Instant, ConnectError)>,
@@ -38,7 +38,8 @@ impl<C> Reconnecting<C> {
     /// one reconnects; the others wait, and share its result.
     ///
     /// The attempt does not hold the lock. Otherwise a session that failed and tries again would
-    /// mostly get the lock before the waiting ones: these would wait for one attempt after another.
+    /// usually get the lock before the waiting sessions, which would wait for attempt after
+    /// attempt.
     pub(crate) fn get(
         &self,
         is_lost: impl Fn(&C) -> bool,
@@ -94,11 +95,13 @@ impl<C> Drop for Attempt<'_, C> {
 
 /// A call fails only after at least this many losses, and once the timeout for connecting is over.
 const LOSSES_MIN: u32 = 3;
-/// Backoff before reconnect attempt n is n times this. The first attempt does not wait.
+/// The pause before attempt n to reconnect is n - 1 times this, and at most
+/// [`RECONNECT_PAUSE_MAX`]. So the first attempt does not wait.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// The connection losses of one call, and when the first was: they decide whether it tries again.
+/// The losses of the connection during one call, and the time of the first loss. Both decide
+/// whether the call tries again.
 #[derive(Default)]
 pub(crate) struct ReconnectBudget {
     first_loss_at: Option<Instant>,
@@ -106,7 +109,7 @@ pub(crate) struct ReconnectBudget {
 }
 
 impl ReconnectBudget {
-    /// How long ago the first loss was; zero if there was none.
+    /// Returns the time since the first loss; zero if there was none.
     pub(crate) fn since_first_loss(&self) -> Duration {
         self.first_loss_at.map_or(Duration::ZERO, |at| at.elapsed())
     }

@@ -118,7 +118,8 @@ impl Session {
         }
     }
 
-    /// Decides what follows a failed operation: run it again if this returns `Ok`.
+    /// Handles the failure of an operation. Returns `Ok` if the caller has to run the operation
+    /// again.
     #[cold]
     fn after_failure(&self, failure: Failure, budget: &mut ReconnectBudget) -> Result<()> {
         self.shared.handle_failure(&self.connected.connection, failure).map_or(Ok(()), Err)?;
@@ -272,7 +273,7 @@ impl Session {
             if self.insert(key, new)? {
                 return Ok(Exchange::Exchanged);
             }
-            // The key was present: return its value, unless another client deletes it first.
+            // The key was present. So return its value, unless another client deletes it first.
             if let Some(value) = self.get(key)? {
                 return Ok(Exchange::Mismatch(Some(value)));
             }

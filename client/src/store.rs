@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use farside_protocol::{Action, Expected, Lifetime, Value, Version};
 
-/// What must be at the key for a store to take effect.
+/// The condition under which a store takes effect.
 #[derive(Clone, Copy, Debug, Default)]
 enum Precondition<'e> {
     #[default]
@@ -14,7 +14,7 @@ enum Precondition<'e> {
     Expected(Expected<'e>),
 }
 
-/// On what condition a value is stored, and for how long. An argument of
+/// The condition of a store, and the lifetime of its value. An argument of
 /// [`Session::store`](crate::Session::store), [`Pipeline::store`](crate::Pipeline::store) and
 /// [`Batch::store`](crate::Batch::store).
 ///
@@ -93,6 +93,6 @@ impl<'e> Store<'e> {
 pub enum Exchange {
     /// The key had the expected value (or was absent, as expected) and now has the new one.
     Exchanged,
-    /// The key had this value instead; `None`: it was absent. Nothing was changed.
+    /// The key had this value instead; `None` if the key was absent. Nothing was changed.
     Mismatch(Option<Value>),
 }

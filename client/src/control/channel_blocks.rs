@@ -33,7 +33,7 @@ struct Deliveries {
 
 /// A session as the control thread sees it.
 pub(super) struct ReportingSession {
-    held: Arc<HeldBlocks>,
+    held_blocks: Arc<HeldBlocks>,
     inbox: Arc<Inbox>,
 }
 
@@ -50,8 +50,9 @@ impl ControlChannelBlocks {
 }
 
 impl BlockSource for ControlChannelBlocks {
-    fn watch(&mut self, held: &Arc<HeldBlocks>) {
-        let session = ReportingSession { held: held.clone(), inbox: self.inbox.clone() };
+    fn watch(&mut self, held_blocks: &Arc<HeldBlocks>) {
+        let session =
+            ReportingSession { held_blocks: held_blocks.clone(), inbox: self.inbox.clone() };
         lock(&self.queue.sessions).push(session);
     }
 
@@ -122,7 +123,7 @@ impl ReportingSession {
     /// operations link or unlink. The lists stay locked meanwhile, so that no block moves from one
     /// of these to another unseen.
     fn report(&self, into: &mut Vec<BlockAddress>) {
-        let lists = self.held.lists();
+        let lists = self.held_blocks.lists();
         into.extend(lists.addresses());
         let deliveries = lock(&self.inbox.deliveries);
         for delivery in &deliveries.answers {
@@ -130,7 +131,7 @@ impl ReportingSession {
                 into.extend(delivered.blocks.iter().map(|block| block.address));
             }
         }
-        into.extend(self.held.in_hands());
+        into.extend(self.held_blocks.held_by_lanes());
     }
 }
 
@@ -158,7 +159,7 @@ impl ControlQueue {
     /// Gives back the blocks that no session needs now.
     pub(super) fn give_spare(&self) {
         for session in &*lock(&self.sessions) {
-            let mut lists = session.held.lists();
+            let mut lists = session.held_blocks.lists();
             give_drained(&mut lists, |class, rested, blocks| self.give(class, rested, blocks));
             // Also the blocks that an idle session has not received yet.
             for delivery in &mut lock(&session.inbox.deliveries).answers {

@@ -33,7 +33,7 @@ struct Job<'v> {
     hash: KeyHash,
     key_bytes: usize,
     value_bytes: usize,
-    /// The block that was to replace the one at the cached location, if a READ there found one.
+    /// The block that replaced the one at the cached location, if a READ there found its name.
     successor: Option<Successor>,
 }
 
@@ -101,7 +101,7 @@ struct PipelineLane<'s> {
     value: Vec<u8>,
     /// The verbs of the operation taken last.
     counters: Counters,
-    /// All verbs of the lane until that operation was taken.
+    /// All verbs of the lane until the operation taken last was taken.
     total_counters: Counters,
 }
 
@@ -115,15 +115,15 @@ pub(crate) struct LaneScheduler<'s> {
     free_lanes: Vec<LaneId>,
     /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
     chains_completed: VecDeque<LaneId>,
-    /// Those of them that may post another chain and found no room in the fabric. A stack: the lane
-    /// that was pushed last goes first, because its data is the newest.
+    /// Lanes whose chain has completed, and for whose next chain the fabric had no room. A stack:
+    /// the lane that was pushed last goes first, because its data is the newest.
     waiting_for_room: Vec<LaneId>,
     /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
     /// the changes have just replaced.
     gets: VecDeque<LaneId>,
     /// Queued lanes with an operation that changes its key.
     changes: VecDeque<LaneId>,
-    /// Changes go first now: GETs did the last time, and left no room for all changes.
+    /// Whether changes go first: GETs went first the last time, and left no room for all changes.
     changes_first: bool,
     /// Lanes whose operation has an answer that was not taken yet.
     answered: VecDeque<LaneId>,
@@ -138,7 +138,7 @@ pub(crate) struct LaneScheduler<'s> {
 }
 
 impl<'s> LaneScheduler<'s> {
-    /// Uses the first `count` lanes of the engine: at least one, at most all.
+    /// Schedules operations on the first `count` lanes of the engine: at least one, at most all.
     pub(crate) fn new(
         handle: SessionRegion<'s>,
         connection: &'s ServerConnection,
@@ -215,8 +215,8 @@ impl<'s> LaneScheduler<'s> {
                 (lane.state, lane.value_lane) = (LaneState::Queued, id);
                 Operation::fill(self.engine, id, key, value);
                 if !self.try_combine(id, action, hash) {
-                    // Not posted here: operations that are started together are posted together,
-                    // so that they wait for memory at the same time.
+                    // The operation is not posted here: operations that are started together are
+                    // posted together, so that they wait for memory at the same time.
                     self.region.cache.prefetch(hash);
                     self.enqueue(id, action);
                 }
@@ -260,7 +260,8 @@ impl<'s> LaneScheduler<'s> {
         if let Action::Get = lane.job.action {
             let operation = lane.job.operation(self.engine.at(self.region), id);
             if let Some(read) = operation.cached_read() {
-                // Not queued any more: no other operation may join this one, even if it fails.
+                // The lane is not queued any more: no other operation may join this one, even if
+                // it fails.
                 (lane.read, lane.state) = (read, LaneState::Reading);
                 let Err(failure) = operation.post_cached(&lane.read).map(drop) else { return };
                 lane.mailbox.answer(Err(failure));
@@ -331,12 +332,13 @@ impl<'s> LaneScheduler<'s> {
         }
     }
 
-    /// How many operations were started and whose [`Completed`] was not taken yet.
+    /// Returns the number of operations that were started and whose [`Completed`] was not taken
+    /// yet.
     pub(crate) fn in_flight(&self) -> usize {
         self.lanes.len() - self.free_lanes.len()
     }
 
-    /// How many operations can be in flight.
+    /// Returns the number of operations that can be in flight.
     pub(crate) fn depth(&self) -> usize {
         self.lanes.len()
     }
@@ -355,7 +357,7 @@ impl<'s> LaneScheduler<'s> {
     /// Waits for the next completed operation; `None` if none is in flight.
     pub(crate) fn wait(&mut self) -> Option<Completed<'_>> {
         while self.answered.is_empty() && self.in_flight() > 0 {
-            // Queued operations first: their chains share the next doorbell.
+            // Queued operations are posted first: their chains share the next doorbell.
             self.poll_lanes();
             if self.answered.is_empty() {
                 let Self { engine, chains_completed, .. } = self;
@@ -387,13 +389,13 @@ impl<'s> LaneScheduler<'s> {
                 self.advance(id);
             }
         }
-        let any_new = !self.gets.is_empty() || !self.changes.is_empty();
-        if any_new && self.has_room_for_new() {
-            // Reads the clock again: the lanes above may have spent long on large values.
+        let has_queued = !self.gets.is_empty() || !self.changes.is_empty();
+        if has_queued && self.has_room_for_another() {
+            // Read the clock again: the lanes above may have taken long to copy large values.
             self.engine.endpoint.tick();
             self.candidates.clear();
-            while self.has_room_for_new()
-                && let Some(id) = self.next_new()
+            while self.has_room_for_another()
+                && let Some(id) = self.next_queued()
             {
                 self.advance(id);
             }
@@ -406,14 +408,14 @@ impl<'s> LaneScheduler<'s> {
     /// cached location READs only a small window first, and then a value of any size. The window
     /// must not become too old while the value waits for room.
     #[inline]
-    fn has_room_for_new(&self) -> bool {
+    fn has_room_for_another(&self) -> bool {
         let under_way_bytes = self.begun * self.operation_bytes;
         self.waiting_for_room.is_empty()
             && self.engine.endpoint.has_room(self.region.index, under_way_bytes)
     }
 
     #[inline]
-    fn next_new(&mut self) -> Option<LaneId> {
+    fn next_queued(&mut self) -> Option<LaneId> {
         let Self { gets, changes, changes_first, .. } = self;
         let (first, second) = if *changes_first { (changes, gets) } else { (gets, changes) };
         first.pop_front().or_else(|| second.pop_front())

@@ -59,32 +59,32 @@ pub struct BlockHeader {
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
 impl BlockHeader {
-    /// The key's length, in bytes, unchecked.
+    /// The key's length, in bytes, without a check of the block.
     pub fn key_bytes(&self) -> usize {
         self.key_bytes.get().into()
     }
 
-    /// The length of header, key and value, in bytes, unchecked.
+    /// The length of header, key and value, in bytes, without a check of the block.
     pub fn block_bytes(&self) -> u64 {
         block_bytes(self.key_bytes(), self.value_bytes.get() as usize)
     }
 
-    /// The block's generation, unchecked.
+    /// The block's generation, without a check of the block.
     pub fn generation(&self) -> u32 {
         self.generation.get()
     }
 
-    /// The id of the client that wrote the block, unchecked.
+    /// The id of the client that wrote the block, without a check of the block.
     pub fn writer(&self) -> u16 {
         self.writer.get()
     }
 
-    /// The value's length, in bytes, unchecked.
+    /// The value's length, in bytes, without a check of the block.
     pub fn value_bytes(&self) -> u32 {
         self.value_bytes.get()
     }
 
-    /// When the writer filled the block, in milliseconds since 1970, unchecked.
+    /// When the writer filled the block, in milliseconds since 1970, without a check of the block.
     pub fn written_at_ms(&self) -> u64 {
         self.written_at_ms.get()
     }
@@ -92,7 +92,7 @@ impl BlockHeader {
 
 /// The size of a block's header, in bytes.
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
-/// Where the bytes that the checksum covers start in a block.
+/// The offset of the first byte that the checksum covers, from the start of a block.
 const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
 
 /// The first four bytes of a block. A WRITE sets them just before the block is unlinked.
@@ -153,7 +153,7 @@ impl HeaderWord {
 /// A block that no slot links, and the generation of its next content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FreeBlock {
-    /// Where it is.
+    /// The block's address.
     pub address: BlockAddress,
     /// The generation that its next writer stores in the header.
     pub generation: u32,
@@ -167,7 +167,7 @@ pub const fn block_bytes(key_bytes: usize, value_bytes: usize) -> u64 {
 /// The fields of a new block's header, except for the lengths and the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockStamp {
-    /// Where the block will be.
+    /// The address of the new block.
     pub address: BlockAddress,
     /// The generation of the new content.
     pub generation: u32,
@@ -176,7 +176,7 @@ pub struct BlockStamp {
     /// The writer's wall clock, milliseconds since 1970.
     pub written_at_ms: u64,
     /// When the value expires, in milliseconds since 1970; 0 for never. A later time than
-    /// [`EXPIRES_AT_MS_MAX`] is stored as that.
+    /// [`EXPIRES_AT_MS_MAX`] becomes [`EXPIRES_AT_MS_MAX`].
     pub expires_at_ms: u64,
 }
 

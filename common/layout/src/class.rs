@@ -110,8 +110,8 @@ impl BlockHeader {
         self.key_bytes() == key_bytes && class_for(key_bytes, value_bytes) == Some(class)
     }
 
-    /// When the value expires, in milliseconds since 1970; 0 for never. The caller has to verify the
-    /// checksum of the block.
+    /// When the value expires, in milliseconds since 1970, without a check of the block; 0 for
+    /// never.
     pub fn expires_at_ms(&self) -> u64 {
         self.expires_at_ms.get()
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_names_no_class_is_refused() {
+    fn an_index_without_a_class_is_refused() {
         assert!(SizeClass::from_index(59).is_ok());
         assert!(matches!(SizeClass::from_index(60), Err(LayoutError::SizeClass { index: 60 })));
     }

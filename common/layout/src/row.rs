@@ -95,7 +95,7 @@ impl RowHeader {
     }
 
     /// Whether the row belongs to the subtable of this local depth for keys with this directory
-    /// hash. A prefix and local depth name one subtable for ever (invariant I17).
+    /// hash. A prefix and local depth name one subtable forever (invariant I17).
     pub fn is_of(&self, directory_hash: u32, local_depth: u8) -> bool {
         self.local_depth == local_depth && self.covers(directory_hash)
     }

@@ -46,7 +46,7 @@ impl DirectoryEntry {
         self.0 as u8
     }
 
-    /// The byte offset of the subtable, unchecked.
+    /// The byte offset of the subtable, which may lie outside the heap.
     pub const fn offset(self) -> u64 {
         (self.0 >> 8).saturating_mul(SUBTABLE_BYTES)
     }

@@ -60,8 +60,8 @@ const COND_SHIFT: u32 = FINGERPRINT_SHIFT + 8;
 const STATE_SHIFT: u32 = COND_SHIFT + 1;
 const _: () = assert!(STATE_SHIFT + 3 == 64);
 
-/// The incarnation of a key whose INSERT claimed a slot by its hint. The slot was never used before,
-/// and no later incarnation of it has this number (invariant I21).
+/// The incarnation of a key whose INSERT claimed a slot by its hint. The slot was never used
+/// before, and no later incarnation of it has this number (invariant I21).
 pub const FIRST_INCARNATION: u8 = 1;
 /// The highest number of an incarnation (6 bits). The one after it is `FIRST_INCARNATION + 1`.
 pub const INCARNATION_MAX: u8 = (1 << 6) - 1;
@@ -129,12 +129,12 @@ impl SlotWord {
     }
 
     /// The LIVE word that replaces this one. It has another block, but the same incarnation and
-    /// fingerprint, and so the same key (invariant I5).
-    /// `conditional` is set if no PUT may count as overwritten by this word.
+    /// fingerprint, and so the same key (invariant I5). `conditional` is set if no PUT may count as
+    /// overwritten by this word.
     pub const fn live(self, block: BlockRef, conditional: bool) -> Self {
-        let kept = 0xff << FINGERPRINT_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT;
+        let kept_bits = 0xff << FINGERPRINT_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT;
         Self(
-            self.0 & kept
+            self.0 & kept_bits
                 | (SlotState::Live as u64) << STATE_SHIFT
                 | (conditional as u64) << COND_SHIFT
                 | block.bits(),
@@ -160,9 +160,9 @@ impl SlotWord {
     ///
     /// It is conditional, because no PUT may count as overwritten by a split.
     pub const fn copy_of(self, entry: Self) -> Self {
-        let kept = !(7 << STATE_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT);
+        let kept_bits = !(7 << STATE_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT);
         Self(
-            entry.0 & kept
+            entry.0 & kept_bits
                 | (SlotState::Copy as u64) << STATE_SHIFT
                 | 1 << COND_SHIFT
                 | self.next_incarnation(),
@@ -248,7 +248,7 @@ impl BlockAddress {
 /// A slot word's reference to its block: address, size class and low bits of the generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockRef {
-    /// Where the block is.
+    /// The block's address.
     pub address: BlockAddress,
     /// The size class of the block.
     pub class: SizeClass,
@@ -257,7 +257,7 @@ pub struct BlockRef {
 }
 
 impl BlockRef {
-    /// Whether a block of this generation is the one that is meant.
+    /// Whether a block of this generation can be the referenced one: the low bits agree.
     pub const fn has_generation(self, generation: u32) -> bool {
         generation as u8 == self.generation_low
     }

@@ -56,7 +56,7 @@ pub struct BlockDelivery {
     pub blocks: Vec<FreeBlock>,
 }
 
-/// The result of an attempt to take a block. A time is when to try again.
+/// The result of an attempt to take a block. The time in a variant is when to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeResult {
     /// A block, which belongs to the caller now.
@@ -65,7 +65,7 @@ pub enum TakeResult {
     Asked(Nanos),
     /// The server has no block, but may have some at that time.
     Soon(Nanos),
-    /// The server has no block, but one of the session's own has rested at that time.
+    /// The server has no block, but one of the session's own will have rested by that time.
     Resting(Nanos),
     /// Neither the session nor the server has a block.
     Exhausted,
@@ -162,7 +162,7 @@ impl Allocator {
         }
     }
 
-    /// The server's answer to the request for this split, if it was received.
+    /// Returns the server's answer to the request for this split, if the answer was received.
     pub fn split_outcome(&mut self, prefix: Prefix) -> Option<SplitOutcome> {
         self.splits.answer(prefix)
     }
@@ -183,7 +183,9 @@ impl Allocator {
         while let Some(delivery) = self.source.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);
             match delivery {
-                Delivery::Blocks(blocks) => take_in(&mut lists, blocks, self.grace_ns, clock()),
+                Delivery::Blocks(blocks) => {
+                    add_delivered(&mut lists, blocks, self.grace_ns, clock())
+                }
                 Delivery::Split(prefix, outcome) => self.splits.answered(prefix, outcome),
             }
         }
@@ -198,15 +200,16 @@ impl Allocator {
         self.held_blocks.drop_new(lane);
     }
 
-    /// Takes a block that the lane unlinked at `now`. Its next content has `block.generation`.
+    /// Adds a block that the lane unlinked at `now` to the resting blocks. Its next content has
+    /// `block.generation`.
     #[inline]
     pub fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
         let mut lists = self.held_blocks.lists();
         let list = lists.class(class);
         // The list has to stay in the order of the times (invariant I3). The block before this one
         // may have a later time, because `now` may be an older reading of the clock.
-        let last = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
-        list.resting.push_back((last.max(now + self.grace_ns), block));
+        let last_ready_at = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
+        list.resting.push_back((last_ready_at.max(now + self.grace_ns), block));
         self.held_blocks.drop_old(lane);
         let surplus = blocks_in(GIVE_BYTES, class) as usize;
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
@@ -248,8 +251,8 @@ impl Allocator {
 pub fn give_drained(lists: &mut Lists, mut give: impl FnMut(SizeClass, bool, Vec<FreeBlock>)) {
     for (class, ready, resting) in lists.drain() {
         for (rested, blocks) in [(true, ready), (false, resting)] {
-            for some in blocks.chunks(BLOCKS_PER_REQUEST_MAX) {
-                give(class, rested, some.to_vec());
+            for batch in blocks.chunks(BLOCKS_PER_REQUEST_MAX) {
+                give(class, rested, batch.to_vec());
             }
         }
     }
@@ -272,9 +275,9 @@ fn without_block(list: &ClassList, now: Nanos) -> TakeResult {
 /// Notes a request of blocks in the list. Returns how many to request; `None` if a request is
 /// outstanding or too early.
 fn begin_request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u32> {
-    let denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
-    let waits = list.ask_again_at.is_some_and(|at| now < at);
-    if list.requested || denied || waits {
+    let is_denied = list.denied_at.is_some_and(|at| now.saturating_sub(at) < DENIED_NS);
+    let is_early = list.ask_again_at.is_some_and(|at| now < at);
+    if list.requested || is_denied || is_early {
         return None;
     }
     let doubled = list.request_blocks.saturating_mul(2);
@@ -286,7 +289,7 @@ fn begin_request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u
 }
 
 /// Adds delivered blocks to the lists, or notes when to ask again if there are none.
-fn take_in(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, now: Nanos) {
+fn add_delivered(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, now: Nanos) {
     let BlockDelivery { class, rested, soon, blocks } = delivered;
     let list = lists.class(class);
     list.requested = false;

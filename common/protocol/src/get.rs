@@ -98,8 +98,8 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// Returns the value that a READ of [`Operation::post_cached`] found, or `Some(None)` if it has
-    /// expired. Returns `None`, and forgets the location, if the block does not prove that it is the
-    /// key's.
+    /// expired. Returns `None`, and forgets the location, if the block does not prove that it is
+    /// the key's.
     #[inline]
     pub fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let proved = self.prove_cached(read);

@@ -15,14 +15,15 @@ use farside_layout::{BlockAddress, FreeBlock, SizeClass};
 pub struct ClassList {
     /// Blocks that can be written at once.
     pub ready: Vec<FreeBlock>,
-    /// Unlinked blocks with the time from which they may be written (invariant I3), in its order.
+    /// Unlinked blocks with the time from which they may be written (invariant I3), in the order of
+    /// these times.
     pub resting: VecDeque<(Nanos, FreeBlock)>,
     /// Whether a request to the server is outstanding.
     pub requested: bool,
     /// The number of blocks in the latest request; 0 if the next one should be the smallest.
     pub request_blocks: u32,
-    /// Whether blocks were given to the server since the request. Then an answer without blocks may
-    /// be older than that, so the session asks again.
+    /// Whether blocks were given to the server since the request. An answer without blocks may
+    /// have been sent before the server got them, so the session asks again.
     pub recalled: bool,
     /// When the server answered that it has no blocks.
     pub denied_at: Option<Nanos>,
@@ -85,13 +86,13 @@ impl HeldAddress for AtomicU32 {
 }
 
 /// Notes that a lane holds a block, before the lane removes the block from its list or slot.
-/// Release: a thread that sees it removed also sees it here.
+/// Release: a thread that sees the removal also sees this note.
 #[inline]
 fn hold(held_address: &impl HeldAddress, block: u32) {
     held_address.store(block, Ordering::Release);
 }
 
-/// Notes that a lane holds the block no more. By now the block is linked or in a list.
+/// Notes that a lane no longer holds its block. By now the block is linked or in a list.
 #[inline]
 fn release(held_address: &impl HeldAddress) {
     held_address.store(0, Ordering::Release);
@@ -118,7 +119,7 @@ pub struct HeldBlocks {
 }
 
 impl HeldBlocks {
-    /// Those of a new session with this many lanes: none.
+    /// The state of a new session with this many lanes, which holds no block.
     pub fn new(lanes: u16) -> Self {
         let classes = SizeClass::all().map(|_| ClassList::default()).collect();
         Self {
@@ -186,9 +187,9 @@ impl HeldBlocks {
 
     /// The blocks that lanes hold. The caller holds the lock of the lists, so that no block is
     /// between a lane and a list.
-    pub fn in_hands(&self) -> impl Iterator<Item = BlockAddress> {
-        let each = self.lane_blocks.iter().flat_map(|blocks| [&blocks.new, &blocks.old]);
-        each.map(held).filter(|address| *address != 0).map(BlockAddress)
+    pub fn held_by_lanes(&self) -> impl Iterator<Item = BlockAddress> {
+        let addresses = self.lane_blocks.iter().flat_map(|blocks| [&blocks.new, &blocks.old]);
+        addresses.map(held).filter(|address| *address != 0).map(BlockAddress)
     }
 }
 
@@ -236,8 +237,8 @@ mod tests {
 
     impl Model {
         fn swap(&self, expected: u32, desired: u32) {
-            let (acquired, lost) = (Ordering::AcqRel, Ordering::Acquire);
-            self.slot.compare_exchange(expected.into(), desired.into(), acquired, lost).unwrap();
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            self.slot.compare_exchange(expected.into(), desired.into(), success, failure).unwrap();
         }
 
         /// Links the block with one PUT, and unlinks it with another.
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn mutants_that_lose_sight_of_a_block_are_caught() {
+    fn mutants_whose_reports_miss_a_block_are_caught() {
         for mutant in [Mutant::HeldLate, Mutant::ReleasedEarly, Mutant::OneReport] {
             assert!(catch_unwind(|| collection(mutant)).is_err(), "a mutant was not caught");
         }

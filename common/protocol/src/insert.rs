@@ -17,7 +17,7 @@ use super::window::{BlockRead, ENTRY_STATES, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
 use crate::failure::Failure;
 
-/// What a store requires of the key.
+/// The condition under which a store takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     /// Nothing.
@@ -52,8 +52,8 @@ pub(super) enum BlindInsert {
     Retry,
 }
 
-/// A slot that this operation has claimed. The claim holds while the slot's word is `word`: PENDING,
-/// or 0 if the slot was never used and the hint is the claim.
+/// A slot that this operation has claimed. The claim holds while the slot's word is `word`:
+/// PENDING, or 0 if the slot was never used and the hint is the claim.
 #[derive(Clone, Copy)]
 struct Claim {
     at: usize,
@@ -104,7 +104,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
         let at = self.choose_slot(first, |slot| !slot.is_claimed_by_hint());
         // If there is none, take a slot that a hint claims. The INSERT that claimed it may never
-        // end, and its hint blocks no other key.
+        // end, so its claim must block no other key.
         let Some(at) = at.or_else(|| self.choose_slot(first, Slot::is_claimed_by_hint)) else {
             let undecided = |slot: &Slot| {
                 matches!(slot.word().state(), SlotState::Pending | SlotState::Aborted)
@@ -262,8 +262,8 @@ impl<F: Fabric> Operation<'_, F> {
             let hint_matches = self.hint_matches(slot);
             // The word was LIVE before this READ began, so this READ saw its final hint: another
             // key's (docs/decisions/0002). If the word became LIVE meanwhile, the READ may have
-            // seen an older hint. But an INSERT that claimed by the hint set it before it read the
-            // window: so it saw this claim (invariant I8).
+            // seen an older hint. If that INSERT claimed by the hint, its claim then came after
+            // this one, so its READ saw this claim (invariant I12).
             if !hint_matches && (first.slots[at].word() == word || was_claimed_by_hint(word)) {
                 continue;
             }
@@ -402,8 +402,8 @@ impl<F: Fabric> Operation<'_, F> {
     }
 }
 
-/// Whether the INSERT that made this word LIVE had claimed its slot by the hint. Only such an INSERT
-/// uses the first incarnation.
+/// Whether the INSERT that made this word LIVE had claimed its slot by the hint. Only such an
+/// INSERT uses the first incarnation.
 fn was_claimed_by_hint(word: SlotWord) -> bool {
     word.incarnation() == FIRST_INCARNATION
 }

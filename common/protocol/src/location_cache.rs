@@ -69,7 +69,7 @@ const FIRST_SETS: usize = 1 << FIRST_SETS_BITS;
 const FIRST_SETS_BITS: u32 = 11;
 
 /// A set of entries: two cache lines of the processor. Each key prefers one of the two lines, so a
-/// lookup mostly loads a single line.
+/// lookup usually loads a single line.
 type Set = [AtomicU128; WAYS];
 const SET_BYTES: usize = WAYS * size_of::<PackedLocation>();
 const _: () = assert!(SET_BYTES == 128);
@@ -144,8 +144,8 @@ pub struct LocationCache {
 
 impl LocationCache {
     fn new(bytes: usize, proof_ns: Nanos, now: Nanos) -> Self {
-        let wanted = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
-        let mut sets_max = wanted;
+        let sets_wanted = (bytes / SET_BYTES + 1).next_power_of_two() / 2;
+        let mut sets_max = sets_wanted;
         // Without a cache all operations still work: they only take one more round trip.
         let memory = loop {
             match Pairs::new(sets_max * WAYS) {
@@ -153,7 +153,7 @@ impl LocationCache {
                 memory => break memory.ok(),
             }
         };
-        if sets_max < wanted {
+        if sets_max < sets_wanted {
             let mapped_bytes = sets_max * SET_BYTES;
             let cache_bytes = bytes;
             tracing::warn!(
@@ -171,15 +171,15 @@ impl LocationCache {
         }
     }
 
-    fn all(&self) -> &[AtomicU128] {
+    fn cells(&self) -> &[AtomicU128] {
         self.memory.as_deref().unwrap_or_default()
     }
 
     /// All cells in use. Only a thread that holds `upkeep` is sure to see cells that just came into
     /// use.
-    fn used(&self) -> &[AtomicU128] {
-        let all = self.all();
-        &all[..all.len().min(self.sets.load(Ordering::Acquire) * WAYS)]
+    fn cells_in_use(&self) -> &[AtomicU128] {
+        let cells = self.cells();
+        &cells[..cells.len().min(self.sets.load(Ordering::Acquire) * WAYS)]
     }
 
     #[inline]
@@ -207,7 +207,7 @@ impl LocationCache {
     #[inline]
     fn is_full(&self, filled: isize) -> bool {
         let sets = self.sets.load(Ordering::Relaxed);
-        filled > (sets * ENTRIES_PER_SET) as isize && sets * WAYS < self.all().len()
+        filled > (sets * ENTRIES_PER_SET) as isize && sets * WAYS < self.cells().len()
     }
 
     /// Doubles the number of sets in use: about half of the entries of each set move to a new set.
@@ -218,14 +218,14 @@ impl LocationCache {
         if !self.is_full(self.filled.0.load(Ordering::Relaxed)) {
             return;
         }
-        let (old, sets) = (self.used(), self.sets.load(Ordering::Relaxed));
-        let new = &self.all()[old.len()..];
+        let (old, sets) = (self.cells_in_use(), self.sets.load(Ordering::Relaxed));
+        let new = &self.cells()[old.len()..];
         let moves = |at: usize| {
             let known = entry(&old[at]);
             let stays = known.is_empty() || known.is_locked();
             (!stays && known.set_bits(at / WAYS) & sets != 0).then_some(known)
         };
-        // First copied, then removed, so that a lookup finds every entry meanwhile.
+        // Entries are first copied, then removed, so that a lookup finds every entry meanwhile.
         let mut entries_added = 0;
         for (at, to) in new.iter().enumerate().take(old.len()) {
             if let Some(known) = moves(at) {
@@ -240,20 +240,20 @@ impl LocationCache {
         self.filled.0.fetch_add(entries_added, Ordering::Relaxed);
     }
 
-    /// Moves the time base, in one pass over the cache. At least fourteen times the life of a proof
-    /// passes between two such passes.
+    /// Moves the time base, in one pass over the cache. Between two passes lies at least fourteen
+    /// times the life of a proof.
     #[cold]
     fn rebase(&self, now: Nanos) {
         if let Ok(_upkeep) = self.upkeep.try_lock()
-            && self.proofs.is_over(now)
+            && self.proofs.needs_rebase(now)
         {
-            self.proofs.rebase(now, self.used().iter());
+            self.proofs.rebase(now, self.cells_in_use().iter());
         }
     }
 
     /// Removes all entries, except those that other threads are replacing meanwhile.
     pub fn clear(&self) {
-        self.used().iter().for_each(|cell| self.forget_at(cell, entry(cell)));
+        self.cells_in_use().iter().for_each(|cell| self.forget_at(cell, entry(cell)));
     }
 
     /// Prefetches the cache line of a key that will be looked up soon.
@@ -279,7 +279,7 @@ impl LocationCache {
         match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {
                 self.prepare_base(location.proved_at);
-                // A second attempt, because another thread may be replacing the entry, mostly by
+                // A second attempt, because another thread may be replacing the entry, usually by
                 // an older location.
                 (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
             }
@@ -303,7 +303,7 @@ impl LocationCache {
     /// stored.
     #[inline]
     fn prepare_base(&self, at: Nanos) {
-        if self.proofs.is_over(at) {
+        if self.proofs.needs_rebase(at) {
             self.rebase(at);
         }
     }
@@ -358,7 +358,7 @@ impl LocationCache {
 
     /// Mixes all entries into a hash.
     pub fn hash_state(&self, hasher: &mut impl std::hash::Hasher) {
-        self.used().iter().for_each(|cell| hasher.write_u128(entry(cell).bits()));
+        self.cells_in_use().iter().for_each(|cell| hasher.write_u128(entry(cell).bits()));
     }
 }
 

@@ -17,7 +17,7 @@ use crate::location_cache::Location;
 use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
-use crate::waiting::is_over;
+use crate::waiting::has_timed_out;
 use crate::{Action, OperationError, Version};
 
 /// Limit on the attempts of an operation that other clients keep disturbing.
@@ -26,7 +26,7 @@ pub(crate) const ATTEMPTS_MAX: u32 = 128;
 const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
 /// Backoff: the longest random pause before the second attempt. It doubles with each attempt.
 const BACKOFF_NS: Nanos = 250;
-/// Limit on these doublings.
+/// Limit on the doublings of [`BACKOFF_NS`].
 const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 
 pub(crate) type ProtocolResult<T> = Result<T, Failure>;
@@ -94,8 +94,8 @@ pub(crate) struct ProvenSlot {
 }
 
 impl ProvenSlot {
-    /// A slot whose block was not READ. Behind a word that is not conditional there is no value
-    /// that expires (invariant I19).
+    /// A slot whose block was not READ. A word that is not conditional leads to no value that
+    /// expires (invariant I19).
     pub(crate) fn unread(slot: u64, word: SlotWord, proved_at: Nanos) -> Self {
         let expires_at_ms = (!word.is_conditional()).then_some(0);
         Self { slot, word, generation: None, expires_at_ms, proved_at }
@@ -223,11 +223,11 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// The region executes a chain later than that, so the value had expired then as well.
     #[inline]
     pub(crate) fn has_expired(&self, expires_at_ms: u64, posted: Nanos) -> bool {
-        expires_at_ms != 0 && self.is_over(expires_at_ms, posted)
+        expires_at_ms != 0 && self.is_past(expires_at_ms, posted)
     }
 
     #[cold]
-    fn is_over(&self, expires_at_ms: u64, posted: Nanos) -> bool {
+    fn is_past(&self, expires_at_ms: u64, posted: Nanos) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let since = fabric.now().saturating_sub(posted);
         let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
@@ -248,11 +248,12 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.handle().chain(self.lane, verbs, Nanos::MAX)
     }
 
-    /// Pauses before the next attempt, after other clients disturbed the last one. The pause is
-    /// random, so that two clients do not stay in step.
+    /// Pauses before the next attempt, after other clients disturbed this one. The pause is random,
+    /// so that two clients do not disturb each other again and again.
     ///
     /// # Errors
-    /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] of them, or after too many bytes.
+    /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] attempts, or if the attempts have READ
+    /// too many bytes.
     pub(crate) async fn try_again(&self, tries: &mut RetryState) -> ProtocolResult<()> {
         let read_bytes = self.engine.endpoint.fabric().lane_counters(self.lane).read_bytes;
         let attempts = tries.attempts;
@@ -266,22 +267,22 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Ok(())
     }
 
-    /// Pauses before it reads a word again that a split is moving: for microseconds, unless the
-    /// server was stopped in the split.
+    /// Pauses before the operation READs a word again that a split is moving. A move takes
+    /// microseconds, unless the server was stopped during the split.
     ///
     /// # Errors
-    /// [`OperationError::Contended`] if it takes too long.
+    /// [`OperationError::Contended`] if the move takes too long.
     pub(crate) async fn wait_for_split(&self, tries: &mut RetryState) -> ProtocolResult<()> {
         let now = self.now();
-        let moving = tries.moving.get_or_insert_with(|| WaitTimer::since(now));
-        moving.advance(now);
+        let move_wait = tries.move_wait.get_or_insert_with(|| WaitTimer::since(now));
+        move_wait.advance(now);
         if self.region.allocator().is_lost() {
             return Err(Failure::Lost(self.region.index));
         }
-        if is_over(moving) {
+        if has_timed_out(move_wait) {
             return Err(self.contended());
         }
-        let pause = moving.waited().clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
+        let pause = move_wait.waited().clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
         self.engine.endpoint.sleep_until(self.lane, now + pause).await;
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::location_cache::ConnectionCache;
 use crate::open_region::{Constants, OpenRegion, RegionOptions, UNUSED_SHARE_MAX};
-use crate::waiting::{is_over, no_answer};
+use crate::waiting::{has_timed_out, no_answer};
 use crate::{Exhausted, OperationError, ProtocolResult};
 
 /// The size of one READ of the directory, in bytes.
@@ -96,10 +96,10 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
             return Err(LayoutError::Field { field: "depth", value: depth.into() }.into());
         };
         let mut directory = Directory::with_depth(depth);
-        let total = 8u64 << depth;
-        for done in (0..total).step_by(DIRECTORY_READ_BYTES as usize) {
-            let bytes = DIRECTORY_READ_BYTES.min(total - done) as u32;
-            let read = [Verb::Read { remote: offset + done, into: Buffer::ReadBlock, bytes }];
+        let directory_bytes = 8u64 << depth;
+        for start in (0..directory_bytes).step_by(DIRECTORY_READ_BYTES as usize) {
+            let bytes = DIRECTORY_READ_BYTES.min(directory_bytes - start) as u32;
+            let read = [Verb::Read { remote: offset + start, into: Buffer::ReadBlock, bytes }];
             self.read(lane, &read).await?;
             let block = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
             directory.extend(&block[..bytes as usize], &self.region.geometry)?;
@@ -144,8 +144,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.engine.endpoint.now().saturating_sub(posted) <= self.region.constants.patience_ns
     }
 
-    /// Takes a free block of the class, and returns when. Waits for the server's answer, or for the
-    /// end of GRACE, if there is none.
+    /// Takes a free block of the class. Returns the block and the time at which it was taken. If
+    /// there is none, waits for the server's answer or for the end of GRACE.
     pub async fn take_block(
         self,
         lane: LaneId,
@@ -174,8 +174,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
                 TakeResult::Asked(_) if self.region.allocator().is_lost() => {
                     return Err(Failure::Lost(self.region.index));
                 }
-                TakeResult::Asked(_) if is_over(&waiting) => return Err(no_answer(&waiting)),
-                TakeResult::Soon(_) | TakeResult::Resting(_) if is_over(&waiting) => {
+                TakeResult::Asked(_) if has_timed_out(&waiting) => return Err(no_answer(&waiting)),
+                TakeResult::Soon(_) | TakeResult::Resting(_) if has_timed_out(&waiting) => {
                     return out_of_space();
                 }
                 TakeResult::Asked(until) | TakeResult::Soon(until) | TakeResult::Resting(until) => {
@@ -188,9 +188,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         }
     }
 
-    /// Makes INSERTs of this key claim a slot before they read the window. The next one claims this
-    /// slot of its home row.
-    pub fn expect_room(self, key: &[u8], slot: usize) {
+    /// Makes the next INSERT of this key claim this slot of its home row before it READs the
+    /// window.
+    pub fn expect_unused_slot(self, key: &[u8], slot: usize) {
         self.region.unused_share.set(UNUSED_SHARE_MAX);
         let hash = self.region.hasher.hash(key);
         let window = self.region.directory().window(hash);

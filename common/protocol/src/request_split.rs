@@ -8,7 +8,7 @@ use super::window::ObservedWindow;
 use super::{Operation, ProtocolResult, RetryState};
 use crate::failure::Failure;
 use crate::split_requests::Prefix;
-use crate::waiting::{is_over, no_answer};
+use crate::waiting::{has_timed_out, no_answer};
 use crate::{Exhausted, OperationError};
 
 /// How long an INSERT waits for the end of a split that is under way before it asks the server.
@@ -19,8 +19,9 @@ const ANSWER_POLL_NS: Nanos = 60_000;
 const LATER_NS: Nanos = 1_000_000;
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Asks the server to split the subtable of a full window: one message each way, and a READ now
-    /// and then. Returns false, after a pause, if the server has to be asked again.
+    /// Asks the server to split the subtable of a full window: one message each way, and a READ of
+    /// the window every [`ANSWER_POLL_NS`]. Returns false, after a pause, if the server has to be
+    /// asked again.
     ///
     /// # Errors
     /// [`OperationError::OutOfSpace`] if the server cannot split the subtable.
@@ -39,12 +40,14 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &ObservedWindow,
         tries: &mut RetryState,
     ) -> ProtocolResult<()> {
-        if tries.moving.as_ref().is_none_or(|moving| moving.waited() < FILLING_NS) {
+        if tries.move_wait.as_ref().is_none_or(|move_wait| move_wait.waited() < FILLING_NS) {
             return self.wait_for_split(tries).await;
         }
-        tries.moving = None;
-        let from = seen.local_depth.saturating_sub(1);
-        self.ask_for_split(Prefix::of(self.hash.directory(), from), seen, tries).await.map(drop)
+        tries.move_wait = None;
+        let old_depth = seen.local_depth.saturating_sub(1);
+        self.ask_for_split(Prefix::of(self.hash.directory(), old_depth), seen, tries)
+            .await
+            .map(drop)
     }
 
     async fn ask_for_split(
@@ -57,11 +60,11 @@ impl<F: Fabric> Operation<'_, F> {
         let outcome = self.split_outcome(prefix, seen).await;
         self.region.allocator().leave_split(prefix);
         let now = self.now();
-        let later = tries.later.get_or_insert_with(|| WaitTimer::since(now));
-        later.advance(now);
+        let memory_wait = tries.memory_wait.get_or_insert_with(|| WaitTimer::since(now));
+        memory_wait.advance(now);
         match outcome? {
             SplitOutcome::Done => Ok(true),
-            SplitOutcome::Later if !is_over(later) => {
+            SplitOutcome::Later if !has_timed_out(memory_wait) => {
                 self.engine.endpoint.sleep_until(self.lane, now + LATER_NS).await;
                 Ok(false)
             }
@@ -78,7 +81,7 @@ impl<F: Fabric> Operation<'_, F> {
         prefix: Prefix,
         seen: &ObservedWindow,
     ) -> ProtocolResult<SplitOutcome> {
-        let (mut waiting, mut later) = (WaitTimer::since(self.now()), ObservedWindow::unread());
+        let (mut waiting, mut current) = (WaitTimer::since(self.now()), ObservedWindow::unread());
         loop {
             let now = self.now();
             waiting.advance(now);
@@ -87,14 +90,14 @@ impl<F: Fabric> Operation<'_, F> {
             if let Some(outcome) = answer {
                 return Ok(outcome);
             }
-            self.read_window_at((seen.base, seen.local_depth), &mut later).await?;
-            if later.subtable_state != seen.subtable_state {
+            self.read_window_at((seen.base, seen.local_depth), &mut current).await?;
+            if current.subtable_state != seen.subtable_state {
                 return Ok(SplitOutcome::Done);
             }
             if self.region.allocator().is_lost() {
                 return Err(Failure::Lost(self.region.index));
             }
-            if is_over(&waiting) {
+            if has_timed_out(&waiting) {
                 return Err(no_answer(&waiting));
             }
             self.engine.endpoint.sleep_until(self.lane, now + ANSWER_POLL_NS).await;

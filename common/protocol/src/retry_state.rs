@@ -4,8 +4,8 @@
 use farside_fabric::waiting::WaitTimer;
 
 /// The maximum number of bytes that all attempts after the first READ. A value that does not arrive
-/// within GRACE mostly will not arrive the next time either. For a value of 512 KiB this is as much
-/// as all attempts READ.
+/// within GRACE will usually not arrive the next time either. For a value of 512 KiB this is as
+/// much as all attempts READ.
 const RETRIED_BYTES_MAX: u64 = 64 << 20;
 
 /// The attempts and waits of an operation so far.
@@ -15,17 +15,17 @@ pub(super) struct RetryState {
     /// The bytes that the lane had READ when the first attempt failed.
     read_bytes: Option<u64>,
     /// The wait for a split that is moving the key.
-    pub(super) moving: Option<WaitTimer>,
+    pub(super) move_wait: Option<WaitTimer>,
     /// The wait for a split for which the server has no memory yet.
-    pub(super) later: Option<WaitTimer>,
+    pub(super) memory_wait: Option<WaitTimer>,
 }
 
 impl RetryState {
-    /// Whether retries have READ too much. `read_bytes` is what the lane has READ in all; the first
-    /// call notes it.
+    /// Whether the retries have READ more than [`RETRIED_BYTES_MAX`]. `read_bytes` is the number of
+    /// bytes that the lane has READ so far. The first call notes this number.
     pub(super) fn have_read_too_much(&mut self, read_bytes: u64) -> bool {
-        let at_first = *self.read_bytes.get_or_insert(read_bytes);
-        read_bytes.wrapping_sub(at_first) > RETRIED_BYTES_MAX
+        let bytes_at_first = *self.read_bytes.get_or_insert(read_bytes);
+        read_bytes.wrapping_sub(bytes_at_first) > RETRIED_BYTES_MAX
     }
 
     /// The state of the next attempt, which has not waited yet.

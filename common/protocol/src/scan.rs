@@ -23,7 +23,7 @@ pub struct Entry {
     pub key: Vec<u8>,
     /// The value and its version.
     pub value: Value,
-    /// When it expires, a full millisecond; `None` for never.
+    /// When the value expires, a full millisecond; `None` for never.
     pub expires_at: Option<SystemTime>,
 }
 
@@ -54,7 +54,7 @@ pub struct ScanCursor {
     /// The slots of the part whose entries were not read yet.
     slots: Vec<ScannedSlot>,
     /// Whether a split moved an entry before it was read. Then the part is read again.
-    again: bool,
+    must_repeat_part: bool,
     /// The keys that were returned from this part, and from the larger one before a split.
     returned: HashSet<KeyHash>,
     /// The end of the hashes that `returned` covers.
@@ -65,11 +65,11 @@ impl ScanCursor {
     /// Starts the present part again. Keys of it that were returned are not returned again.
     pub fn restart_part(&mut self) {
         self.slots.clear();
-        self.again = true;
+        self.must_repeat_part = true;
     }
 }
 
-/// One more than the last directory hash.
+/// The number of directory hashes: one more than the last one.
 pub const HASHES: u64 = 1 << 32;
 /// Limit on the READs of a slot whose value is replaced between them.
 const FOLLOWS_MAX: u32 = 64;
@@ -104,10 +104,10 @@ pub async fn next_entry<F: Fabric>(
                     }
                 }
                 ScanRead::Gone => {}
-                ScanRead::Elsewhere => cursor.again = true,
+                ScanRead::Elsewhere => cursor.must_repeat_part = true,
             }
         }
-        if !std::mem::take(&mut cursor.again) {
+        if !std::mem::take(&mut cursor.must_repeat_part) {
             cursor.from = cursor.to;
         }
         if cursor.from == HASHES {
@@ -118,7 +118,7 @@ pub async fn next_entry<F: Fabric>(
         }
         let from = cursor.from as u32;
         let collected = collect(handle, lane, from, &mut cursor.slots).await;
-        // After an error the scan skips this part, as far as the directory shows it.
+        // After an error the scan skips this part, whose end the directory shows.
         cursor.to = end_of(from, handle.region.directory().subtable(from).local_depth);
         cursor.returned_to = cursor.returned_to.max(cursor.to);
         if let Err(error) = collected {
@@ -152,14 +152,15 @@ pub async fn read_slot<F: Fabric>(
     }
 }
 
-/// The end of the range of hashes that share this many leading bits with this one.
+/// Returns the end of the range of directory hashes that share this many leading bits with this
+/// one.
 fn end_of(directory_hash: u32, local_depth: u8) -> u64 {
     (u64::from(prefix_of(directory_hash, local_depth)) + 1) << (32 - u32::from(local_depth))
 }
 
-/// READs the subtable for keys with this directory hash, and those to which a split moves its keys.
-/// A moving entry is seen at least once, because the new subtables are READ after the old one
-/// (I14).
+/// READs the subtable for keys with this directory hash, and the subtables to which a split moves
+/// the keys. A moving entry is seen at least once, because the new subtables are READ after the old
+/// one (I14).
 async fn collect<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
@@ -177,7 +178,8 @@ async fn collect<F: Fabric>(
     Err(OperationError::Contended { attempts: COLLECTS_MAX }.into())
 }
 
-/// Returns false if the copy of the directory is out of date, or a READ took too long.
+/// [`collect`] for one copy of the directory. Returns false if the copy of the directory is out of
+/// date, or a READ took too long.
 async fn collect_from<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
@@ -234,24 +236,25 @@ async fn read_entry<F: Fabric>(
     let ScannedSlot { row, at, mut word, local_depth, directory_hash } = scanned;
     let (mut seen_at, mut damaged) = (None, 0);
     for _ in 0..FOLLOWS_MAX {
-        let reference = word.block()?;
-        handle.region.geometry.check_block(reference)?;
+        let block_ref = word.block()?;
+        handle.region.geometry.check_block(block_ref)?;
         let posted = handle.engine.endpoint.now();
         // The word is READ before the block, in the same round trip. If it is the same as before,
         // the block was linked when it was READ.
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
-        let chain = [read_row, read_block(reference, reference.class.block_bytes())];
+        let chain = [read_row, read_block(block_ref, block_ref.class.block_bytes())];
         handle.read(lane, &chain).await?;
         let fabric = handle.engine.endpoint.fabric();
-        let Ok((now, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window)) else {
+        let Ok((current_row, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window))
+        else {
             return Ok(ScanRead::Elsewhere);
         };
-        if !now.header.is_of(directory_hash, local_depth) {
+        if !current_row.header.is_of(directory_hash, local_depth) {
             return Ok(ScanRead::Elsewhere);
         }
-        let now = now.slots[at].word();
-        if !has_entry(now) {
-            let moved = now.state() == SlotState::Moved;
+        let current_word = current_row.slots[at].word();
+        if !has_entry(current_word) {
+            let moved = current_word.state() == SlotState::Moved;
             return Ok(if moved || !handle.is_fresh(posted) {
                 ScanRead::Elsewhere
             } else {
@@ -259,21 +262,23 @@ async fn read_entry<F: Fabric>(
             });
         }
         // The block was linked when it was READ, or less than GRACE before (invariant I3).
-        let is_linked = now == word && handle.is_fresh(posted);
-        if !is_linked && !seen_at.is_some_and(|at| handle.is_fresh(at)) {
-            (word, seen_at, damaged) = (now, Some(posted), 0);
+        let is_linked = current_word == word && handle.is_fresh(posted);
+        if !is_linked && !seen_at.is_some_and(|seen_at| handle.is_fresh(seen_at)) {
+            (word, seen_at, damaged) = (current_word, Some(posted), 0);
             continue;
         }
         let bytes =
-            &fabric.buffer(lane, Buffer::ReadBlock)[..reference.class.block_bytes() as usize];
-        match Block::decode(bytes, reference.address) {
+            &fabric.buffer(lane, Buffer::ReadBlock)[..block_ref.class.block_bytes() as usize];
+        match Block::decode(bytes, block_ref.address) {
             Ok(block) => {
                 let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
-                let entry = entry(&block, reference.address);
+                let entry = entry(&block, block_ref.address);
                 let has_expired = entry.expires_at.is_some_and(|end| end <= wall);
                 return Ok(if has_expired { ScanRead::Gone } else { ScanRead::Entry(entry) });
             }
-            Err(_) if now != word => (word, seen_at, damaged) = (now, Some(posted), 0),
+            Err(_) if current_word != word => {
+                (word, seen_at, damaged) = (current_word, Some(posted), 0)
+            }
             Err(error) => {
                 damaged += 1;
                 if damaged == DAMAGE_READS_MAX {

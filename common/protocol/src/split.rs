@@ -1,10 +1,10 @@
 //! Splitting a subtable while clients read and write: every entry moves to one of two new
 //! subtables.
 //!
-//! kv-server does this, through an endpoint of its own. It can be interrupted at any moment: the
-//! index stays usable, and the same call continues from there. A step takes one round trip for as
-//! many slots as there are lanes, and none waits for a client. `docs/protocol.md` ("Splits") has
-//! the steps.
+//! kv-server splits subtables, through an endpoint of its own. A split can be interrupted at any
+//! moment: the index stays usable, and the same call continues from there. A step takes one round
+//! trip for as many slots as there are lanes, and no step waits for a client. `docs/protocol.md`
+//! ("Splits") has the steps.
 
 mod chains;
 mod directory;
@@ -235,11 +235,11 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         let found = self.execute_batch(&chains).await?;
         let (mut frozen, mut damaged) = (Vec::new(), Vec::new());
         for (lane, (at, found)) in left.iter().copied().zip(found).enumerate() {
-            let was = words.old[at];
-            if was.state() != SlotState::Frozen {
+            let before = words.old[at];
+            if before.state() != SlotState::Frozen {
                 let found = SlotWord::from_bits(found);
-                words.old[at] = if found == was { after_first_step(was) } else { found };
-                if found != was {
+                words.old[at] = if found == before { after_first_step(before) } else { found };
+                if found != before {
                     continue;
                 }
             }
@@ -297,11 +297,11 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         let (header, rest) =
             BlockHeader::ref_from_prefix(fabric.buffer(lane, Buffer::ReadBlock)).ok()?;
         let hash = self.hasher.hash(rest.get(..header.key_bytes())?);
-        let is_here = prefix_of(hash.directory(), split.local_depth) == split.prefix;
+        let belongs_here = prefix_of(hash.directory(), split.local_depth) == split.prefix;
         // The hint is made of 64 bits of the key's hash, so it proves that the key is undamaged.
-        let is_right = slot.word() == frozen && slot.is_of(hash);
+        let is_undamaged = slot.word() == frozen && slot.is_of(hash);
         let side = side_of(hash.directory(), split.local_depth);
-        (is_here && is_right).then_some(MovingEntry { at, side, hash })
+        (belongs_here && is_undamaged).then_some(MovingEntry { at, side, hash })
     }
 
     /// Carries FROZEN entries to the same slots of their new subtables: COPY, then the hint, then
@@ -316,7 +316,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         entries: Vec<MovingEntry>,
     ) -> Result<(), ChainError> {
         let slot_of = |entry: &MovingEntry| split.new[entry.side] + slot_offset(entry.at);
-        let copies = |words: &Words, entry: &MovingEntry| {
+        let copy_words = |words: &Words, entry: &MovingEntry| {
             let (frozen, new) = (words.old[entry.at], words.new[entry.side][entry.at]);
             match new.state() {
                 SlotState::Moved => Some((new, new.copy_of(frozen))),
@@ -326,9 +326,9 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
             }
         };
         let (ready, blocked): (Vec<MovingEntry>, Vec<MovingEntry>) =
-            entries.into_iter().partition(|entry| copies(words, entry).is_some());
+            entries.into_iter().partition(|entry| copy_words(words, entry).is_some());
         let copy = |entry: &MovingEntry| {
-            let (expected, desired) = copies(words, entry).unwrap_or_default();
+            let (expected, desired) = copy_words(words, entry).unwrap_or_default();
             Chain::of(&[swap(slot_of(entry), expected, desired)])
         };
         let chains: Vec<Chain> = ready.iter().map(copy).collect();
@@ -336,7 +336,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         let mut blocked: Vec<usize> = blocked.iter().map(|entry| entry.at).collect();
         let mut copied = Vec::with_capacity(ready.len());
         for (entry, found) in ready.into_iter().zip(found) {
-            let (expected, desired) = copies(words, &entry).unwrap_or_default();
+            let (expected, desired) = copy_words(words, &entry).unwrap_or_default();
             if found == expected.bits() {
                 words.new[entry.side][entry.at] = desired;
                 copied.push(entry);

@@ -32,42 +32,43 @@ struct SplitRequest {
 /// The splits that lanes wait for. Lanes that need the same split share one request.
 #[derive(Default)]
 pub(crate) struct SplitRequests {
-    asked: Vec<SplitRequest>,
+    requests: Vec<SplitRequest>,
 }
 
 impl SplitRequests {
     fn find(&mut self, prefix: Prefix) -> Option<usize> {
-        self.asked.iter().position(|asked| asked.prefix == prefix)
+        self.requests.iter().position(|request| request.prefix == prefix)
     }
 
     /// Adds a lane to those that wait for this split. Returns true if it is the first one, which
     /// has to send the request.
     pub(crate) fn join(&mut self, prefix: Prefix) -> bool {
         if let Some(at) = self.find(prefix) {
-            self.asked[at].lanes += 1;
+            self.requests[at].lanes += 1;
             return false;
         }
-        self.asked.push(SplitRequest { prefix, lanes: 1, answer: None });
+        self.requests.push(SplitRequest { prefix, lanes: 1, answer: None });
         true
     }
 
     /// The server's answer, if it has arrived.
     pub(crate) fn answer(&mut self, prefix: Prefix) -> Option<SplitOutcome> {
-        self.find(prefix).and_then(|at| self.asked[at].answer)
+        self.find(prefix).and_then(|at| self.requests[at].answer)
     }
 
+    /// Notes the server's answer.
     pub(crate) fn answered(&mut self, prefix: Prefix, outcome: SplitOutcome) {
         if let Some(at) = self.find(prefix) {
-            self.asked[at].answer = Some(outcome);
+            self.requests[at].answer = Some(outcome);
         }
     }
 
     /// Removes a lane from those that wait for this split.
     pub(crate) fn leave(&mut self, prefix: Prefix) {
         let Some(at) = self.find(prefix) else { return };
-        self.asked[at].lanes -= 1;
-        if self.asked[at].lanes == 0 {
-            self.asked.swap_remove(at);
+        self.requests[at].lanes -= 1;
+        if self.requests[at].lanes == 0 {
+            self.requests.swap_remove(at);
         }
     }
 }

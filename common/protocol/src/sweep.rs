@@ -14,8 +14,9 @@ const LANE: LaneId = LaneId(0);
 /// fenced. Returns whether it did. `block_of` READs a block.
 ///
 /// The block is READ after the word. The owner of the word wrote the block before the word. Until
-/// the READ no fenced client can have written it again, and a client that got it later is not one
-/// of these. So the block's writer is the word's owner if it is one of these clients.
+/// the READ no fenced client can have written it again, and a client that got the block later is
+/// not one of these clients. So the block's writer is the word's owner if it is one of these
+/// clients.
 ///
 /// # Errors
 /// [`ChainError`] when the endpoint does not reach the region any more.

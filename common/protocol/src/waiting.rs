@@ -9,11 +9,12 @@ use crate::failure::Failure;
 /// expects. Then the operation fails.
 const TIMEOUT_NS: Nanos = 5_000_000_000;
 
-pub(crate) fn is_over(waiting: &WaitTimer) -> bool {
+/// Whether the wait has taken longer than [`TIMEOUT_NS`].
+pub(crate) fn has_timed_out(waiting: &WaitTimer) -> bool {
     waiting.waited() > TIMEOUT_NS
 }
 
-/// The failure of an operation whose wait is over.
+/// Returns the failure of an operation whose wait has timed out.
 pub(crate) fn no_answer(waiting: &WaitTimer) -> Failure {
     Failure::NoAnswer(waiting.waited())
 }
@@ -27,12 +28,12 @@ mod tests {
     #[test]
     fn the_time_in_which_a_process_was_stopped_is_not_counted() {
         let mut waiting = WaitTimer::since(7);
-        for look in 1..=50 {
-            waiting.advance(look * 1000 * WAITED_NS_MAX);
+        for wake in 1..=50 {
+            waiting.advance(wake * 1000 * WAITED_NS_MAX);
         }
-        assert!(!is_over(&waiting));
+        assert!(!has_timed_out(&waiting));
         waiting.advance(51_000 * WAITED_NS_MAX);
-        assert!(is_over(&waiting));
+        assert!(has_timed_out(&waiting));
         let Failure::NoAnswer(waited) = no_answer(&waiting) else { panic!("it waited in vain") };
         assert_eq!(waited, 51 * WAITED_NS_MAX);
     }

@@ -1,18 +1,17 @@
 //! Snapshot files: keys, values and their times of expiry, compressed and checksummed.
 //!
-//! `kv-cli snapshot` writes them, `kv-server --restore` reads them. They are
-//! independent of the size and the format of the region that they came from.
+//! `kv-cli snapshot` writes them, `kv-server --restore` reads them. They are independent of the
+//! size and the format of the region that they came from.
 //!
 //! # The bytes
 //! All integers are little-endian.
 //! ```text
-//! file    magic "farsnap\0", version u32, one zstd frame with a checksum of its content
-//! frame   frame header, records
-//! frame header
-//!         time of the snapshot u64 in seconds since 1970, the region's limits: key_bytes_max u32
-//!         and value_bytes_max u32, both 0 if unknown
-//! record  key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in milliseconds
-//!         since 1970 or 0 for never, key, value
+//! file          magic "farsnap\0", version u32, one zstd frame with a checksum of its content
+//! frame         frame header, records
+//! frame header  time of the snapshot u64 in seconds since 1970, the region's limits:
+//!               key_bytes_max u32 and value_bytes_max u32, both 0 if unknown
+//! record        key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in
+//!               milliseconds since 1970 or 0 for never, key, value
 //! ```
 //! zstd's checksum covers every byte of the content. It is at the end of the file, so a reader must
 //! not trust any record before it has read the last one.
@@ -38,6 +37,7 @@ const RECORD_BYTES_MAX: usize = 6 << 20;
 /// file with a larger one.
 const WINDOW_LOG: u32 = 21;
 
+/// The start of the file; the frame follows.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct FileHeader {
@@ -46,7 +46,7 @@ struct FileHeader {
 }
 const _: () = assert!(size_of::<FileHeader>() == 12);
 
-/// The start of the frame.
+/// The start of the frame; records follow.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct FrameHeader {

@@ -13,7 +13,7 @@ use crate::{
 /// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
 /// more memory than zstd's window and the largest record.
 pub struct Reader<R: BufRead> {
-    from: BufReader<Decoder<'static, R>>,
+    input: BufReader<Decoder<'static, R>>,
     frame_header: FrameHeader,
     /// The key and value of the record that was read last.
     content: Vec<u8>,
@@ -25,9 +25,9 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     /// [`SnapshotError`] if this is not the start of a snapshot.
-    pub fn open(mut from: R) -> Result<Self, SnapshotError> {
+    pub fn open(mut file: R) -> Result<Self, SnapshotError> {
         let mut header = FileHeader::new_zeroed();
-        match from.read_exact(header.as_mut_bytes()) {
+        match file.read_exact(header.as_mut_bytes()) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 return Err(SnapshotError::NotASnapshot);
@@ -41,12 +41,12 @@ impl<R: BufRead> Reader<R> {
         if found != VERSION {
             return Err(SnapshotError::Version { found, known: VERSION });
         }
-        let mut decoder = Decoder::with_buffer(from)?.single_frame();
+        let mut decoder = Decoder::with_buffer(file)?.single_frame();
         decoder.window_log_max(WINDOW_LOG)?;
-        let (from, frame_header) = (BufReader::new(decoder), FrameHeader::new_zeroed());
-        let mut reader = Self { from, frame_header, content: Vec::new(), records: 0 };
-        let read = reader.from.read_exact(reader.frame_header.as_mut_bytes());
-        read.map_err(|error| reader.explain(error))?;
+        let (input, frame_header) = (BufReader::new(decoder), FrameHeader::new_zeroed());
+        let mut reader = Self { input, frame_header, content: Vec::new(), records: 0 };
+        let read = reader.input.read_exact(reader.frame_header.as_mut_bytes());
+        read.map_err(|error| reader.convert(error))?;
         Ok(reader)
     }
 
@@ -73,22 +73,22 @@ impl<R: BufRead> Reader<R> {
     /// # Errors
     /// [`SnapshotError`]. After an error no further record can be read.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, SnapshotError> {
-        match self.from.fill_buf() {
+        match self.input.fill_buf() {
             Ok([]) => return self.check_end().map(|()| None),
             Ok(_) => {}
-            Err(error) => return Err(self.explain(error)),
+            Err(error) => return Err(self.convert(error)),
         }
         let mut header = RecordHeader::new_zeroed();
-        let read = self.from.read_exact(header.as_mut_bytes());
-        read.map_err(|error| self.explain(error))?;
+        let read = self.input.read_exact(header.as_mut_bytes());
+        read.map_err(|error| self.convert(error))?;
         let key_bytes = usize::from(header.key_bytes.get());
         let bytes = key_bytes + header.value_bytes.get() as usize;
         if key_bytes == 0 || header.reserved != [0; 2] || bytes > RECORD_BYTES_MAX {
             return Err(self.corrupt("record"));
         }
         self.content.resize(bytes, 0);
-        let read = self.from.read_exact(&mut self.content);
-        read.map_err(|error| self.explain(error))?;
+        let read = self.input.read_exact(&mut self.content);
+        read.map_err(|error| self.convert(error))?;
         self.records += 1;
         let (key, value) = self.content.split_at(key_bytes);
         Ok(Some(Record { key, value, expires_at_ms: header.expires_at_ms.get() }))
@@ -96,7 +96,7 @@ impl<R: BufRead> Reader<R> {
 
     /// Checks that nothing follows the frame.
     fn check_end(&mut self) -> Result<(), SnapshotError> {
-        match self.from.get_mut().get_mut().fill_buf()? {
+        match self.input.get_mut().get_mut().fill_buf()? {
             [] => Ok(()),
             _ => Err(self.corrupt("bytes after the end")),
         }
@@ -107,7 +107,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Converts an error of the decoder. Its own errors, unlike the system's, mean a corrupt file.
-    fn explain(&self, error: io::Error) -> SnapshotError {
+    fn convert(&self, error: io::Error) -> SnapshotError {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => SnapshotError::Truncated { records: self.records },
             io::ErrorKind::Other if error.raw_os_error().is_none() => {

@@ -5,9 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-type Owned = (Vec<u8>, Vec<u8>, u64);
+type OwnedRecord = (Vec<u8>, Vec<u8>, u64);
 
-fn snapshot_of(records: &[Owned]) -> Vec<u8> {
+fn snapshot_of(records: &[OwnedRecord]) -> Vec<u8> {
     let mut writer = Writer::create(Vec::new(), 1234, None).unwrap();
     for (key, value, expires_at_ms) in records {
         writer.push(&Record { key, value, expires_at_ms: *expires_at_ms }).unwrap();
@@ -15,7 +15,7 @@ fn snapshot_of(records: &[Owned]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-fn read(bytes: &[u8]) -> Result<Vec<Owned>, SnapshotError> {
+fn read(bytes: &[u8]) -> Result<Vec<OwnedRecord>, SnapshotError> {
     let mut reader = Reader::open(bytes)?;
     let mut records = Vec::new();
     while let Some(Record { key, value, expires_at_ms }) = reader.next_record()? {
@@ -26,7 +26,7 @@ fn read(bytes: &[u8]) -> Result<Vec<Owned>, SnapshotError> {
 }
 
 /// Records that compress badly, and more of them than zstd's window holds.
-fn sample() -> Vec<Owned> {
+fn sample() -> Vec<OwnedRecord> {
     let mut state = 1u64;
     let mut noise = |bytes: usize| -> Vec<u8> {
         let step = |_| {
@@ -40,11 +40,11 @@ fn sample() -> Vec<Owned> {
         .collect()
 }
 
-/// A file with this content after its headers, and with a valid checksum.
+/// Returns a file with this content after its headers, and with a valid checksum.
 fn file_of(content: &[u8]) -> Vec<u8> {
-    let mut to = Writer::create(Vec::new(), 0, None).unwrap();
-    to.push_bytes(content);
-    to.finish().unwrap()
+    let mut writer = Writer::create(Vec::new(), 0, None).unwrap();
+    writer.push_bytes(content);
+    writer.finish().unwrap()
 }
 
 #[test]
@@ -142,8 +142,8 @@ fn a_file_with_a_larger_window_is_refused() {
 }
 
 /// Flips every bit of a file that compresses well, and of one that does not. A few bits have no
-/// meaning to zstd: the padding of its tables, and the bits of the window's size
-/// that tell sizes apart which decode this file alike.
+/// meaning to zstd: the padding of its tables, and some bits of the window's size, because several
+/// sizes are large enough for this file.
 #[test]
 fn a_changed_bit_is_refused_or_changes_no_record() {
     let text = (0..60u64)
@@ -167,15 +167,15 @@ fn a_changed_bit_is_refused_or_changes_no_record() {
 proptest! {
     #[test]
     fn any_records_round_trip(records: Vec<(Vec<u8>, Vec<u8>, u64)>) {
-        let records: Vec<Owned> =
+        let records: Vec<OwnedRecord> =
             records.into_iter().filter(|(key, ..)| !key.is_empty()).collect();
         prop_assert_eq!(read(&snapshot_of(&records)).unwrap(), records);
     }
 
     #[test]
-    fn any_bytes_are_a_snapshot_or_an_error(bytes: Vec<u8>, behind_a_header: bool) {
+    fn any_bytes_are_a_snapshot_or_an_error(bytes: Vec<u8>, after_a_header: bool) {
         let header = &snapshot_of(&[])[..size_of::<FileHeader>()];
-        let start = if behind_a_header { header } else { &[] };
+        let start = if after_a_header { header } else { &[] };
         let _ = read(&[start, &bytes].concat());
     }
 }

@@ -10,8 +10,8 @@ use crate::{
     VERSION, WINDOW_LOG,
 };
 
-/// Writes a snapshot, record by record. Without [`Writer::finish`] the
-/// file has no end, and readers refuse it.
+/// Writes a snapshot, record by record. Without [`Writer::finish`] the file has no end, and readers
+/// refuse it.
 pub struct Writer<W: Write> {
     to: Encoder<'static, W>,
 }

@@ -140,7 +140,7 @@ impl<'s> Prepared<'s> {
         };
         let session = self.open_with(world, options);
         if let Some(slot) = script.and_then(|script| script.guess) {
-            session.expect_room(&keys()[0], slot);
+            session.expect_unused_slot(&keys()[0], slot);
         }
         session
     }

@@ -45,8 +45,8 @@ impl TestSession {
     }
 
     /// Makes INSERTs of this key blind. The next one claims this slot of the home row.
-    pub(crate) fn expect_room(&self, key: &[u8], slot: usize) {
-        self.engine.at(&self.region).expect_room(key, slot);
+    pub(crate) fn expect_unused_slot(&self, key: &[u8], slot: usize) {
+        self.engine.at(&self.region).expect_unused_slot(key, slot);
     }
 
     /// The session's endpoint.

@@ -69,7 +69,7 @@ fn a_victim() {
         engine.handle().perform(Action::Get, key, &[]).unwrap();
     }
     if name == UNSEEN {
-        engine.handle().expect_room(key, verbs_left as usize % SLOTS_PER_ROW);
+        engine.handle().expect_unused_slot(key, verbs_left as usize % SLOTS_PER_ROW);
     }
     faults.die_after(verbs_left);
     engine.handle().perform(action, key, NEW).unwrap();

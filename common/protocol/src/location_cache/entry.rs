@@ -158,8 +158,8 @@ impl PackedLocation {
         })
     }
 
-    /// The bits of the hash that tell the key of an entry. The first sets, the window and the
-    /// fingerprint are chosen by other bits. A cached PUT or DELETE compares no key, so it relies
+    /// The bits of the hash by which an entry recognizes its key. Other bits choose the first sets,
+    /// the window and the fingerprint. A cached PUT or DELETE compares no key, so it relies
     /// on this tag: docs/decisions/0006.
     #[inline]
     pub(super) fn tag(hash: KeyHash) -> u64 {

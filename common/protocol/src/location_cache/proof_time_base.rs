@@ -43,7 +43,8 @@ impl ProofTimeBase {
         if stamp == 0 { 0 } else { (self.base + stamp - 1) << self.unit_shift }
     }
 
-    /// The latest base before which no proof is still good at `now`.
+    /// Returns the base to use from `now` on. All proofs from before that base are too old to be
+    /// used.
     pub(super) fn later(self, now: Nanos) -> Self {
         let base = (now >> self.unit_shift).saturating_sub(UNITS_KEPT).max(self.base);
         Self { base, ..self }

@@ -6,8 +6,8 @@
 //!
 //! So a writer locks an entry before it reads the base for the stamp. A thread that moves the base
 //! first gives the new base to writers, then rewrites the stamp in every cell, then gives the new
-//! base to readers. Meanwhile a reader takes an entry with a new stamp for older than it is, which
-//! costs round trips only. If a cell stays locked, readers keep the old base until the next
+//! base to readers. Meanwhile an entry with a new stamp looks older to readers than it is, which
+//! costs only round trips. If a cell stays locked, readers keep the old base until the next
 //! attempt.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,12 +112,13 @@ fn age_entry<P: CacheCell>(cell: &P, passed: u64) -> bool {
     })
 }
 
-/// The meaning of stamps in a cache.
+/// The bases by which the stamps of a cache are written and read.
 pub(super) struct ProofClock<B> {
     /// Log2 of a unit in nanoseconds.
     unit_shift: u32,
-    /// The base for the stamps of new entries, and the base for reading stamps.
+    /// The base for the stamps of new entries.
     writers: B,
+    /// The base by which stamps are read.
     readers: B,
 }
 
@@ -136,7 +137,8 @@ impl<B: Base> ProofClock<B> {
         ProofTimeBase { unit_shift: self.unit_shift, base }
     }
 
-    /// The base for entries that are loaded after this call. By it no entry looks newer than it is.
+    /// The base for entries that are loaded after this call. By this base no entry looks newer than
+    /// it is.
     #[inline]
     pub(super) fn for_reading(&self) -> ProofTimeBase {
         self.time_base(self.readers.load(Ordering::Acquire))
@@ -156,7 +158,7 @@ impl<B: Base> ProofClock<B> {
 
     /// Whether the base is too old for a proof at `at`, and no thread tried to move it lately.
     #[inline]
-    pub(super) fn is_over(&self, at: Nanos) -> bool {
+    pub(super) fn needs_rebase(&self, at: Nanos) -> bool {
         self.for_reading().since_base(at) > ProofTimeBase::STAMP_MAX
             && self.for_writing().since_base(at) > UNITS_KEPT + 1
     }

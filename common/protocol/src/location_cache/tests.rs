@@ -113,7 +113,7 @@ fn proofs_keep_their_time_until_they_are_useless() {
 
 /// Hardly any two keys have the same tag, and every bit of the tag varies.
 #[test]
-fn tags_differ() {
+fn keys_rarely_share_a_tag_and_every_bit_of_it_varies() {
     let tags = (0..100_000).map(|n| PackedLocation::tag(hash(n)));
     let distinct: std::collections::HashSet<u64> = tags.clone().collect();
     // With 2^33 possible tags, half a pair of equal ones is expected.
@@ -177,7 +177,7 @@ fn sets_double_with_the_number_of_entries() {
 fn memory_is_bounded_and_zero_bytes_turn_the_cache_off() {
     for bytes in [128, 255, 256, 1000, 1 << 20] {
         let cache = cache(bytes);
-        assert!((128..=bytes).contains(&(cache.all().len() * size_of::<PackedLocation>())));
+        assert!((128..=bytes).contains(&(cache.cells().len() * size_of::<PackedLocation>())));
     }
     let off = cache(0);
     off.put(hash(1), location(1, 1));

@@ -36,12 +36,12 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
 
     /// Whether an earlier call has moved all entries: then a row of a new subtable is not `filling`
     /// any more. No earlier use of the place left such a header, because a prefix and local depth
-    /// belong to one subtable for ever (invariant I17).
+    /// belong to one subtable forever (invariant I17).
     pub(super) async fn is_released(&self, split: &Split) -> Result<bool, ChainError> {
         for (side, subtable) in split.new.into_iter().enumerate() {
-            let [place, _] = split.header(side).words();
+            let [prefix_word, _] = split.header(side).words();
             let rows = self.read_rows(subtable).await?;
-            if rows[self.rows.clone()].iter().any(|row| row.header.words()[0] == place) {
+            if rows[self.rows.clone()].iter().any(|row| row.header.words()[0] == prefix_word) {
                 return Ok(true);
             }
         }
@@ -93,11 +93,11 @@ impl<F: Fabric> SubtableSplitter<'_, F> {
         headers: [RowHeader; 2],
     ) -> Result<(), ChainError> {
         for (subtable, header) in split.new.into_iter().zip(headers) {
-            let [place, forward] = header.words();
+            let [prefix_word, forward] = header.words();
             self.execute_all(self.rows_of(subtable).map(|row| {
                 Chain::of(&[
                     Verb::WriteWord { remote: row + FORWARD_OFFSET, value: forward },
-                    Verb::WriteWord { remote: row, value: place },
+                    Verb::WriteWord { remote: row, value: prefix_word },
                 ])
             }))
             .await?;

@@ -128,7 +128,7 @@ const TAKEN: &str = "an old proof is taken for a later one";
 /// The maximum number of preemptions in an execution that loom explores.
 const PREEMPTIONS_MAX: usize = 2;
 
-/// Explores a thread that moves the base beside writers of the entry. With less than two writers,
+/// Explores a thread that moves the base beside writers of the entry. With fewer than two writers,
 /// another thread reads the entry.
 fn threads(writers: usize, was_proved: bool, mutant: Mutant) {
     let mut builder = loom::model::Builder::new();
@@ -148,7 +148,7 @@ fn threads(writers: usize, was_proved: bool, mutant: Mutant) {
 }
 
 #[test]
-fn no_proof_is_ever_taken_for_a_later_one() {
+fn no_proof_looks_later_than_it_is() {
     for was_proved in [false, true] {
         threads(1, was_proved, Mutant::Correct);
     }
@@ -156,7 +156,7 @@ fn no_proof_is_ever_taken_for_a_later_one() {
 }
 
 #[test]
-fn mutants_that_take_a_proof_for_a_later_one_are_caught() {
+fn mutants_that_make_a_proof_look_later_are_caught() {
     use Mutant::*;
     let mutants = [
         (1, false, BaseBeforeLock),
