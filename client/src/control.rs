@@ -306,7 +306,9 @@ impl ControlThread {
             return Err(ThreadEnd::Goodbye);
         }
         if since.elapsed() > FLUSH_TIMEOUT {
-            return Err(ThreadEnd::Lost("it did not accept the last messages in time".into()));
+            return Err(ThreadEnd::Lost(
+                "the server did not accept the last messages in time".into(),
+            ));
         }
         Ok(())
     }
@@ -315,7 +317,9 @@ impl ControlThread {
         loop {
             match self.channel.receive(&mut self.buffer) {
                 Ok(None) => return Ok(()),
-                Ok(Some(0)) => return Err(ThreadEnd::Lost("it closed the connection".into())),
+                Ok(Some(0)) => {
+                    return Err(ThreadEnd::Lost("the server closed the connection".into()));
+                }
                 Ok(Some(bytes)) => self.handle(bytes)?,
                 Err(error) => return Err(ThreadEnd::Lost(error.to_string())),
             }
@@ -362,7 +366,7 @@ impl ControlThread {
                 cell.answered.notify_all();
                 Ok(())
             }
-            _ => Err(ThreadEnd::Lost("it sent a reply that matches no request".into())),
+            _ => Err(ThreadEnd::Lost("the server sent a reply that matches no request".into())),
         }
     }
 

@@ -145,7 +145,7 @@ impl ClientBuilder {
     /// for emulated networks and fault injection.
     ///
     /// `intercept` is called once for each session and connection, with the session's fabric and
-    /// the number of its lanes. It returns the fabric that the session uses instead: mostly a
+    /// the number of its lanes. It returns the fabric that the session uses instead: usually a
     /// [`farside_fabric::Intercepted`].
     ///
     /// ```

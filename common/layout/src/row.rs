@@ -132,12 +132,12 @@ impl SubtableState {
         let (mut forward, mut is_filling) = (None, false);
         for header in headers {
             // A split sets the forward pointers in one row after the other.
-            let leads = header.forward().or(forward);
-            let changed = forward.is_some() && forward != leads;
+            let row_forward = header.forward().or(forward);
+            let changed = forward.is_some() && forward != row_forward;
             if changed || !header.is_of(directory_hash, local_depth) {
                 return Self::Elsewhere;
             }
-            (forward, is_filling) = (leads, is_filling | header.is_filling());
+            (forward, is_filling) = (row_forward, is_filling | header.is_filling());
         }
         match forward {
             // During the READ a split filled the subtable, and another one began to move its keys.

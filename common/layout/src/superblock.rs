@@ -15,7 +15,7 @@ pub const SUPERBLOCK_BYTES: u64 = 4096;
 pub const REGION_BYTES_MIN: u64 = 4 * CHUNK_BYTES;
 /// The largest region that block addresses can reach, in bytes.
 pub const REGION_BYTES_MAX: u64 = 1 << 38;
-/// The number of client ids, 0 included, which is no client's.
+/// The number of client ids. It includes the id 0, which no client has.
 pub const CLIENT_IDS: u32 = 1024;
 
 const MAGIC: [u8; 8] = *b"FARSIDE\n";

@@ -58,7 +58,8 @@ impl<F: Fabric> Operation<'_, F> {
                 }
                 self.try_again(&mut tries).await?;
             }
-            // By the window: another session may have cached the location by an older directory.
+            // This GET goes by the window, because another session may have cached the location by
+            // an older directory.
             found = self.get_uncached().await?;
         }
     }

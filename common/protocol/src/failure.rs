@@ -108,9 +108,9 @@ pub enum Failure {
     /// The operation took effect at one region. Then it failed at another one, where it may or may
     /// not have taken effect.
     HalfDone {
-        /// Where it took effect.
+        /// The region at which the operation took effect.
         done: RegionIndex,
-        /// Where it failed.
+        /// The region at which it failed.
         lost: RegionIndex,
     },
     /// The server has not answered for this time, although the connection is not known to be lost.

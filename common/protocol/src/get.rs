@@ -28,7 +28,7 @@ pub struct Successor {
     /// The slot's byte offset from the start of the key's window.
     in_window: u16,
     address: BlockAddress,
-    /// The class of the replaced block, and mostly of this one.
+    /// The class of the replaced block, and usually of the block that replaced it.
     class: SizeClass,
 }
 

@@ -1,7 +1,7 @@
 //! The blocks that a session holds: free ones in lists, and those that its lanes work with.
 //!
 //! The session's thread takes and retires blocks. When the server asks for a report, the control
-//! thread reads them, whatever the session's thread is doing: `docs/protocol.md` ("Lost blocks").
+//! thread reads them, at any moment of the session's work: `docs/protocol.md` ("Lost blocks").
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};

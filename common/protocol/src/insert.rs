@@ -46,7 +46,7 @@ pub(super) enum Inserted {
 /// The result of an INSERT that claimed a slot before it read the window.
 pub(super) enum BlindInsert {
     Done,
-    /// The result of a lookup in the window that was READ behind the claim.
+    /// The result of a lookup in the window that was READ after the claim.
     LookedUp(KeyLookup),
     /// The claim was in vain, and the window has to be READ again.
     Retry,
@@ -80,7 +80,7 @@ impl Claim {
     }
 }
 
-/// The result of a claim and the READ of the window behind it.
+/// The result of a claim and of the READ of the window after it.
 enum ClaimResult {
     /// The slot is this operation's.
     Ours(Claim),
@@ -180,8 +180,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.confirm(first, first, claim).await
     }
 
-    /// Step 1: claims the slot if it is still as `before`, and reads the window behind the claim.
-    /// Its subtable must have this local depth.
+    /// Step 1: claims the slot if it is still as `before`, and READs the window after the claim.
+    /// `window` is the window's byte offset and the local depth that its subtable must have.
     async fn claim(
         &self,
         window: (u64, u8),
@@ -241,7 +241,8 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// Steps 2 and 3: checks whether the key is present, and aborts its rivals. Rivals are claims
-    /// by this key's hint, and PENDING words with its fingerprint, whatever their key is.
+    /// by this key's hint, and PENDING words with its fingerprint, even if their key is another
+    /// one.
     async fn confirm(
         &self,
         first: &ObservedWindow,
@@ -414,7 +415,7 @@ const TOMB_READS: Nanos = 16;
 /// Limit on the attempts of a chain that was late, but has to be executed.
 const LATE_ATTEMPTS_MAX: u32 = 1000;
 
-/// The result of the READ behind a claim.
+/// The result of the READ after a claim.
 enum ClaimCheck {
     /// The key is absent, and no rival is left.
     Alone,

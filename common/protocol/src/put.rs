@@ -8,8 +8,8 @@ use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::Lifetime;
 
-/// The number of attempts for which an INSERT waits for slots of a full window that unfinished
-/// INSERTs hold. Then it has the subtable split.
+/// The number of attempts in which an INSERT waits for unfinished INSERTs to leave slots of a full
+/// window. After these attempts it requests a split of the subtable.
 const UNDECIDED_ATTEMPTS: u32 = 8;
 
 /// The result of a store at the cached location.
@@ -41,8 +41,8 @@ impl<F: Fabric> Operation<'_, F> {
         self.store(Condition::Absent, lifetime).await
     }
 
-    /// Stores the value if the condition holds, and returns whether it did. A store that another
-    /// PUT has overwritten at once counts.
+    /// Stores the value if the condition holds, and returns whether it did. A store also
+    /// counts if another PUT has overwritten it at once.
     async fn store(&self, condition: Condition, lifetime: Lifetime) -> ProtocolResult<bool> {
         let taken = self.take_block().await?;
         // Only after the wait for a block, during which other lanes may change the cached location.

@@ -15,7 +15,7 @@ use crate::OperationError;
 use crate::failure::Failure;
 use crate::location_cache::Location;
 
-/// The part of a slot, and of an old block, that a swing changes, in bytes.
+/// The number of bytes of a slot, and of an old block, that a swing changes.
 const WORD_BYTES: u32 = 8;
 
 /// A free block that this operation has taken.
@@ -211,9 +211,9 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Whether a PUT that lost the slot of a target READ at `seen_at` counts as overwritten.
     ///
-    /// It does if the value was replaced, as above. It also does if the location cache has `found`
-    /// as the key's word. That word was not in the slot at the READ, so its PUT came later, however
-    /// long ago the READ was (invariant I23).
+    /// It counts if the value was replaced: see [`Self::was_replaced`]. It also counts if the
+    /// location cache has `found` as the key's word. That word was not in the slot at the READ, so
+    /// its PUT came later, however long ago the READ was (invariant I23).
     pub(super) fn was_overwritten(
         &self,
         target: &ProvenSlot,

@@ -30,7 +30,7 @@ pub(super) struct ObservedWindow {
     /// When its READ was posted.
     pub(super) posted: Nanos,
     /// The duration of its READ.
-    took: Nanos,
+    read_ns: Nanos,
     /// Whether the READ was short enough for its hints to be exact (invariant I7).
     pub(super) hints_exact: bool,
     pub(super) slots: [Slot; WINDOW_SLOTS],
@@ -68,7 +68,7 @@ impl ObservedWindow {
             base: 0,
             local_depth: 0,
             posted: 0,
-            took: 0,
+            read_ns: 0,
             hints_exact: false,
             slots: [Slot::new(SlotWord::default(), 0); WINDOW_SLOTS],
             matching: 0,
@@ -105,10 +105,10 @@ impl ObservedWindow {
         &self,
         states: &'static [SlotState],
     ) -> impl Iterator<Item = (usize, Slot)> + '_ {
-        let mut left = self.matching;
+        let mut remaining = self.matching;
         let next = move || {
-            let at = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
+            let at = (remaining != 0).then(|| remaining.trailing_zeros() as usize)?;
+            remaining &= remaining - 1;
             Some((at, self.slots[at]))
         };
         std::iter::from_fn(next).filter(|(_, slot)| states.contains(&slot.word().state()))
@@ -131,7 +131,7 @@ impl<F: Fabric> Operation<'_, F> {
                 }
                 // In a deep pipeline of large values a lane often waits too long for its turn.
                 SubtableState::Whole | SubtableState::Splitting(_)
-                    if seen.took > self.region.constants.patience_ns =>
+                    if seen.read_ns > self.region.constants.patience_ns =>
                 {
                     slow += 1;
                     if slow == ATTEMPTS_MAX {
@@ -176,7 +176,7 @@ impl<F: Fabric> Operation<'_, F> {
         let local_depth = seen.local_depth + 1;
         let base = offset + self.hash.window_offset();
         self.read_window_at((base, local_depth), seen).await?;
-        if seen.took > self.region.constants.patience_ns {
+        if seen.read_ns > self.region.constants.patience_ns {
             return Ok(ForwardWindow::Unknown);
         }
         match seen.subtable_state {
@@ -237,7 +237,7 @@ impl<F: Fabric> Operation<'_, F> {
         posted: Nanos,
         seen: &mut ObservedWindow,
     ) -> ProtocolResult<()> {
-        let took = self.now().saturating_sub(posted);
+        let read_ns = self.now().saturating_sub(posted);
         let fabric = self.engine.endpoint.fabric();
         let buffer = fabric.buffer(self.lane, Buffer::Window);
         let window = Window::decode(&buffer[..WINDOW_BYTES as usize])?;
@@ -248,8 +248,9 @@ impl<F: Fabric> Operation<'_, F> {
             matching |= u16::from(slot.word().fingerprint() == fingerprint) << at;
             any_moved |= slot.word().state() == SlotState::Moved;
         }
-        (seen.base, seen.local_depth, seen.posted, seen.took) = (base, local_depth, posted, took);
-        seen.hints_exact = took <= self.region.constants.exact_hint_read_ns_max;
+        (seen.base, seen.local_depth, seen.posted, seen.read_ns) =
+            (base, local_depth, posted, read_ns);
+        seen.hints_exact = read_ns <= self.region.constants.exact_hint_read_ns_max;
         seen.matching = matching;
         let headers = window.rows.iter().map(|row| &row.header);
         let directory_hash = self.hash.directory();
@@ -275,12 +276,12 @@ impl<F: Fabric> Operation<'_, F> {
             let slot = &seen.slots[*at];
             slot.word().state() == SlotState::Empty && kind(slot)
         };
-        let home = (0..SLOTS_PER_ROW).filter(suits).count();
-        let next = (SLOTS_PER_ROW..seen.slots.len()).filter(suits).count();
+        let in_home = (0..SLOTS_PER_ROW).filter(suits).count();
+        let in_next = (SLOTS_PER_ROW..seen.slots.len()).filter(suits).count();
         let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
-        let goes_home = home > next || home == next && is_home_even;
-        let (skip, among) = if goes_home { (0, home) } else { (home, next) };
-        let chosen = skip + self.engine.random_below(among as u64) as usize;
+        let goes_home = in_home > in_next || in_home == in_next && is_home_even;
+        let (skipped, candidates) = if goes_home { (0, in_home) } else { (in_home, in_next) };
+        let chosen = skipped + self.engine.random_below(candidates as u64) as usize;
         (0..seen.slots.len()).filter(suits).nth(chosen)
     }
 
@@ -374,7 +375,7 @@ impl<F: Fabric> Operation<'_, F> {
         seen_at: Nanos,
     ) -> ProtocolResult<BlockRead> {
         let block = word.block()?;
-        // A lane that waited too long for its turn saves itself a READ in vain.
+        // If the lane waited too long for its turn, the block would prove nothing: do not READ it.
         if !self.is_fresh(seen_at) {
             return Ok(BlockRead::Stale);
         }

@@ -8,30 +8,30 @@ use super::*;
 /// A depot with a number of blocks. It answers a request when the allocator receives.
 #[derive(Default)]
 struct TestDepot {
-    left: u32,
-    next: u32,
-    asked: Vec<(SizeClass, u32)>,
+    blocks_left: u32,
+    next_address: u32,
+    requests: Vec<(SizeClass, u32)>,
     given: Vec<(bool, usize)>,
-    unrested: bool,
+    gives_unrested: bool,
 }
 
 impl BlockSource for Arc<Mutex<TestDepot>> {
     fn request(&mut self, class: SizeClass, count: u32) {
-        lock(self).asked.push((class, count));
+        lock(self).requests.push((class, count));
     }
 
     fn request_split(&mut self, _: Prefix) {}
 
     fn receive(&mut self) -> Option<Delivery> {
         let mut depot = lock(self);
-        let (class, count) = depot.asked.pop()?;
-        let count = count.min(depot.left);
-        depot.left -= count;
-        let first = depot.next;
-        depot.next += count;
+        let (class, count) = depot.requests.pop()?;
+        let count = count.min(depot.blocks_left);
+        depot.blocks_left -= count;
+        let first = depot.next_address;
+        depot.next_address += count;
         let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };
-        let blocks = (first..depot.next).map(block).collect();
-        let rested = !depot.unrested;
+        let blocks = (first..depot.next_address).map(block).collect();
+        let rested = !depot.gives_unrested;
         Some(Delivery::Blocks(BlockDelivery { class, rested, soon: false, blocks }))
     }
 
@@ -52,18 +52,18 @@ fn lock(depot: &Mutex<TestDepot>) -> MutexGuard<'_, TestDepot> {
 }
 
 /// An allocator and its depot.
-struct Tested {
+struct AllocatorWithDepot {
     allocator: Allocator,
     depot: Arc<Mutex<TestDepot>>,
 }
 
-impl Tested {
+impl AllocatorWithDepot {
     fn depot(&self) -> MutexGuard<'_, TestDepot> {
         lock(&self.depot)
     }
 }
 
-impl Deref for Tested {
+impl Deref for AllocatorWithDepot {
     type Target = Allocator;
 
     fn deref(&self) -> &Allocator {
@@ -71,16 +71,16 @@ impl Deref for Tested {
     }
 }
 
-impl DerefMut for Tested {
+impl DerefMut for AllocatorWithDepot {
     fn deref_mut(&mut self) -> &mut Allocator {
         &mut self.allocator
     }
 }
 
-fn allocator(blocks: u32) -> Tested {
-    let depot = TestDepot { left: blocks, ..Default::default() };
+fn allocator(blocks: u32) -> AllocatorWithDepot {
+    let depot = TestDepot { blocks_left: blocks, ..Default::default() };
     let depot = Arc::new(Mutex::new(depot));
-    Tested { allocator: Allocator::new(Box::new(depot.clone()), GRACE, 1), depot }
+    AllocatorWithDepot { allocator: Allocator::new(Box::new(depot.clone()), GRACE, 1), depot }
 }
 
 fn class() -> SizeClass {
@@ -155,7 +155,7 @@ fn requests_grow_and_are_sent_before_the_list_is_empty() {
     let mut requests = Vec::new();
     for _ in 0..20_000 {
         take(&mut allocator, 0).unwrap();
-        requests.extend(allocator.depot().asked.last());
+        requests.extend(allocator.depot().requests.last());
     }
     let counts: Vec<u32> = requests.iter().map(|(_, count)| *count).collect();
     assert!(counts.is_sorted() && counts.contains(&4096), "{counts:?}");
@@ -164,18 +164,18 @@ fn requests_grow_and_are_sent_before_the_list_is_empty() {
 #[test]
 fn delivered_blocks_that_have_to_rest_are_awaited_without_another_request() {
     let mut allocator = allocator(1000);
-    allocator.depot().unrested = true;
+    allocator.depot().gives_unrested = true;
     assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
     assert_eq!(receive_and_take(&mut allocator, 5), TakeResult::Resting(5 + GRACE));
     assert_eq!(receive_and_take(&mut allocator, 6), TakeResult::Resting(5 + GRACE));
-    let left = allocator.depot().left;
+    let left = allocator.depot().blocks_left;
     let granted = 1000 - left;
     // Once rested, they can be taken. No request is sent while half of them are left.
     for _ in 0..granted / 2 - 1 {
         assert!(take(&mut allocator, 5 + GRACE).is_some());
     }
     let depot = allocator.depot();
-    assert_eq!((depot.left, depot.asked.len()), (left, 0));
+    assert_eq!((depot.blocks_left, depot.requests.len()), (left, 0));
     drop(depot);
 }
 
@@ -183,7 +183,7 @@ fn delivered_blocks_that_have_to_rest_are_awaited_without_another_request() {
 #[test]
 fn delivered_blocks_rest_from_their_arrival() {
     let mut allocator = allocator(1000);
-    allocator.depot().unrested = true;
+    allocator.depot().gives_unrested = true;
     assert!(matches!(receive_and_take(&mut allocator, 0), TakeResult::Asked(_)));
     allocator.receive(|| 60);
     assert_eq!(allocator.take(LANE, class(), 1), TakeResult::Resting(60 + GRACE));
@@ -195,7 +195,7 @@ fn delivered_blocks_rest_from_their_arrival() {
 fn blocks_are_given_back_only_when_they_have_rested() {
     let class = SizeClass::for_bytes(256 << 10).unwrap();
     let mut allocator = allocator(1);
-    allocator.depot().unrested = true;
+    allocator.depot().gives_unrested = true;
     assert!(matches!(allocator.take(LANE, class, 0), TakeResult::Asked(_)));
     allocator.receive(|| 50);
     let block = |n| FreeBlock { address: BlockAddress(n), generation: 1 };

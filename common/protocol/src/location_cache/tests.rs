@@ -116,10 +116,11 @@ fn proofs_keep_their_time_until_they_are_useless() {
 fn keys_rarely_share_a_tag_and_every_bit_of_it_varies() {
     let tags = (0..100_000).map(|n| PackedLocation::tag(hash(n)));
     let distinct: std::collections::HashSet<u64> = tags.clone().collect();
-    // With 2^33 possible tags, half a pair of equal ones is expected.
+    // With 2^33 possible tags, half a pair of equal tags is expected.
     assert!(distinct.len() >= 100_000 - 4, "{}", distinct.len());
-    let (all, any) = tags.fold((u64::MAX, 0), |(all, any), tag| (all & tag, any | tag));
-    assert_eq!((all, any), (0, (1 << 33) - 1));
+    let (in_all, in_any) =
+        tags.fold((u64::MAX, 0), |(in_all, in_any), tag| (in_all & tag, in_any | tag));
+    assert_eq!((in_all, in_any), (0, (1 << 33) - 1));
 }
 
 #[test]
@@ -150,8 +151,8 @@ fn sets_double_with_the_number_of_entries() {
     let count = (sets_max * ENTRIES_PER_SET) as u64;
     for n in 0..count {
         cache.put(hash(n), location(n, n % 1000));
-        let wanted = cache.filled().div_ceil(ENTRIES_PER_SET).next_power_of_two();
-        assert_eq!(cache.sets(), wanted.max(FIRST_SETS));
+        let sets_wanted = cache.filled().div_ceil(ENTRIES_PER_SET).next_power_of_two();
+        assert_eq!(cache.sets(), sets_wanted.max(FIRST_SETS));
         if cache.filled().is_power_of_two() {
             let found = (0..=n).filter(|n| cache.get(hash(*n)) == Some(location(*n, n % 1000)));
             assert_eq!(found.count(), cache.filled());
@@ -217,10 +218,16 @@ fn a_location_that_one_thread_gets_was_put_by_another_one() {
                 }
                 _ => {}
             }
-            if let Some(got) = cache.get(hash(key)) {
-                let put = location(key, u64::from(u32::MAX - got.word.block().unwrap().address.0));
-                assert_eq!(got, Location { proved_at: got.proved_at, ..put });
-                assert!(key % 2 == 0 || got.proved_at <= put.proved_at);
+            if let Some(found_location) = cache.get(hash(key)) {
+                let stored = location(
+                    key,
+                    u64::from(u32::MAX - found_location.word.block().unwrap().address.0),
+                );
+                assert_eq!(
+                    found_location,
+                    Location { proved_at: found_location.proved_at, ..stored }
+                );
+                assert!(key % 2 == 0 || found_location.proved_at <= stored.proved_at);
                 found += 1;
             }
         }

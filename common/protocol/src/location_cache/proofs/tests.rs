@@ -37,8 +37,8 @@ impl CacheCell for LoomWord {
     }
 
     fn swap(&self, known: u128, bits: u128) -> bool {
-        let (taken, lost) = (Ordering::AcqRel, Ordering::Relaxed);
-        self.compare_exchange(half(known), half(bits), taken, lost).is_ok()
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.compare_exchange(half(known), half(bits), success, failure).is_ok()
     }
 
     /// Each pause is one more state for loom to explore.
@@ -88,9 +88,9 @@ impl Model {
 
     fn write(&self, mutant: Mutant) {
         let known = entry(&self.cell);
-        let early = self.proofs.for_writing();
+        let early_base = self.proofs.for_writing();
         let (proofs, order) = match mutant {
-            Mutant::BaseBeforeLock => (Some(early), Ordering::Release),
+            Mutant::BaseBeforeLock => (Some(early_base), Ordering::Release),
             Mutant::Unreleased => (None, Ordering::Relaxed),
             _ => {
                 self.proofs.replace(&self.cell, known, known, PROVED_AT);
@@ -116,21 +116,21 @@ impl Model {
 
     /// Panics if the proof looks later than it is, which no thread may ever see.
     fn check(&self, mutant: Mutant) {
-        let early = entry(&self.cell);
+        let early_entry = entry(&self.cell);
         let proofs = self.proofs.for_reading();
-        let known = if mutant == Mutant::EntryFirst { early } else { entry(&self.cell) };
-        assert!(proofs.at(known.stamp()) <= PROVED_AT, "{TAKEN}");
+        let known = if mutant == Mutant::EntryFirst { early_entry } else { entry(&self.cell) };
+        assert!(proofs.at(known.stamp()) <= PROVED_AT, "{LOOKS_LATER}");
     }
 }
 
-const TAKEN: &str = "an old proof is taken for a later one";
+const LOOKS_LATER: &str = "a proof looks later than it is";
 
 /// The maximum number of preemptions in an execution that loom explores.
 const PREEMPTIONS_MAX: usize = 2;
 
 /// Explores a thread that moves the base beside writers of the entry. With fewer than two writers,
 /// another thread reads the entry.
-fn threads(writers: usize, was_proved: bool, mutant: Mutant) {
+fn explore(writers: usize, was_proved: bool, mutant: Mutant) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS_MAX);
     builder.check(move || {
@@ -150,9 +150,9 @@ fn threads(writers: usize, was_proved: bool, mutant: Mutant) {
 #[test]
 fn no_proof_looks_later_than_it_is() {
     for was_proved in [false, true] {
-        threads(1, was_proved, Mutant::Correct);
+        explore(1, was_proved, Mutant::Correct);
     }
-    threads(2, false, Mutant::Correct);
+    explore(2, false, Mutant::Correct);
 }
 
 #[test]
@@ -167,9 +167,9 @@ fn mutants_that_make_a_proof_look_later_are_caught() {
         (2, false, Unreleased),
     ];
     for (writers, was_proved, mutant) in mutants {
-        let caught = catch_unwind(|| threads(writers, was_proved, mutant))
+        let caught = catch_unwind(|| explore(writers, was_proved, mutant))
             .expect_err(&format!("{mutant:?}"));
         let why = caught.downcast_ref::<String>().map_or("", String::as_str);
-        assert_eq!(why, TAKEN, "{mutant:?}");
+        assert_eq!(why, LOOKS_LATER, "{mutant:?}");
     }
 }
