@@ -81,8 +81,8 @@ impl Directory {
     }
 
     /// Replaces the entries for all keys of a subtable. They share the leading bits of this
-    /// directory hash, in the number of the entry's local depth. Doubles the copy
-    /// of the directory until it is deep enough.
+    /// directory hash, in the number of the entry's local depth. Doubles the copy of
+    /// the directory until it is deep enough.
     ///
     /// # Errors
     /// [`LayoutError`] for an entry that leads to no subtable.

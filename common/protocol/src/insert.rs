@@ -113,7 +113,7 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(Inserted::Undecided);
             }
             if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
-                // It becomes EMPTY within GRACE.
+                // The TOMB becomes EMPTY within GRACE.
                 let pause = self.region.constants.grace_ns / TOMB_READS;
                 self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
                 return Ok(Inserted::Retry);
