@@ -11,7 +11,8 @@ const PREFIX: [u8; 4] = *b"user";
 const DIGITS: usize = 20;
 /// Digits are written in pairs, and in two halves.
 const HALF_PAIRS: usize = DIGITS / 4;
-const HALF: u64 = 100u64.pow(HALF_PAIRS as u32);
+/// The number of values that half of the digits can show.
+const HALF_RANGE: u64 = 100u64.pow(HALF_PAIRS as u32);
 /// The texts 00, 01, 02 and so on up to 99.
 const PAIRS: [[u8; 2]; 100] = {
     let mut pairs = [[0; 2]; 100];
@@ -25,7 +26,8 @@ const PAIRS: [[u8; 2]; 100] = {
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 1_099_511_628_211;
 
-/// YCSB's `Utils.fnvhash64`: FNV-1a over the eight bytes, without the sign.
+/// YCSB's `Utils.fnvhash64`: FNV-1a over the number's eight bytes, and the absolute value of this
+/// as a signed number.
 #[inline]
 pub const fn hash(number: u64) -> u64 {
     let mut hash = FNV_OFFSET;
@@ -46,7 +48,7 @@ pub fn encode(record: u64) -> Key {
     let (pairs, _) = key[PREFIX.len()..].as_chunks_mut::<2>();
     // Two halves, which the processor computes in parallel: within a half, each division waits for
     // the one before it.
-    let (mut high, mut low) = (hash / HALF, hash % HALF);
+    let (mut high, mut low) = (hash / HALF_RANGE, hash % HALF_RANGE);
     for pair in (0..HALF_PAIRS).rev() {
         pairs[pair] = PAIRS[(high % 100) as usize];
         pairs[HALF_PAIRS + pair] = PAIRS[(low % 100) as usize];
@@ -62,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_first_keys_are_those_of_ycsb() {
-        // The first keys of upstream's load phase, as many of its bug reports show them.
+        // The keys that upstream loads first. Many of its bug reports show them.
         assert_eq!(&encode(0), b"user06284781860667377211");
         assert_eq!(&encode(1), b"user08517097267634966620");
         assert_eq!(&encode(2), b"user01820151046732198393");

@@ -6,7 +6,7 @@
 //!   [`pattern`], [`operations`]: the generator of operations.
 //! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, the schedule of their
 //!   operations, the store that they drive, and the records that they keep.
-//! - [`journal`]: a witness that writes every operation to a history.
+//! - [`journal`]: writes every measured operation to a history.
 //! - [`run`], [`phases`], [`thread_measurement`]: threads, their phases and sums.
 //! - [`server`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a server for the run,
 //!   a way to it without the client library, its memory, and what it spent.

@@ -98,7 +98,7 @@ impl MeasuredStore for Session {
     type Error = farside::Error;
     type Pipeline<'s> = Pipeline<'s>;
 
-    // Its callers name the action.
+    // Callers pass a constant action. Inlined, the match on it disappears.
     #[inline(always)]
     fn perform<'v>(
         &mut self,

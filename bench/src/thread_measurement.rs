@@ -23,7 +23,7 @@ pub struct ThreadMeasurement {
 
 /// The facts that the supervising thread collects.
 pub struct RunFacts {
-    /// The server's expense during the measurement, if its process is known.
+    /// The server's CPU time and wake-ups during the measurement, if its process is known.
     pub server: Option<ServerUsage>,
     /// How long the load phase took, in seconds.
     pub load_seconds: f64,

@@ -270,7 +270,7 @@ impl ControlThread {
     /// Returns whether there is something to receive, and whether another thread woke this one.
     fn sleep(&self) -> Result<(bool, bool), ThreadEnd> {
         let events = match self.unsent {
-            Some(_) if self.channel.is_writable_with_room() => PollFlags::IN | PollFlags::OUT,
+            Some(_) if self.channel.signals_room_as_writable() => PollFlags::IN | PollFlags::OUT,
             _ => PollFlags::IN,
         };
         let left = self.closing_since.map(|since| FLUSH_TIMEOUT.saturating_sub(since.elapsed()));

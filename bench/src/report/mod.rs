@@ -59,14 +59,15 @@ pub struct YcsbReport {
     pub limit: Option<VerbsLimit>,
 }
 
-/// The rates of raw chains on the same fabric, with the same number of threads and of chains in
-/// flight, and the length of a record's block.
+/// The rates of raw chains on the same fabric, with as many threads and chains in flight as the
+/// run. Their READs and WRITEs are as long as a record's block.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct VerbsLimit {
     #[serde(flatten)]
     pub raw: RawLimit,
-    /// The rate of this run's operations, if each were only the chains that it needs at least.
+    /// The rate that this run's operations would have if each took only the fewest raw chains that
+    /// it can take.
     pub mix_ops_s: f64,
     /// This run's throughput divided by `mix_ops_s`.
     pub mix_ratio: f64,
@@ -200,9 +201,9 @@ impl YcsbReport {
 pub struct OpenLoopReport {
     pub target_ops_s: f64,
     pub arrivals: String,
-    /// How far the latest thread was behind its schedule when it ended.
+    /// How far the slowest thread was behind its schedule when it ended.
     pub behind_s: f64,
-    /// Whether `behind_s` is negligible. If not, latencies only tell how long the queue grew.
+    /// Whether `behind_s` is negligible. If not, latencies mostly measure the wait in the queue.
     pub reached: bool,
 }
 
@@ -245,7 +246,7 @@ impl OpenLoopReport {
             writeln!(out, "{name:<7} service time: p50 {p50} ns, p99 {p99} ns, p99.9 {p999} ns")?;
         }
         if !reached {
-            let advice = "latencies only tell how long the queue grew";
+            let advice = "latencies mostly measure the wait in the queue";
             writeln!(out, "WARNING: the rate was not reached, {behind_s:.3} s behind; {advice}")?;
         }
         Ok(())

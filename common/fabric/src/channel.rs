@@ -54,7 +54,7 @@ pub trait ControlChannel: AsFd + Send {
 
     /// Whether the descriptor becomes writable when there is room for another message. Otherwise it
     /// becomes readable.
-    fn is_writable_with_room(&self) -> bool;
+    fn signals_room_as_writable(&self) -> bool;
 
     /// Asks the peer's host for a sign of life, which its process does not notice. On one host this
     /// does nothing, because the system reports the end of a process.

@@ -49,7 +49,8 @@ impl Counters {
         self.written_bytes += bytes;
     }
 
-    /// The counts since `earlier`, a former state of these same counters.
+    /// The counts since `earlier`, a former state of the same connection's counters. Across
+    /// connections use `-`.
     #[inline]
     pub fn since(&self, earlier: &Self) -> Self {
         self.zip(earlier, u64::wrapping_sub)
@@ -80,8 +81,8 @@ impl Counters {
     }
 }
 
-/// `later - earlier`: the counts in between. A count that is lower now gives 0, because a session
-/// counts from 0 again on a new connection.
+/// `later - earlier`: the counts in between. A count that is lower in `later` gives 0, because a
+/// session counts from 0 again on a new connection.
 impl std::ops::Sub for Counters {
     type Output = Self;
 

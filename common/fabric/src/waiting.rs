@@ -29,8 +29,8 @@ impl WaitTimer {
         self.waited
     }
 
-    /// When to look next, if the wait takes at most `wait_max` in all: before more time passes than
-    /// counts.
+    /// When to look next, if the wait takes at most `wait_max` in all. This is at most
+    /// [`WAITED_NS_MAX`] after the last look, so that all time in between counts.
     pub fn next_look_at(&self, wait_max: Nanos) -> Nanos {
         let left = wait_max.saturating_sub(self.waited);
         self.looked_at.saturating_add(left.min(WAITED_NS_MAX))

@@ -143,7 +143,7 @@ impl ClientConnection {
     pub(super) fn wants(&self) -> EventFlags {
         let has_request = self.next_ask().is_some();
         match (self.is_waiting(), has_request && !self.is_closed) {
-            _ if !self.channel.is_writable_with_room() => EventFlags::IN,
+            _ if !self.channel.signals_room_as_writable() => EventFlags::IN,
             (true, _) => EventFlags::OUT,
             // It has no answer pending, so its requests are still read.
             (false, true) => EventFlags::IN | EventFlags::OUT,

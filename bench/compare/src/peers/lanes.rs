@@ -70,7 +70,11 @@ impl<P: Peer> Drop for PeerStore<P> {
 /// Farside.
 fn finish<P: Peer>(peer: &P, operation: impl Future<Output = Result<bool>>) -> Result<bool> {
     let endpoint = peer.endpoint();
-    if peer.is_alone() { endpoint.drive(operation) } else { endpoint.drive_lanes(operation) }
+    if peer.has_no_chain_in_flight() {
+        endpoint.drive(operation)
+    } else {
+        endpoint.drive_lanes(operation)
+    }
 }
 
 fn wait_for_chains<P: Peer>(peer: &P) {

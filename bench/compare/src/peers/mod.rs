@@ -118,7 +118,7 @@ pub trait Peer {
     }
 
     /// Whether ended operations left no chain in flight.
-    fn is_alone(&self) -> bool {
+    fn has_no_chain_in_flight(&self) -> bool {
         true
     }
 }

@@ -17,9 +17,9 @@
 //! | UPDATE, not cached | WRITE, READ, READ; READ; CAS; and as above |
 //! | INSERT | WRITE (the location), READ, READ; CAS of a free slot of the index |
 //!
-//! The index is RACE's: theirs is a service of its own. Timestamps are the client's count. Values
-//! have one length. Left out are replicas, quorums, the guessing of timestamps
-//! among several clients, and the recycling of buffers by agreement.
+//! The index is RACE's, while SWARM-KV's own index is a separate service. Timestamps are the
+//! client's count. Values have one length. Left out are replicas, quorums, the guessing of
+//! timestamps among several clients, and the recycling of buffers by agreement.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -144,19 +144,25 @@ impl<F: Fabric> Swarm<F> {
     /// Returns false if both were overwritten meanwhile.
     async fn value(&self, lane: LaneId, value: &mut Vec<u8>) -> Result<bool> {
         let metadata = Metadata(word_at(&self.endpoint.buffer(lane, Buffer::ReadBlock), 0));
-        if self.take(lane, WORD_BYTES, metadata, value) {
+        if self.copy_if_bound(lane, WORD_BYTES, metadata, value) {
             return Ok(true);
         }
         let Some(remote) = metadata.buffer() else { return Ok(false) };
         let bytes = hashed_bytes(self.demand.value_bytes) as u32;
         let read = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
         self.endpoint.chain(lane, &[read]).await?;
-        Ok(self.take(lane, 0, metadata, value))
+        Ok(self.copy_if_bound(lane, 0, metadata, value))
     }
 
-    /// Copies the value at this offset of the block that was read. Returns false if its hash does
-    /// not bind it to the word.
-    fn take(&self, lane: LaneId, offset: usize, metadata: Metadata, value: &mut Vec<u8>) -> bool {
+    /// Copies the value at this offset of the block that was read, if its hash binds it to the
+    /// word. Returns whether it does.
+    fn copy_if_bound(
+        &self,
+        lane: LaneId,
+        offset: usize,
+        metadata: Metadata,
+        value: &mut Vec<u8>,
+    ) -> bool {
         let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
         let found = &block[offset + WORD_BYTES..][..self.demand.value_bytes];
         let is_bound = word_at(&block[offset..], 0) == metadata.hash(found);
@@ -167,7 +173,8 @@ impl<F: Fabric> Swarm<F> {
         is_bound
     }
 
-    /// Searches for the key in the choices just read. The location that it returns was read too.
+    /// Searches for the key in the slots that were just read. If it returns a slot, the location in
+    /// that slot has been read, too.
     async fn search(&self, lane: LaneId, slots: &KeySlots, key: &Key) -> Result<Option<Slot>> {
         let bytes = location_bytes(self.demand.value_bytes);
         let mut from = 0;
@@ -190,7 +197,7 @@ impl<F: Fabric> Swarm<F> {
         let (slots, tag) = self.slots(key);
         let buffer = self.buffers.borrow_mut().take()?;
         let new = self.new_metadata(buffer);
-        self.endpoint.fill(lane, |image| hashed(image, new, value));
+        self.endpoint.fill(lane, |image| write_hashed(image, new, value));
         let bytes = hashed_bytes(value.len()) as u32;
         let write = Verb::Write { remote: buffer, from: Buffer::NewBlock, bytes };
         let swap = |location, old: Metadata| Verb::CompareSwap {
@@ -228,9 +235,9 @@ impl<F: Fabric> Swarm<F> {
     /// Posts the chain that an update does not wait for: the copy in place, and the verified word.
     /// It shares the doorbell of the next operation, if one comes.
     async fn finish(&self, lane: LaneId, location: u64, new: Metadata, value: &[u8]) -> Result<()> {
-        self.last_finished(lane).await?;
+        self.wait_for_last_chain(lane).await?;
         let second = self.second(lane);
-        self.endpoint.fill(second, |image| hashed(image, new, value));
+        self.endpoint.fill(second, |image| write_hashed(image, new, value));
         let (remote, bytes) = (location + WORD_BYTES as u64, hashed_bytes(value.len()) as u32);
         let copy = Verb::Write { remote, from: Buffer::NewBlock, bytes };
         let (expected, desired) = (new.0, new.verified().0);
@@ -245,11 +252,12 @@ impl<F: Fabric> Swarm<F> {
     }
 
     /// Waits for the chain that the lane's last update left in flight.
-    async fn last_finished(&self, lane: LaneId) -> Result<()> {
+    async fn wait_for_last_chain(&self, lane: LaneId) -> Result<()> {
         poll_fn(|_| self.poll_last(lane)).await
     }
 
-    /// Returns the result of that chain once it is no longer in flight.
+    /// Returns the result of the chain that the lane's last update left in flight, once it is
+    /// complete.
     fn poll_last(&self, lane: LaneId) -> Poll<Result<()>> {
         let is_busy = &self.is_busy[usize::from(lane.0)];
         if !is_busy.get() {
@@ -269,7 +277,7 @@ impl<F: Fabric> Swarm<F> {
         let bytes = location_bytes(value.len());
         self.endpoint.fill(lane, |image| {
             image[..WORD_BYTES].copy_from_slice(&metadata.0.to_le_bytes());
-            hashed(&mut image[WORD_BYTES..], metadata, value);
+            write_hashed(&mut image[WORD_BYTES..], metadata, value);
             image[bytes as usize - KEY_BYTES..][..KEY_BYTES].copy_from_slice(key);
         });
         let write = Verb::Write { remote: location, from: Buffer::NewBlock, bytes: bytes as u32 };
@@ -297,7 +305,7 @@ impl<F: Fabric> Swarm<F> {
 
 /// Writes a value with its hash to the start of the buffer.
 #[inline]
-fn hashed(buffer: &mut [u8], metadata: Metadata, value: &[u8]) {
+fn write_hashed(buffer: &mut [u8], metadata: Metadata, value: &[u8]) {
     buffer[..WORD_BYTES].copy_from_slice(&metadata.hash(value).to_le_bytes());
     buffer[WORD_BYTES..][..value.len()].copy_from_slice(value);
 }
@@ -339,14 +347,14 @@ impl<F: Fabric> Peer for Swarm<F> {
         }
     }
 
-    fn is_alone(&self) -> bool {
+    fn has_no_chain_in_flight(&self) -> bool {
         // An error is ignored here: the next verb fails as well and reports it.
         (0..self.demand.depth).all(|lane| self.poll_last(LaneId(lane)).is_ready())
     }
 
     async fn wait_for_chains(&self) -> Result<()> {
         for lane in 0..self.demand.depth {
-            self.last_finished(LaneId(lane)).await?;
+            self.wait_for_last_chain(LaneId(lane)).await?;
         }
         Ok(())
     }

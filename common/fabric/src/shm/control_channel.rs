@@ -11,7 +11,7 @@ use crate::ControlChannel;
 pub struct ShmChannel(Connection);
 
 impl ShmChannel {
-    /// Makes a channel of a socket, which no longer blocks.
+    /// Makes a channel of a socket, and makes the socket non-blocking.
     ///
     /// # Errors
     /// The system's error.
@@ -44,7 +44,7 @@ impl ControlChannel for ShmChannel {
         }
     }
 
-    fn is_writable_with_room(&self) -> bool {
+    fn signals_room_as_writable(&self) -> bool {
         true
     }
 

@@ -22,7 +22,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 /// The option whether messages may carry descriptors, since Linux 6.16. On PA-RISC and SPARC the
 /// number is another, and the call fails or has no important effect.
 const SO_PASSRIGHTS: libc::c_int = 83;
-/// Limit on connections that are being closed. Above it no connection is accepted.
+/// Limit on connections that are being closed. When it is reached, no connection is accepted.
 const CLOSING_MAX: usize = 64;
 /// The stack of a thread that calls only `close`.
 const STACK_BYTES: usize = 64 << 10;

@@ -9,7 +9,7 @@ mod data_path;
 #[allow(unsafe_code, reason = "two socket options that rustix does not have")]
 mod descriptors;
 mod listen;
-#[allow(unsafe_code, reason = "maps a file at an address of its choice")]
+#[allow(unsafe_code, reason = "maps a file into addresses that the module has reserved")]
 mod mapping;
 mod memory;
 mod own_file;

@@ -1,5 +1,5 @@
-//! The control channel over verbs: messages both ways over a queue pair of its own. Its threads
-//! sleep while there are none.
+//! The control channel over verbs: messages both ways over a queue pair of its own. A thread that
+//! waits for a message sleeps.
 
 use std::collections::VecDeque;
 use std::io;
@@ -47,7 +47,7 @@ pub struct VerbsChannel {
     is_probing: bool,
     /// Whether the peer did not answer a probe.
     is_silent: bool,
-    number: ConnectionId,
+    id: ConnectionId,
     /// Declared after the queue pair, so that no device uses the memory when it is dropped.
     memory: Registered,
 }
@@ -60,7 +60,7 @@ impl VerbsChannel {
     pub(super) fn new(
         queue_pair: Arc<QueuePair>,
         domain: Arc<ProtectionDomain>,
-        number: ConnectionId,
+        id: ConnectionId,
     ) -> Result<Self, VerbsError> {
         let memory = Registered::new(&domain, SLOTS * MESSAGE_BYTES_MAX)?;
         let channel = Self {
@@ -72,7 +72,7 @@ impl VerbsChannel {
             has_ended: false,
             is_probing: false,
             is_silent: false,
-            number,
+            id,
             memory,
         };
         for slot in 0..RECEIVES {
@@ -103,7 +103,7 @@ impl VerbsChannel {
 
     /// The connection's number in the listener's events; 0 on the connecting side.
     pub fn id(&self) -> ConnectionId {
-        self.number
+        self.id
     }
 
     fn slot(&self, slot: usize) -> *mut u8 {
@@ -138,7 +138,7 @@ impl ControlChannel for VerbsChannel {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         if self.idle.is_empty() {
-            self.look()?;
+            self.take_completions()?;
         }
         if self.has_ended {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -160,7 +160,7 @@ impl ControlChannel for VerbsChannel {
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if self.arrived.is_empty() {
-            self.look()?;
+            self.take_completions()?;
         }
         let Some((slot, bytes)) = self.arrived.pop_front() else {
             return match self.is_silent {
@@ -182,7 +182,7 @@ impl ControlChannel for VerbsChannel {
         if fits { Ok(Some(bytes)) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    fn is_writable_with_room(&self) -> bool {
+    fn signals_room_as_writable(&self) -> bool {
         false
     }
 
@@ -200,7 +200,7 @@ impl ControlChannel for VerbsChannel {
     fn flush(&mut self, timeout: Duration) -> io::Result<()> {
         let until = Instant::now() + timeout;
         loop {
-            self.look()?;
+            self.take_completions()?;
             if self.idle.len() == SENDS {
                 return Ok(());
             }
@@ -218,11 +218,12 @@ impl ControlChannel for VerbsChannel {
 
 impl VerbsChannel {
     /// Takes all completions and events, and requests a wakeup for the next completion.
-    fn look(&mut self) -> io::Result<()> {
-        self.look_at_events()?;
+    fn take_completions(&mut self) -> io::Result<()> {
+        self.take_events()?;
         let completions = &self.queue_pair.completions;
         completions.take_wakeups()?;
-        // The poll below finds the completions before this request. Later ones cause a wakeup.
+        // The poll below finds the completions that came before this request. Later ones cause a
+        // wakeup.
         completions.request_wakeup()?;
         // SAFETY: structures of numbers.
         let mut taken: [ffi::ibv_wc; IN_FLIGHT_MAX] =
@@ -245,7 +246,7 @@ impl VerbsChannel {
         Ok(())
     }
 
-    fn look_at_events(&mut self) -> io::Result<()> {
+    fn take_events(&mut self) -> io::Result<()> {
         let Some(events) = &self.events else { return Ok(()) };
         while let Some(event) = events.next()? {
             let has_ended = matches!(
@@ -254,7 +255,7 @@ impl VerbsChannel {
                     | rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL
             );
             if has_ended {
-                // Makes all buffers complete, after the messages that arrived before.
+                // Ends all posted receives with an error, after the messages that have arrived.
                 event.finish_disconnection();
             }
         }

@@ -65,8 +65,8 @@ impl VerbsFabric {
     /// Counts that the device no longer has a chain of so many verbs.
     #[inline]
     pub(super) fn land(&mut self, region: RegionIndex, verbs: usize) {
-        self.links[region.index()].flying -= 1;
-        (self.flying, self.room) = (self.flying - 1, self.room + verbs);
+        self.links[region.index()].in_flight -= 1;
+        (self.in_flight, self.room) = (self.in_flight - 1, self.room + verbs);
     }
 
     /// Posts a list of work requests for a region. The last one of each chain is signaled, and an
@@ -166,8 +166,8 @@ impl VerbsFabric {
             }
             link.flight.leave(id, bytes, changes, now);
             link.unpost(bytes);
-            link.flying += 1;
-            (self.flying, self.room) = (self.flying + 1, self.room - verbs);
+            link.in_flight += 1;
+            (self.in_flight, self.room) = (self.in_flight + 1, self.room - verbs);
             self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
             let head = self.lanes.work_pointer(id.0, 0);
             if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
@@ -250,7 +250,7 @@ impl Fabric for VerbsFabric {
         if let Some(completion) = self.completed.pop_front() {
             return Some(completion);
         }
-        if self.flying > 0 {
+        if self.in_flight > 0 {
             while let Some((origin, status)) = self.next_arrived() {
                 if let Some(completion) = self.settle(origin, status) {
                     (self.idle_since, self.spins) = (0, 0);
@@ -276,7 +276,7 @@ impl Fabric for VerbsFabric {
         if self.idle_since == 0 {
             self.idle_since = now;
         }
-        if self.flying > 0 {
+        if self.in_flight > 0 {
             self.look_at_clock(now);
         }
         if now.saturating_sub(self.idle_since) > self.spin_ns {

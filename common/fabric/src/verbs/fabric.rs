@@ -57,7 +57,7 @@ pub struct VerbsFabric {
     /// Work requests for which the completion queue has room.
     pub(super) room: usize,
     /// Chains that the device has, of all links.
-    pub(super) flying: usize,
+    pub(super) in_flight: usize,
     pub(super) arrived: Arrived,
     pub(super) spins: u32,
     /// Polls that found no completion.
@@ -98,7 +98,7 @@ impl DataLink {
             completed: VecDeque::with_capacity(count),
             waiting: SleepingLanes::with_capacity(count),
             room: self.sends as usize,
-            flying: 0,
+            in_flight: 0,
             arrived: Arrived { all, next: 0, count: 0 },
             spins: 0,
             looks: 0,
@@ -224,7 +224,7 @@ impl VerbsFabric {
     pub(super) fn look_at_clock(&mut self, now: Nanos) {
         for at in 0..self.links.len() {
             let (region, link) = (RegionIndex(at as u16), &mut self.links[at]);
-            if link.flying == 0 {
+            if link.in_flight == 0 {
                 continue;
             }
             if link.silent_since == 0 {

@@ -32,7 +32,7 @@ impl_send_and_sync!(ProtectionDomain, MemoryRegion, CompletionQueue, QueuePair);
 /// so each role has one.
 pub(super) struct ProtectionDomain {
     raw: NonNull<ffi::ibv_pd>,
-    /// An identifier of the device, which prevents that the device's context is closed.
+    /// An RDMA-CM identifier that is bound to the device. It keeps the device's context open.
     pub(super) id: Arc<CmId>,
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Connected {
     pub(super) reply: Vec<u8>,
 }
 
-/// A data connection that the server has accepted, for a region of a fabric.
+/// A data connection that the server has accepted. It becomes a `Link` when a fabric takes it.
 pub struct DataLink {
     pub(super) connected: Connected,
     pub(super) domain: Arc<ProtectionDomain>,
@@ -49,13 +49,14 @@ pub(super) struct Link {
     /// The lanes whose chains wait for the doorbell, and the payload of these chains.
     pub(super) posted: VecDeque<LaneId>,
     pub(super) posted_bytes: u64,
-    /// The number of chains that the device has, and their flow control.
-    pub(super) flying: usize,
+    /// The number of chains that the device has.
+    pub(super) in_flight: usize,
+    /// The flow control of these chains.
     pub(super) flight: Flight,
     /// When the queue pair reported its first error.
     pub(super) broken_at: Option<Nanos>,
-    /// The first reading of the clock since the last completion or doorbell, with chains in flight;
-    /// otherwise 0.
+    /// When the clock was first read after the last completion or doorbell; 0 until it is read.
+    /// Valid only while chains are in flight.
     pub(super) silent_since: Nanos,
 }
 
@@ -71,22 +72,23 @@ impl Link {
             lateness_max_ns: options.lateness_max_ns(),
             posted: VecDeque::with_capacity(lanes.into()),
             posted_bytes: 0,
-            flying: 0,
+            in_flight: 0,
             flight: Flight::new(lanes),
             broken_at: None,
             silent_since: 0,
         }
     }
 
-    /// Removes the first posted chain, of so many bytes.
+    /// Removes the first posted chain, whose payload has `bytes`.
     #[inline]
     pub(super) fn unpost(&mut self, bytes: u64) {
         self.posted.pop_front();
         self.posted_bytes -= bytes;
     }
 
-    /// Whether chains are in flight for so long without any completion that the peer must be dead,
-    /// or one that changes the region for so long that it might take effect too late.
+    /// Whether chains have been in flight without any completion for so long that the peer must be
+    /// dead. Also true if a chain that changes the region has been in flight for so long that it
+    /// might take effect too late.
     #[inline]
     pub(super) fn is_overdue(&self, now: Nanos) -> bool {
         now.saturating_sub(self.silent_since) > self.delivery_max_ns

@@ -7,7 +7,7 @@ use farside_fabric::verbs::{Listener, connect_data};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
 use crate::harness::{
-    REGION, REGION_BYTES, Server, TEST_TIMEOUT, address, increment, later, next, read,
+    REGION, REGION_BYTES, Server, TEST_TIMEOUT, address, far_deadline, increment, next, read,
 };
 
 const LANE: LaneId = LaneId(0);
@@ -22,7 +22,7 @@ fn each_verb_has_its_effect_and_is_counted() {
     let mut fabric = server.client(1);
     let region = server.region.clone();
     region.store(64, 0x1111_2222_3333_4444).unwrap();
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     let mut run = |chain: &[Verb]| fabric.run(LANE, REGION, chain, deadline);
     let cas = |expected, desired| Verb::CompareSwap { remote: 64, expected, desired };
     assert_eq!(run(&[cas(0x1111_2222_3333_4444, 7)]), Ok(0x1111_2222_3333_4444));
@@ -56,7 +56,7 @@ fn blocks_of_every_size_are_written_and_read_inline_or_not() {
         fabric.buffer_mut(LANE, Buffer::NewBlock)[..bytes].copy_from_slice(&content);
         let write = Verb::Write { remote: 4096, from: Buffer::NewBlock, bytes: bytes as u32 };
         let word = Verb::WriteWord { remote: 8, value: seed as u64 };
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &[write, word], deadline), Ok(0));
         let mut words = vec![0; bytes / 8];
         server.region.read(4096, &mut words).unwrap();
@@ -96,7 +96,7 @@ fn chains_execute_in_order() {
             increment(4096 + 512, round),
             read(4096, 520),
         ];
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));
         let seen = fabric.buffer(LANE, Buffer::ReadBlock);
         assert_eq!(seen[512..520], (round + 1).to_le_bytes());
@@ -117,7 +117,7 @@ fn a_swap_waits_for_a_read_before_it_and_a_write_for_a_swap_before_it() {
             increment(8192 + 1024, round),
             Verb::WriteWord { remote: 8192 + 1032, value: round },
         ];
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));
         let seen = &fabric.buffer(LANE, Buffer::ReadBlock)[1024..1040];
         assert_eq!(seen[..8], round.to_le_bytes(), "the READ came before the swap");
@@ -132,7 +132,7 @@ fn lanes_share_a_doorbell_and_get_their_own_results() {
     let mut fabric = server.client(LANES);
     for round in 0u64..50 {
         let before = fabric.counters();
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         for lane in 0..LANES {
             let (offset, id) = (4096 + u64::from(lane) * 64, LaneId(lane));
             let expected = u64::from(lane) * round;
@@ -185,7 +185,7 @@ fn a_wait_completes_at_its_time_and_does_not_delay_other_lanes() {
     let mut fabric = server.client(2);
     let until = fabric.now() + 20_000_000;
     fabric.wait(LaneId(1), until);
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     fabric.post(LANE, REGION, &[read(0, 8)], deadline);
     fabric.ring();
     assert_eq!([(); 2].map(|()| next(&mut fabric).lane), [LANE, LaneId(1)]);
@@ -197,7 +197,7 @@ fn swaps_of_the_owner_and_of_a_client_are_atomic_with_each_other() {
     let Some(mut server) = Server::new() else { return };
     let mut client = server.client(1);
     let mut own = server.writers.loopback(4, &Options::default()).unwrap();
-    let deadline = later(&client);
+    let deadline = far_deadline(&client);
     for count in (0..400).step_by(2) {
         let chains = [count, count + 1].map(|count| [increment(64, count)]);
         assert_eq!(own.fabric.run(LaneId(3), REGION, &chains[0], deadline), Ok(count));
@@ -222,7 +222,7 @@ fn a_stranger_does_not_get_the_owners_own_connection() {
     // The strangers connect before the owner does.
     std::thread::sleep(Duration::from_millis(500));
     let mut own = server.writers.loopback_over(listener, 1, &options).unwrap();
-    let deadline = later(&own.fabric);
+    let deadline = far_deadline(&own.fabric);
     assert_eq!(own.fabric.run(LANE, REGION, &[read(0, 64)], deadline), Ok(0));
     drop(own);
     for stranger in strangers {
@@ -235,7 +235,7 @@ fn a_stranger_does_not_get_the_owners_own_connection() {
 fn a_lane_with_a_chain_in_flight_refuses_another() {
     let Some(mut server) = Server::new() else { return };
     let mut fabric = server.client(1);
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     let swap = |desired| [Verb::CompareSwap { remote: 64, expected: 0, desired }];
     // Before the doorbell, and after it.
     for is_rung in [false, true] {

@@ -9,7 +9,8 @@ use farside_fabric::verbs::{Listener, connect_control, connect_data};
 use farside_fabric::{Buffer, ControlChannel, Fabric, LaneId, REQUEST_BYTES_MAX, Verb};
 
 use crate::harness::{
-    CONTROL, READER, REASON, REGION, Server, WRITER, address, fabric_from, increment, later, read,
+    CONTROL, READER, REASON, REGION, Server, WRITER, address, fabric_from, far_deadline, increment,
+    read,
 };
 
 const LANE: LaneId = LaneId(0);
@@ -35,7 +36,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
     assert!(server.connections.is_empty() && server.channels.is_empty());
     // A valid request is still served.
     let mut fabric = server.client(1);
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     assert_eq!(fabric.run(LANE, REGION, &[read(0, 64)], deadline), Ok(0));
 }
 
@@ -113,7 +114,7 @@ fn the_device_refuses_a_readers_writes_and_swaps() {
         increment(64, 5),
     ] {
         let mut fabric = server.client_of(READER, 1, Options::default());
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &[read(64, 8)], deadline), Ok(0));
         assert_eq!(fabric.buffer(LANE, Buffer::ReadBlock)[..8], 5u64.to_le_bytes());
         assert!(fabric.run(LANE, REGION, &[forbidden], deadline).is_err());
@@ -133,7 +134,7 @@ fn the_device_refuses_the_rkey_of_another_role() {
     let link =
         server.while_client(|| connect_data(address, READER, 1, &Options::default()).unwrap());
     let mut fabric = link.into_fabric(stolen).unwrap();
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     assert!(fabric.run(LANE, REGION, &[increment(64, 0)], deadline).is_err());
     assert_eq!(server.region.load(64), Ok(0));
 }
@@ -149,7 +150,7 @@ fn closed_connections_leave_no_descriptors_open() {
     let mut open = Vec::new();
     for round in 0..rounds {
         let mut fabric = server.client(4);
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &[increment(64, round)], deadline), Ok(round));
         let (mut theirs, ours) = server.control();
         theirs.send(b"hello").unwrap();
@@ -203,7 +204,7 @@ fn child_whose_buffers_may_not_grow() {
     let Ok(peer) = std::env::var("FARSIDE_TEST_PEER") else { return };
     println!("connecting as a client");
     let mut fabric = fabric_from(peer.parse().unwrap(), WRITER, 1, Options::default(), 0);
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     for bytes in [8, 2 << 20, 8, 4096] {
         let fits = bytes <= 4096;
         assert_eq!(fabric.reserve(LANE, Buffer::NewBlock, bytes as usize), fits, "{bytes}");

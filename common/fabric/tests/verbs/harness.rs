@@ -14,9 +14,9 @@ use farside_fabric::verbs::{
 use farside_fabric::{Buffer, Completion, Fabric, Nanos, RegionIndex, Role, Verb};
 
 pub(crate) const REGION_BYTES: u64 = 8 << 20;
-/// The region of a client that has one.
+/// The index of the region, in a fabric that has only this region.
 pub(crate) const REGION: RegionIndex = RegionIndex::FIRST;
-/// Limit on every wait; an emulated device is slow.
+/// Limit on every wait. It is long, because an emulated device is slow.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the IPv4 address of an RDMA device: that in `FARSIDE_TEST_DEVICE`, or the first one. If
@@ -99,9 +99,10 @@ impl Server {
     }
 
     fn answer(&mut self, incoming: Incoming) {
-        let said = incoming.private_data().to_vec();
-        let what = said.iter().position(|byte| *byte == 0).map_or(&said[..], |end| &said[..end]);
-        let protection = match what {
+        let private_data = incoming.private_data();
+        let end = private_data.iter().position(|byte| *byte == 0).unwrap_or(private_data.len());
+        let request = private_data[..end].to_vec();
+        let protection = match &request[..] {
             WRITER => &self.writers,
             READER => &self.readers,
             CONTROL => {
@@ -110,7 +111,7 @@ impl Server {
                 return;
             }
             _ => {
-                self.garbage.push(said);
+                self.garbage.push(private_data.to_vec());
                 return incoming.reject(REASON).unwrap();
             }
         };
@@ -147,10 +148,16 @@ impl Server {
         }
     }
 
-    /// Connects a client with this request. Its fabric is told that it may write, even a reader's.
-    pub(crate) fn client_of(&mut self, what: &[u8], lanes: u16, options: Options) -> VerbsFabric {
+    /// Connects a client with this request. Its fabric takes the region for writable, even with the
+    /// request of a reader.
+    pub(crate) fn client_of(
+        &mut self,
+        request: &[u8],
+        lanes: u16,
+        options: Options,
+    ) -> VerbsFabric {
         let address = self.address();
-        self.while_client(|| fabric_from(address, what, lanes, options, 0))
+        self.while_client(|| fabric_from(address, request, lanes, options, 0))
     }
 
     pub(crate) fn client(&mut self, lanes: u16) -> VerbsFabric {
@@ -160,16 +167,16 @@ impl Server {
     /// Returns the client's and the server's end of a control channel.
     pub(crate) fn control(&mut self) -> (VerbsChannel, VerbsChannel) {
         let address = self.address();
-        let (theirs, reply) =
+        let (of_client, reply) =
             self.while_client(|| connect_control(address, CONTROL, &Options::default()).unwrap());
         assert!(reply.starts_with(b"hello\0"));
         self.until(|server| !server.channels.is_empty());
-        (theirs, self.channels.pop_first().unwrap().1)
+        (of_client, self.channels.pop_first().unwrap().1)
     }
 }
 
 /// Returns a deadline that no chain of these tests exceeds, however busy the machine is.
-pub(crate) fn later(fabric: &impl Fabric) -> Nanos {
+pub(crate) fn far_deadline(fabric: &impl Fabric) -> Nanos {
     fabric.now() + fabric.timing(REGION).lateness_max_ns + TEST_TIMEOUT.as_nanos() as Nanos
 }
 
@@ -183,7 +190,7 @@ pub(crate) fn next(fabric: &mut impl Fabric) -> Completion {
     }
 }
 
-/// A READ of so many bytes into the buffer for blocks.
+/// A READ of this length into the buffer for blocks.
 pub(crate) fn read(remote: u64, bytes: u32) -> Verb {
     Verb::Read { remote, into: Buffer::ReadBlock, bytes }
 }
@@ -196,17 +203,17 @@ pub(crate) fn increment(remote: u64, expected: u64) -> Verb {
 /// Connects a fabric whose region seems to start `shift` bytes after its real start.
 pub(crate) fn fabric_from(
     address: SocketAddr,
-    what: &[u8],
+    request: &[u8],
     lanes: u16,
     options: Options,
     shift: u64,
 ) -> VerbsFabric {
-    let link = connect_data(address, what, lanes, &options).unwrap();
+    let link = connect_data(address, request, lanes, &options).unwrap();
     let remote = remote_of(link.reply(), shift);
     link.into_fabric(remote).unwrap()
 }
 
-/// The region that a server's reply describes, as if it started that many bytes behind its start.
+/// The region that a server's reply describes, as if it started `shift` bytes after its real start.
 pub(crate) fn remote_of(reply: &[u8], shift: u64) -> RemoteRegion {
     let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
     RemoteRegion {

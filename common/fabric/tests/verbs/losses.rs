@@ -7,7 +7,7 @@ use farside_fabric::rdma::{Options, ProbeState};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Verb};
 
 use crate::harness::{
-    REGION, Server, TEST_TIMEOUT, WRITER, fabric_from, increment, later, next, read,
+    REGION, Server, TEST_TIMEOUT, WRITER, fabric_from, far_deadline, increment, next, read,
 };
 
 const LANE: LaneId = LaneId(0);
@@ -20,7 +20,7 @@ fn a_refused_doorbell_breaks_the_connection_and_leaves_room() {
     let Some(mut server) = Server::new() else { return };
     let address = server.address();
     let mut fabric = server.while_client(|| fabric_from(address, WRITER, 2, Options::default(), 4));
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     for lane in 0..2 {
         let word = Verb::WriteWord { remote: 64, value: 1 };
         fabric.post(LaneId(lane), REGION, &[word, word, increment(64, 0)], deadline);
@@ -51,25 +51,25 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
         });
         let mut acknowledged = [0u64; LANES as usize];
         let mut tried = [0u64; LANES as usize];
-        let mut flying = 0;
+        let mut in_flight = 0;
         for lane in 0..LANES {
             server.region.store(4096 + u64::from(lane) * 8, 0).unwrap();
-            flying += post(&mut fabric, lane, &mut tried);
+            in_flight += post(&mut fabric, lane, &mut tried);
         }
         let mut ended = Vec::new();
-        while flying > 0 {
+        while in_flight > 0 {
             fabric.ring();
             let Some(completion) = fabric.poll() else {
                 fabric.relax();
                 continue;
             };
-            flying -= 1;
+            in_flight -= 1;
             let lane = usize::from(completion.lane.0);
             match completion.result {
                 Ok(found) => {
                     assert_eq!(found, acknowledged[lane]);
                     acknowledged[lane] += 1;
-                    flying += post(&mut fabric, lane as u16, &mut tried);
+                    in_flight += post(&mut fabric, lane as u16, &mut tried);
                 }
                 Err(error) => ended.push((lane, error)),
             }
@@ -89,7 +89,7 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
                 other => panic!("{other}"),
             }
         }
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         let started = Instant::now();
         assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], deadline), Err(ChainError::Fenced));
         assert!(started.elapsed() < Duration::from_millis(100), "at once");
@@ -107,7 +107,7 @@ fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
         increment(4096 + word, expected),
         read(65_536 + word * 512, 1024),
     ];
-    let deadline = later(fabric);
+    let deadline = far_deadline(fabric);
     fabric.post(LaneId(lane), REGION, &chain, deadline);
     1
 }
@@ -119,7 +119,7 @@ fn the_next_chain_of_an_idle_client_that_was_fenced_fails() {
     server.connections.clear();
     std::thread::sleep(Duration::from_millis(50));
     let started = Instant::now();
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     let result = fabric.run(LANE, REGION, &[increment(64, 0)], deadline);
     assert!(matches!(result, Err(ChainError::Fenced | ChainError::Unknown)), "{result:?}");
     println!("known after {:?}", started.elapsed());
@@ -199,7 +199,7 @@ fn sleeping_for_completions_loses_no_wakeup() {
     let options = Options { spin: Duration::ZERO, ..Options::default() };
     let mut fabric = server.client_of(b"W", LANES, options);
     for round in 0..2000u64 {
-        let deadline = later(&fabric);
+        let deadline = far_deadline(&fabric);
         let started = Instant::now();
         let chain = [increment(64, round), read(0, 256)];
         assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(round));

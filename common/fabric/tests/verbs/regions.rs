@@ -7,7 +7,9 @@ use farside_fabric::rdma::Options;
 use farside_fabric::verbs::VerbsFabric;
 use farside_fabric::{Buffer, ChainError, Counters, Endpoint, Fabric, LaneId, RegionIndex, Verb};
 
-use crate::harness::{REGION, Server, TEST_TIMEOUT, WRITER, increment, later, read, remote_of};
+use crate::harness::{
+    REGION, Server, TEST_TIMEOUT, WRITER, far_deadline, increment, read, remote_of,
+};
 
 const LANE: LaneId = LaneId(0);
 
@@ -40,7 +42,7 @@ fn one_future_changes_one_region_and_then_another() {
     let mut fabric = first.client_of(WRITER, 2, options);
     let region = add(&mut second, &mut fabric);
     assert_eq!(region, RegionIndex(1));
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     let endpoint = Endpoint::new(fabric, 2);
     for round in 0..50 {
         let before = endpoint.fabric().counters();
@@ -86,7 +88,7 @@ fn a_region_that_is_lost_fails_its_own_chains_only() {
     let (Some(mut first), Some(mut second)) = (Server::new(), Server::new()) else { return };
     let mut fabric = first.client(2);
     let region = add(&mut second, &mut fabric);
-    let deadline = later(&fabric);
+    let deadline = far_deadline(&fabric);
     assert_eq!(fabric.run(LANE, region, &swap(0), deadline), Ok(0));
     second.connections.clear();
     // Both at once: what is lost must not hold up what is not.

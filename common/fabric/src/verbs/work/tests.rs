@@ -109,7 +109,7 @@ fn an_access_outside_the_region_is_refused() {
 }
 
 #[test]
-fn a_chain_is_fenced_only_if_it_certainly_had_no_effect() {
+fn a_failed_chain_counts_as_fenced_only_if_it_certainly_had_no_effect() {
     use ibv_wc_status::*;
     let put = [WRITE, MARK, CAS];
     for at in 0..put.len() {
@@ -126,7 +126,7 @@ fn a_chain_is_fenced_only_if_it_certainly_had_no_effect() {
         classify_failure(IBV_WC_REM_ACCESS_ERR, &[WRITE, CAS, READ], 2),
         ChainError::Unknown
     );
-    // A READ is repeated after the later compare-and-swap was executed.
+    // The device may have repeated the READ after the later compare-and-swap was executed.
     assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &[READ, CAS], 0), ChainError::Unknown);
     assert_eq!(classify_failure(IBV_WC_REM_ACCESS_ERR, &put, 9), ChainError::Unknown);
     for status in [IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_WR_FLUSH_ERR, 99] {
