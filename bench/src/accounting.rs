@@ -24,7 +24,7 @@ pub struct ServerUsage {
 }
 
 impl ServerUsage {
-    /// The expense of the process of this number up to now.
+    /// The expense of the process with this number, from its start to this call.
     pub fn of(process: u32) -> io::Result<Self> {
         let cpu_s = cpu_s(&format!("/proc/{process}/stat"))?;
         let mut wakeups = 0;
@@ -78,7 +78,8 @@ pub fn process_at(address: &str) -> Option<u32> {
     u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()
 }
 
-/// Reads a monotonic clock, in nanoseconds. A plain number, so a difference costs one subtraction.
+/// Reads a monotonic clock, in nanoseconds. It returns a plain number, so that a difference costs
+/// one subtraction.
 #[inline]
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);

@@ -51,7 +51,8 @@ const SLEEP_NS_MIN: u64 = 200_000;
 const SLEEP_NS_MAX: u64 = 5_000_000;
 
 impl Schedule {
-    /// The schedule of one of `threads` threads, which start so many operations a second together.
+    /// The schedule of one of `threads` threads, which together start `target_ops_s` operations a
+    /// second.
     pub fn new(
         arrivals: Arrivals,
         target_ops_s: f64,
@@ -94,8 +95,8 @@ impl Schedule {
         self.next_ns += self.interval_ns * intervals;
     }
 
-    /// Waits until the next operation is due. Returns the time then; `None` if the phase ends
-    /// before.
+    /// Waits until the next operation is due, and returns the time after the wait; `None` if the
+    /// phase ends before that.
     pub fn wait(&self, go_on: impl Fn() -> bool) -> Option<u64> {
         let due = self.due_ns();
         loop {

@@ -1,7 +1,7 @@
-//! The frame of kv-bench and kv-compare: it prints one line for a mistake or a failure, and exits
-//! with kv-cli's code for it.
+//! The common main function of kv-bench and kv-compare. It prints one line for a mistake or a
+//! failure, and exits with kv-cli's code for it.
 //!
-//! SIGINT (Ctrl-C), SIGQUIT, SIGTERM and SIGHUP end a run in order: its threads stop, its server is
+//! SIGINT (Ctrl-C), SIGQUIT, SIGTERM and SIGHUP end a run: its threads stop, its server is
 //! stopped, its temporary files are removed. A second signal ends the process at once.
 
 use std::fs;
@@ -62,7 +62,8 @@ impl Command {
     }
 }
 
-/// Whether the error is a mistake on the command line. The others are `--help` and `--version`.
+/// Whether the error is a mistake on the command line. Other errors of clap are `--help` and
+/// `--version`.
 fn is_mistake(error: &clap::Error) -> bool {
     error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
 }
@@ -103,7 +104,7 @@ impl Interrupt {
         if self.0.is_wanted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    /// Also removes this folder if a second signal ends the process at once.
+    /// Makes a second signal, which ends the process at once, remove this folder first.
     pub fn remove_at_exit(&self, folder: &Path) {
         self.folders().push(folder.to_owned());
     }

@@ -112,8 +112,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Makes the system end the program when this thread ends. Nothing else would, if this process were
-/// killed.
+/// Makes the system end the program when this thread ends. Without it the program would outlive
+/// this process if this process were killed.
 #[allow(unsafe_code, reason = "between fork and exec few calls are allowed")]
 fn end_with_this_thread(command: &mut Command) {
     let parent = getpid();
@@ -126,7 +126,7 @@ fn end_with_this_thread(command: &mut Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Finds a program of this name: in this folder, or else in PATH.
+/// Finds a program of this name in this folder, or in PATH if it is not there.
 pub fn find_program(name: &str, folder: Option<&Path>) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = folder.map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));

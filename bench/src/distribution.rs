@@ -40,7 +40,7 @@ impl Shape {
     }
 }
 
-/// How much more popular the popular records are.
+/// The parameters of the shapes: how unequal the popularity of records is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Skew {
     /// Zipfian, scrambled or not, and latest: the exponent, between 0 and 1.
@@ -63,7 +63,7 @@ impl Default for Skew {
 }
 
 /// A permutation of the records, so that popular records are far apart. It keeps the probability of
-/// each rank. Upstream hashes ranks of far more items instead.
+/// each rank. Upstream hashes ranks instead, of far more items.
 #[derive(Clone, Debug)]
 struct Scramble {
     items: u64,
@@ -148,7 +148,7 @@ impl Hotspot {
 }
 
 impl Distribution {
-    /// The distribution over so many loaded records, at least 1.
+    /// The distribution over this number of loaded records, at least 1.
     pub fn new(shape: Shape, skew: &Skew, records: u64) -> Self {
         let scramble = Scramble::new(records);
         Self(match shape {

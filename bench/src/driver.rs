@@ -7,7 +7,7 @@
 //!
 //! In flight: a latency runs from a reading at or before the start of the operation to a reading at
 //! or after its completion. Up to `READING_SHARED_MAX` operations share a reading. So a latency is
-//! never too short, and too long by at most the time that so many calls take.
+//! never too short. It is too long by at most the time that `READING_SHARED_MAX` calls take.
 //!
 //! With a [`Schedule`]: a latency counts from when the operation was due, also if earlier
 //! operations delayed it. The service time, which is recorded too, counts from its start, as above.
@@ -57,7 +57,8 @@ impl<'a, W: Witness> Driver<'a, W> {
         Self { witness, batch, values, value, depth, schedule, records }
     }
 
-    /// Forgets the operations that are generated and not started yet: another source follows.
+    /// Forgets the operations that are generated and not started yet, because the next phase has
+    /// another source.
     pub fn clear(&mut self) {
         self.batch = Batch::new();
     }
@@ -172,7 +173,7 @@ fn perform<S: MeasuredStore>(
     values: &mut Values,
     found: &mut Vec<u8>,
 ) -> Result<bool, S::Error> {
-    // Each action by itself: a constant costs no instruction to tell from the others.
+    // One arm for each action: with a constant the compiler removes the match on the action.
     match operation.kind {
         Kind::Get => act(store, Action::Get, operation, witness, values, found),
         Kind::Put => act(store, Action::Put, operation, witness, values, found),

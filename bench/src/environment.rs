@@ -47,7 +47,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Detects this machine. So many percent of the region have pages of 2 MiB.
+    /// Detects this machine. `huge_percent` is the share of the region that has pages of 2 MiB.
     pub fn detect(huge_percent: u64) -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let model = |line: &str| {

@@ -107,7 +107,7 @@ pub struct Journal<'f> {
 }
 
 impl<'f> Journal<'f> {
-    /// The journal of one thread with so many lanes.
+    /// The journal of one thread with `lanes` lanes.
     pub fn new(file: &'f HistoryFile, thread: u32, lanes: u16) -> Self {
         Self {
             file,

@@ -54,7 +54,7 @@ pub trait Source {
 pub struct Budget(AtomicU64);
 
 impl Budget {
-    /// A budget of so many operations.
+    /// A budget of this number of operations.
     pub const fn new(operations: u64) -> Self {
         Self(AtomicU64::new(operations))
     }
@@ -91,12 +91,13 @@ impl Batch {
         &self.operations[self.used..self.claimed]
     }
 
-    /// Gives back the operations that it claimed and did not start: the next phase claims its own.
+    /// Returns claimed operations that were not started to the budget, because the next phase
+    /// claims its own.
     pub fn unclaim(&mut self) {
         self.claimed = self.used;
     }
 
-    /// Marks this many operations of the rest as used.
+    /// Marks the first `count` operations of the rest as used.
     #[inline]
     pub fn consume(&mut self, count: usize) {
         self.used += count;
@@ -205,7 +206,7 @@ pub struct Values {
     start: usize,
 }
 
-/// A value starts within this many bytes, at a multiple of 8.
+/// The part of the buffer in which values start, at multiples of 8, in bytes.
 const STARTS_BYTES: usize = 64 << 10;
 /// The distance between the starts of two values: an odd number of 8-byte units, so that every
 /// start comes up.

@@ -1,5 +1,5 @@
-//! The pattern of a run's operations: their kinds, their records, the lengths of values. For the
-//! generator and for reports.
+//! The pattern of a run's operations: their kinds, their records, the lengths of values. It serves
+//! the generator and the reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -84,7 +84,8 @@ pub fn run_phases(
         history,
         pattern: Pattern::new(args),
         records: Arc::new(RecordCounter::new(args.records)),
-        // A server that ran before may hold the records already, with other values.
+        // A server that was not started for this run may hold the records already, with other
+        // values.
         load_kind: if server.is_own() { Kind::Insert } else { Kind::Put },
         phase: AtomicU8::new(Phase::Load as u8),
         budget: args.operations.map(|operations| Arc::new(Budget::new(operations))),
@@ -96,7 +97,7 @@ pub fn run_phases(
         let shared = &shared;
         let worker = |thread| start(scope, move || shared.work(thread));
         let workers: Result<Vec<_>> = (0..args.all_threads()).map(worker).collect();
-        // Threads that already run would wait for the missing ones for ever.
+        // Without this, the threads that already run would wait for the missing ones forever.
         let workers = workers.inspect_err(|_| shared.enter(Phase::Stop))?;
         let supervised = shared.supervise(server, interrupt);
         shared.enter(Phase::Stop);
@@ -127,12 +128,13 @@ impl Shared<'_> {
         let Some(file) = &self.history else { return self.work_connected(thread, &mut ()) };
         let mut journal = Journal::new(file, thread, self.args.depth);
         let worked = self.work_connected(thread, &mut journal);
-        // Also if the thread failed: the file then shows what ended the run.
+        // The journal is also finished if the thread failed: the file then shows what ended the
+        // run.
         let recorded = journal.finish();
         worked.and_then(|worked| recorded.map(|()| worked))
     }
 
-    /// As [`Self::work`], with a session and a witness.
+    /// Does the work of [`Self::work`], with a session and a witness.
     fn work_connected(
         &self,
         thread: u32,
@@ -170,7 +172,8 @@ impl Shared<'_> {
         let allocations = allocations::of_this_thread() - allocated;
         let cache = cache_since(session.cache_statistics(), cache_before);
         self.ended.fetch_add(1, Ordering::Release);
-        // The other threads may still have claimed operations to do: do not stop them.
+        // This does not stop the other threads, because they may still have claimed operations to
+        // do.
         stop_others.0 = None;
         Ok(Some(ThreadMeasurement { recorder, started_ns, ended_ns, cache, allocations, cpu_s }))
     }
@@ -255,8 +258,8 @@ impl Shared<'_> {
     }
 }
 
-/// A line on stderr with the name of a phase and the time since now, until it is dropped. It is
-/// invisible if stderr is no terminal.
+/// A line on stderr with the name of a phase and the time since its start, until it is dropped. It
+/// is invisible if stderr is no terminal.
 fn progress_line(phase: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
     let style = style.unwrap_or_else(|_| ProgressStyle::default_spinner());

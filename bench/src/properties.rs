@@ -68,7 +68,8 @@ const FIXED: [(&str, &[&str]); 3] = [
 ];
 
 impl Properties {
-    /// Reads these files. Single properties win over the files, and later files over earlier ones.
+    /// Reads these files. A single property replaces one from a file, and a later file replaces
+    /// those of earlier files.
     pub fn read(files: &[PathBuf], single: &[Property]) -> Result<Self, String> {
         let mut all = BTreeMap::new();
         for path in files {
@@ -91,7 +92,7 @@ impl Properties {
         Ok(Self(all))
     }
 
-    /// The names of the properties that kv-bench does not know.
+    /// Returns the names of the properties that kv-bench does not know.
     pub fn unknown(&self) -> Vec<String> {
         let is_known = |name: &str| {
             let is_fixed = FIXED.iter().any(|(fixed, _)| *fixed == name);

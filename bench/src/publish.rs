@@ -52,7 +52,7 @@ impl Output {
 
     /// Writes the files, and then the table to stdout. With `-` for the JSON, the JSON replaces the
     /// table on stdout. A file is written whole, or stays as it was. An output that cannot be
-    /// written does not keep the others from being written.
+    /// written does not prevent the other outputs.
     pub fn publish(&self, json: &impl Serialize, table: &str, log: &IntervalLog<'_>) -> Result<()> {
         let hdr = self.hdr.as_ref().map_or(Ok(()), |path| {
             let log = log.encode().map_err(Error::output(path))?;
@@ -247,7 +247,7 @@ mod tests {
             ("/dev/null", "/dev/null", None),
             ("-", "/nowhere/x.hdr", Some("cannot write /nowhere/x.hdr: /nowhere is no folder")),
             ("-", folder, Some(&is_folder)),
-            // No user can create files there, not even root.
+            // Not even root can create files in this folder.
             ("/proc/self/x.json", "x", Some("cannot write /proc/self/x.json: ")),
             ("-", "-", Some("- is stdout for --json only")),
             ("src/x", "./src/../src/x", Some("two results cannot be written to ./src/../src/x")),

@@ -45,7 +45,7 @@ impl RawConnection {
     }
 
     /// Takes up to `count` free blocks, as many as the server has. Returns where their content
-    /// starts, after the header: the header must stay a header (I9).
+    /// starts, after the header. The caller must not write to the header (I9).
     pub fn take_blocks(&mut self, class: SizeClass, count: usize) -> Result<Vec<u64>> {
         let mut targets = Vec::with_capacity(count);
         while targets.len() < count {
@@ -61,8 +61,8 @@ impl RawConnection {
         Ok(targets)
     }
 
-    /// How many blocks of this class can be taken and still leave some for others, without a key
-    /// being evicted: half of the free ones.
+    /// How many blocks of this class can be taken so that some are left for other clients, without
+    /// a key being evicted: half of the free ones.
     pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
         let statistics = self.statistics()?;
         let blocks = statistics.classes.iter().find(|blocks| blocks.class == class);

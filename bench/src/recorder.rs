@@ -9,7 +9,7 @@ use crate::workload::{Kind, Mix};
 
 /// Limit on a recorded latency, in nanoseconds. A longer one is recorded as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
-/// Percentiles are exact to this many decimal digits.
+/// The number of decimal digits to which percentiles are exact.
 const LATENCY_DIGITS: u8 = 3;
 
 /// An empty histogram of latencies that never grows.
@@ -40,7 +40,7 @@ pub struct Recorder {
     pub unexpected: u64,
     /// The time spent on generating and recording operations, in nanoseconds.
     pub driver_ns: u64,
-    /// How far the latest thread was behind its schedule when it ended, in nanoseconds.
+    /// How far the slowest thread was behind its schedule when it ended, in nanoseconds.
     pub behind_ns: u64,
 }
 
@@ -94,17 +94,17 @@ impl Recorder {
 
     /// Adds the records of another thread.
     pub fn merge(&mut self, other: &Self) {
-        for (kind, theirs) in other.kinds() {
-            let Some(ours) = &mut self.kinds[kind.index()] else {
-                self.kinds[kind.index()] = Some(theirs.clone());
+        for (kind, added) in other.kinds() {
+            let Some(own) = &mut self.kinds[kind.index()] else {
+                self.kinds[kind.index()] = Some(added.clone());
                 continue;
             };
             // Cannot fail: the histograms have the same bounds.
-            let _ = ours.latencies.add(&theirs.latencies);
-            if let (Some(ours), Some(theirs)) = (&mut ours.service_times, &theirs.service_times) {
-                let _ = ours.add(theirs);
+            let _ = own.latencies.add(&added.latencies);
+            if let (Some(own), Some(added)) = (&mut own.service_times, &added.service_times) {
+                let _ = own.add(added);
             }
-            ours.counters += theirs.counters;
+            own.counters += added.counters;
         }
         self.unexpected += other.unexpected;
         self.driver_ns += other.driver_ns;
@@ -134,12 +134,13 @@ pub struct Attribution {
 }
 
 impl Attribution {
-    /// Counts from now on.
+    /// Starts with the present counters.
     pub fn new(store: &impl MeasuredStore) -> Self {
         Self { kind: None, since: store.counters() }
     }
 
-    /// Tells that the next operation is of this kind.
+    /// Call it before an operation of this kind. If the kind changes, attributes the counts so far
+    /// to the former kind.
     #[inline]
     pub fn enter(&mut self, kind: Kind, store: &impl MeasuredStore, recorder: &mut Recorder) {
         if self.kind != Some(kind) {
@@ -148,7 +149,8 @@ impl Attribution {
         }
     }
 
-    /// Tells that no more operations of the present kind follow: adds what they took.
+    /// Ends the present kind, because no more operations follow: attributes the counts so far to
+    /// it.
     pub fn leave(&mut self, store: &impl MeasuredStore, recorder: &mut Recorder) {
         let now = store.counters();
         if now.round_trips < self.since.round_trips {

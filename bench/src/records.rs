@@ -19,7 +19,7 @@ pub struct RecordCounter {
 const AHEAD: usize = 1 << 16;
 
 impl RecordCounter {
-    /// A counter after so many records were loaded.
+    /// A counter for a store into which this number of records was loaded.
     pub fn new(records: u64) -> Self {
         let [next, stored] = [records; 2].map(AtomicU64::new);
         Self { loaded: records, next, stored, ahead: Mutex::new(BinaryHeap::with_capacity(AHEAD)) }
@@ -36,7 +36,7 @@ impl RecordCounter {
         self.stored.load(Ordering::Acquire)
     }
 
-    /// Tells that a record is stored. Loaded records are counted already.
+    /// Counts a record as stored. Loaded records are counted already.
     pub fn acknowledge(&self, record: u64) {
         if record < self.loaded {
             return;

@@ -97,8 +97,8 @@ impl Demand {
         self.memory_at(OPERATIONS_PER_S_MAX)
     }
 
-    /// The memory for the run, if so much is available. If the rate of inserts is only guessed, at
-    /// most half of the available memory, unless the run surely needs more.
+    /// The memory for the run, of which `available_bytes` can be had. If the rate of inserts is
+    /// only guessed, at most half of the available memory, unless the run surely needs more.
     ///
     /// # Errors
     /// [`Error::Usage`] also if the run surely needs more than is available.
@@ -141,7 +141,7 @@ impl Demand {
         })
     }
 
-    /// The memory for the blocks of so many records, of which it samples some.
+    /// The memory for the blocks of this number of records, computed from a sample of them.
     fn heap_bytes(&self, records: u64) -> Result<u64> {
         let span_bytes = |class: SizeClass| class.chunks_per_span() * CHUNK_BYTES;
         let sample = records.min(SAMPLE);

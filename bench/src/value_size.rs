@@ -211,12 +211,12 @@ mod tests {
             let expected = share(x, 25.45, 0.2615);
             assert!((expected - q).abs() < 0.01, "{q}: {x} is {expected}");
         }
-        let of = |bytes| etc.iter().filter(|size| **size == bytes).count() as f64;
-        assert!((of(2) / RECORDS as f64 - 0.1782).abs() < 0.005, "{}", of(2));
-        assert!((of(11) / RECORDS as f64 - 0.089_89).abs() < 0.005, "{}", of(11));
+        let count = |bytes| etc.iter().filter(|size| **size == bytes).count() as f64;
+        assert!((count(2) / RECORDS as f64 - 0.1782).abs() < 0.005, "{}", count(2));
+        assert!((count(11) / RECORDS as f64 - 0.089_89).abs() < 0.005, "{}", count(11));
         let uniform = sorted(ValueSize::Uniform(0, 9));
-        let of = |bytes| uniform.iter().filter(|size| **size == bytes).count() as f64;
-        assert!((0..10).all(|bytes| (of(bytes) / RECORDS as f64 - 0.1).abs() < 0.005));
+        let count = |bytes| uniform.iter().filter(|size| **size == bytes).count() as f64;
+        assert!((0..10).all(|bytes| (count(bytes) / RECORDS as f64 - 0.1).abs() < 0.005));
     }
 
     #[test]

@@ -98,13 +98,13 @@ pub(crate) mod tests {
     fn ranks_are_drawn_as_often_as_by_another_implementation() {
         let small = [0.2, 0.5, 0.8, 0.95].map(|theta| (1000, theta));
         for (items, theta) in [&small[..], &[(5000, THETA), (1_000_000, THETA)]].concat() {
-            let ours = Zipfian::new(items, theta);
-            let theirs = rand_distr::Zipf::new(items as f64, theta).unwrap();
-            let ours = counts(items, |random| ours.draw(random));
-            let theirs = counts(items, |random| theirs.sample(random) as u64 - 1);
+            let sample = Zipfian::new(items, theta);
+            let reference = rand_distr::Zipf::new(items as f64, theta).unwrap();
+            let sample = counts(items, |random| sample.draw(random));
+            let reference = counts(items, |random| reference.sample(random) as u64 - 1);
             // Of single ranks only the first two are exact.
             for end in [1, 2, 30, 300, 1000] {
-                let [a, b] = [&ours, &theirs].map(|counts| share(counts[..end].iter().sum()));
+                let [a, b] = [&sample, &reference].map(|counts| share(counts[..end].iter().sum()));
                 assert!((a / b - 1.0).abs() < 0.1, "{theta}, first {end} of {items}: {a}, {b}");
             }
         }

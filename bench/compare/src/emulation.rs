@@ -22,13 +22,13 @@ use farside_fabric::{
 /// The description of the emulated network in results.
 pub const LABEL: &str = "emulated network (2 us, ConnectX-5 rates)";
 
-/// From when the device is done with a chain until its completion is reported.
+/// The time from when the device is done with a chain until its completion is reported.
 const ROUND_TRIP_NS: Nanos = 2_000;
 /// How long the device takes for a READ, in picoseconds: 88 million a second.
 const READ_PS: u64 = 1_000_000 / 88;
-/// The same for a WRITE: 107 million a second.
+/// How long the device takes for a WRITE, in picoseconds: 107 million a second.
 const WRITE_PS: u64 = 1_000_000 / 107;
-/// The same for an atomic verb: 20 million a second.
+/// How long the device takes for an atomic verb, in picoseconds: 20 million a second.
 const ATOMIC_PS: u64 = 1_000_000 / 20;
 /// The default bandwidth of the link, in bytes a second: 100 Gb/s.
 const BANDWIDTH: u64 = 12_500_000_000;
@@ -37,7 +37,7 @@ const PS_PER_S: u64 = 1_000_000_000_000;
 /// A fabric behind the emulated network.
 pub type Emulated<F> = Intercepted<F, Network>;
 
-/// Puts the emulated network around a fabric that has so many lanes.
+/// Puts the emulated network around a fabric that has `lanes` lanes.
 pub fn around<F: Fabric + ?Sized>(fabric: Box<F>, lanes: u16, link: Link) -> Emulated<F> {
     let count = usize::from(lanes);
     let interceptor = Network {
@@ -134,7 +134,7 @@ impl Network {
         verbs_ps.max(bytes_ps)
     }
 
-    /// Passes chains to the fabric, as many as the link has room for.
+    /// Passes posted chains to the fabric until the link has no more room.
     fn release<F: Fabric + ?Sized>(&mut self, fabric: &mut F) {
         let now = self.now(fabric);
         self.free_at_ps = self.free_at_ps.max(now * 1000);

@@ -36,7 +36,8 @@ pub struct CompareReport {
     pub workloads: Vec<WorkloadReport>,
 }
 
-/// The rates of raw verbs on the same fabric, with the same number of chains in flight.
+/// The rates of raw verbs on the same fabric, with as many chains in flight as the stores have
+/// operations.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct Limit {
@@ -61,8 +62,8 @@ pub struct StoreReport {
     pub store: &'static str,
     pub seconds: f64,
     pub throughput_ops_s: f64,
-    /// The throughput divided by the rate of the raw chains that Farside needs at least for these
-    /// operations. Null for a store that is not on the fabric.
+    /// The throughput divided by the rate of these operations as raw chains, if each takes as few
+    /// chains as Farside needs at least. Null for a store that is not on the fabric.
     pub mix_ratio: Option<f64>,
     /// The CPU time of the client's thread.
     pub client_cpu_s: f64,
@@ -78,7 +79,8 @@ pub struct StoreReport {
     pub round_trips_per_op: f64,
     pub verbs_per_op: f64,
     pub bytes_per_op: f64,
-    /// How many operations found another state than the load had left.
+    /// How many operations found a key or a value in another state than the operations before had
+    /// left it.
     pub unexpected: u64,
 }
 

@@ -75,7 +75,8 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     let workloads: Result<Vec<_>> = thread::scope(|scope| {
         let mut handles = Vec::new();
         for (store, service) in stores.iter().zip(&services) {
-            let process = service.as_ref().map_or(server.process, |of| Some(of.process()));
+            let process =
+                service.as_ref().map_or(server.process, |service| Some(service.process()));
             let (handle, worker) = pair(process);
             let setup = StoreSetup {
                 args,
@@ -227,7 +228,8 @@ fn fabric(args: &Compare, connection: &RawConnection, lanes: u16) -> Result<AnyF
 }
 
 fn demand(args: &Compare, operations_per_s: f64) -> PeerDemand {
-    let inserts: f64 = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
+    let inserts: f64 =
+        args.workloads.iter().map(|workload| workload.mix().share(Kind::Insert)).sum();
     let operations = (args.warmup_seconds + args.seconds) * operations_per_s;
     PeerDemand {
         records: args.records + (operations * inserts) as u64,
@@ -248,7 +250,7 @@ fn segments(store: StoreName, demand: PeerDemand) -> u64 {
 
 /// The memory of a server that is started for the run.
 fn memory(args: &Compare) -> Result<ServerMemory> {
-    let inserts = args.workloads.iter().map(|of| of.mix().share(Kind::Insert)).sum();
+    let inserts = args.workloads.iter().map(|workload| workload.mix().share(Kind::Insert)).sum();
     let farside = sizing::Demand {
         records: args.records,
         sizes: ValueSize::Constant(args.value_size),

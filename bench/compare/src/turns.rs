@@ -45,7 +45,7 @@ pub(crate) struct TurnResult {
 }
 
 impl TurnResult {
-    /// The result before the first turn.
+    /// An empty result, before the first turn.
     pub(crate) fn nothing(mix: Mix) -> Self {
         let recorder = Recorder::new(mix);
         Self { recorder, seconds: 0.0, client_cpu_s: 0.0, server_cpu_s: 0.0 }
@@ -63,7 +63,7 @@ impl TurnResult {
 /// The longest time between two calls of `between_polls`.
 const BETWEEN_POLLS: Duration = Duration::from_millis(5);
 
-/// The way to a store's thread.
+/// The supervising thread's end of the channels to a store's thread.
 pub(crate) struct TurnHandle {
     /// The process of the store's server, if known.
     server: Option<u32>,
@@ -72,7 +72,7 @@ pub(crate) struct TurnHandle {
     go_on: Arc<AtomicBool>,
 }
 
-/// The other end, in the store's thread.
+/// The end of these channels in the store's thread.
 pub(crate) struct TurnWorker {
     orders: Receiver<Order>,
     results: Sender<Result<TurnResult>>,

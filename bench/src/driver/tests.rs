@@ -99,8 +99,8 @@ impl Pipelined for &mut SlowOnce {
     }
 }
 
-/// Drives so many operations. They arrive at this rate; without a rate, each starts when another
-/// has ended.
+/// Drives `operations` operations. They arrive at this rate; without a rate, each starts when
+/// another has ended.
 fn drive(mut store: SlowOnce, depth: usize, operations: u64, rate_ops_s: Option<f64>) -> Recorder {
     let records = Arc::new(RecordCounter::new(10));
     let pattern = Pattern::new(&ycsb("ycsb --workload c --records 10"));

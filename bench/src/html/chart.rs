@@ -39,7 +39,7 @@ const AXIS_HEIGHT: f64 = 50.0;
 const NAME_HEIGHT: f64 = 16.0;
 /// The approximate width of a letter of a name.
 const LETTER: f64 = 7.0;
-/// The room for names, at most.
+/// Limit on the room for names.
 const NAMES_WIDTH_MAX: f64 = 240.0;
 
 impl Chart {

@@ -44,7 +44,7 @@ pub(crate) fn page(inputs: &Inputs) -> String {
             }
         }
     };
-    // Results may contain any character, and XML forbids these.
+    // XML forbids these characters, and results may contain any character.
     let is_forbidden = |c: char| match c {
         '\t' | '\n' | '\r' => false,
         c => c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'),
@@ -52,7 +52,7 @@ pub(crate) fn page(inputs: &Inputs) -> String {
     page.into_string().replace(is_forbidden, "\u{fffd}") + "\n"
 }
 
-/// The explanation of a ratio above 1, which looks impossible.
+/// The explanation of a ratio to the raw verbs above 1, which looks impossible.
 const ABOVE_ONE: &str = "A ratio above 1 is no mistake. \u{201c}Of raw verbs\u{201d} is the \
     throughput divided by the rate of the chains that the operations need at least, each executed \
     alone. Operations on one key that are in flight together share a chain, so with popular keys a \
@@ -74,7 +74,7 @@ fn summary(inputs: &Inputs) -> String {
 }
 
 /// Operations for each second of CPU time, of clients and server. `None` for a result that lacks
-/// one of them.
+/// one of the two times.
 fn per_cpu_s(run: &YcsbReport) -> Option<f64> {
     let cpu_s = run.cpu_s + run.server?.cpu_s;
     (run.cpu_s > 0.0).then(|| run.count() as f64 / cpu_s)

@@ -21,11 +21,11 @@ pub(crate) struct Scale {
 
 /// The highest percentile that is drawn. Above it there are too few operations.
 pub(crate) const PERCENTILE_MAX: f64 = 99.999;
-/// About how many marks a linear axis has.
+/// The approximate number of marks of a linear axis.
 const TICKS: f64 = 5.0;
 
 impl Scale {
-    /// From 0 to a round number at or above the largest.
+    /// A linear axis from 0 to a round number at or above the largest value.
     pub(crate) fn linear(values: impl Iterator<Item = f64>, label: fn(f64) -> String) -> Self {
         let largest = values.fold(0.0, f64::max);
         let max = if largest > 0.0 { largest } else { 1.0 };
@@ -36,7 +36,8 @@ impl Scale {
         Self { shape: Shape::Linear, min: 0.0, max: count * step, ticks }
     }
 
-    /// Over all values, with marks at 1, 2 and 5 times the powers of ten if there is room.
+    /// A logarithmic axis over all values, with marks at 1, 2 and 5 times the powers of ten if
+    /// there is room.
     pub(crate) fn log(values: impl Iterator<Item = f64> + Clone, label: fn(f64) -> String) -> Self {
         let max = values.clone().fold(1.0, f64::max);
         let min = values.filter(|value| *value > 0.0).fold(max, f64::min);
@@ -59,7 +60,7 @@ impl Scale {
         Self { shape: Shape::Log, min: below, max: above, ticks }
     }
 
-    /// From 0 to [`PERCENTILE_MAX`].
+    /// An axis of percentiles from 0 to [`PERCENTILE_MAX`].
     pub(crate) fn percentiles() -> Self {
         let ticks = [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, PERCENTILE_MAX];
         let ticks = ticks.map(|value| (value, format!("{value} %"))).to_vec();
@@ -96,7 +97,7 @@ pub(crate) fn short(value: f64) -> String {
     format!("{}{unit}", three_digits(scaled))
 }
 
-/// Formats nanoseconds in the unit that fits.
+/// Formats nanoseconds in ns, us, ms or s, whichever fits.
 pub(crate) fn duration(ns: f64) -> String {
     let (scaled, unit) = match ns {
         ..1e3 => (ns, "ns"),

@@ -124,7 +124,7 @@ fn the_page_has_every_result_and_every_kind_of_chart() {
 
 #[test]
 fn runs_that_differ_in_more_than_a_chart_shows_are_on_no_common_line() {
-    let of = |threads: u32, change: &dyn Fn(&mut Value)| {
+    let changed_result = |threads: u32, change: &dyn Fn(&mut Value)| {
         let mut run = result("c", threads, 1, 1e6);
         change(&mut run);
         run
@@ -160,8 +160,8 @@ fn runs_that_differ_in_more_than_a_chart_shows_are_on_no_common_line() {
             let page = page_of(folder.path());
             texts(&parsed(&page)).iter().any(|text| text == "Throughput by threads")
         };
-        assert!(lines([of(1, first), of(2, first)]), "{number}");
-        assert!(!lines([of(1, first), of(2, second)]), "{number}");
+        assert!(lines([changed_result(1, first), changed_result(2, first)]), "{number}");
+        assert!(!lines([changed_result(1, first), changed_result(2, second)]), "{number}");
     }
 }
 

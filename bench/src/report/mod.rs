@@ -1,5 +1,5 @@
-//! The result of `kv-bench ycsb` as JSON and as a table. `kv-bench report` reads the JSON again,
-//! also that of older versions in `bench/results`.
+//! The result of `kv-bench ycsb` as JSON and as a table. `kv-bench report` reads this JSON,
+//! and also the JSON of older versions in `bench/results`.
 
 mod table;
 #[cfg(test)]
@@ -52,7 +52,8 @@ pub struct YcsbReport {
     pub server: Option<ServerUsage>,
     /// How often the threads that ran the operations allocated.
     pub allocations: u64,
-    /// How many operations found another state than the load left.
+    /// How many operations found a key or a value in another state than the operations before had
+    /// left it.
     #[serde(default)]
     pub unexpected: u64,
     /// Null if the raw verbs were not measured.

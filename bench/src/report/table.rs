@@ -1,4 +1,4 @@
-//! The result as a table for people.
+//! The result of `kv-bench ycsb` as a table for people.
 
 use std::fmt::{self, Write as _};
 

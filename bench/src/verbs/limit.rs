@@ -1,5 +1,5 @@
-//! The rates of raw verbs as the limit that a report shows beside a result. They are measured on
-//! the same server, with as many threads and as many chains in flight.
+//! The rates of raw verbs, which a report shows beside a result as its limit. They are measured on
+//! the same server as the result, with as many threads and as many chains in flight.
 
 use std::time::Duration;
 
@@ -81,8 +81,8 @@ impl RawLimit {
         Self { read: sum(0), write: sum(1), cas: sum(2), update: sum(3) }
     }
 
-    /// The rate of these operations, in operations a second, if they were nothing but their chains:
-    /// the row Farside of README's table "How it compares".
+    /// The rate that these operations would have, in operations a second, if they took only the
+    /// time of their chains: the row Farside of README's table "How it compares".
     pub fn mix_ops_s(&self, recorder: &Recorder) -> f64 {
         let counts = recorder.kinds().map(|(kind, record)| (kind, record.latencies.len()));
         recorder.operations() as f64 / self.seconds(counts)

@@ -118,7 +118,8 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
                         run.note_word(lane, found);
                         free.push(lane);
                     }
-                    // The system did not run this thread in time: post another chain instead.
+                    // The system did not run this thread in time. Another chain replaces the late
+                    // one.
                     Err(ChainError::Late) => {
                         run.post(fabric, lane, fabric.now());
                         fabric.ring();
@@ -207,7 +208,7 @@ impl Run<'_> {
         Verb::CompareSwap { remote, expected, desired: expected.wrapping_add(1) }
     }
 
-    /// Notes what the target's first word is now. If a compare-and-swap found another word than
+    /// Stores the present first word of the target. If a compare-and-swap found another word than
     /// expected, that word is still there.
     #[inline]
     fn note_word(&mut self, lane: LaneId, found: u64) {

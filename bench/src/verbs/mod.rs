@@ -1,7 +1,7 @@
 //! `kv-bench verbs`: the highest rates of a fabric, without keys, index or checks.
 //!
 //! The verbs access free blocks that the server gave to this client, after their headers. So the
-//! verbs touch nothing of the store. The blocks are given back afterwards.
+//! verbs change no key and no index. The blocks are given back afterwards.
 
 mod limit;
 mod measure;
@@ -159,7 +159,7 @@ fn rates_of_threads(
     })
 }
 
-/// The memory of a server of our own, with so many blocks of this class.
+/// The memory of a server of our own, with `blocks` blocks of this class.
 fn memory(class: SizeClass, blocks: usize) -> ServerMemory {
     let spans = (blocks as u64).div_ceil(class.blocks_per_span());
     let heap_bytes = spans * class.chunks_per_span() * CHUNK_BYTES;

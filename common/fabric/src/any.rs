@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The fabric that the server's address names, or a fabric with interceptors around it.
-// With a tag of its own, and not one in a niche of a field, a match takes one instruction.
+// With a separate tag, instead of one in a niche of a field, a match takes one instruction.
 #[repr(u8)]
 #[allow(clippy::large_enum_variant, reason = "one per session")]
 pub enum AnyFabric {

@@ -9,9 +9,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// Only READ. The memory (shm) or the device (verbs) enforces it, not the client.
+    /// May only READ. The memory (shm) or the device (verbs) enforces this limit.
     Reader = 1,
-    /// All verbs.
+    /// May execute all verbs.
     Writer = 2,
 }
 
@@ -56,7 +56,7 @@ pub trait ControlChannel: AsFd + Send {
     /// becomes readable.
     fn signals_room_as_writable(&self) -> bool;
 
-    /// Asks the peer's host for a sign of life, which its process does not notice. On one host this
+    /// Asks the peer's host for an acknowledgement, without its process. On one host this
     /// does nothing, because the system reports the end of a process.
     ///
     /// # Errors

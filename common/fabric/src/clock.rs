@@ -14,7 +14,7 @@ use super::Nanos;
 /// How long the counter is used before the system is asked again.
 const ANCHOR_NS: Nanos = 1_000_000;
 /// The longest time between the readings of both clocks. Above it the process lost the processor
-/// between them, and an anchor would be wrong by as much.
+/// between the readings, and an anchor would be wrong by this time.
 const PAIR_NS_MAX: Nanos = 1_000;
 
 /// The time since boot by the system's clock, including the time spent suspended.

@@ -1,4 +1,4 @@
-//! Chains as futures: what the protocol's async functions await.
+//! Chains as futures, which the protocol's async functions await.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::pin::{Pin, pin};
@@ -33,14 +33,14 @@ impl Future for InFlight<'_> {
 pub struct Endpoint<F> {
     fabric: RefCell<F>,
     results: Box<[Cell<Option<ChainResult>>]>,
-    /// Whether [`Endpoint::drive`] is running its only future.
+    /// Whether [`Endpoint::drive`] runs its future, so that no other future is in progress.
     alone: Cell<bool>,
     /// The clock's reading at the last [`Endpoint::tick`].
     ticked_at: Cell<Nanos>,
 }
 
 impl<F: Fabric> Endpoint<F> {
-    /// An endpoint for so many lanes. The fabric must have as many.
+    /// An endpoint for `lanes` lanes. The fabric must have the same number.
     pub fn new(fabric: F, lanes: u16) -> Self {
         Self {
             fabric: RefCell::new(fabric),
@@ -85,7 +85,7 @@ impl<F: Fabric> Endpoint<F> {
         Ref::map(self.fabric.borrow(), |fabric| fabric.buffer(lane, buffer))
     }
 
-    /// One round trip to a region. Posts the chain now. The future returns the word that the last
+    /// Posts a chain to a region now: one round trip. The future returns the word that the last
     /// atomic verb found, or 0 without one. Inside [`Endpoint::drive`] the chain is executed before
     /// this returns.
     #[inline]

@@ -4,12 +4,12 @@
 //! chain's round trip includes the bytes queued before it. On a slow link, deep pipelines of large
 //! values queue for longer than operations believe what they READ (invariant I3). Each READ comes
 //! too late and is posted again. So the bytes in flight have a budget. Chains above it wait in the
-//! session, before their time starts.
+//! session. A chain's age counts from when it leaves.
 //!
-//! The budget follows the link's rate. Now and then one chain is timed from its doorbell to its
-//! completion. If the bytes in flight took less time than the queue may take, the budget grows by
-//! this ratio, otherwise it shrinks. One step at most doubles or halves it. A slow link makes the
-//! budget small. Sessions that share a link make each other's budgets small.
+//! The budget follows the link's rate. One chain at a time is timed, from its
+//! doorbell to its completion. If the bytes in flight took less time than the queue may take, the
+//! budget grows by this ratio, otherwise it shrinks. One step at most doubles or halves it. A slow
+//! link makes the budget small. Sessions that share a link make each other's budgets small.
 //!
 //! Chains of a queue pair complete in the order of their doorbells, so the oldest one that changes
 //! the region is the first in a queue. Its age bounds how late such a chain takes effect ("Time" in
@@ -29,7 +29,7 @@ const BYTES_MIN: u64 = 64 << 10;
 const BYTES_MAX: u64 = 16 << 20;
 /// The time that the queue may take in a session without patience of its own.
 const QUEUE_NS: Nanos = 10_000_000;
-/// The queue may take one part in so many of an operation's patience. With 3, a second value of 512
+/// The queue may take an operation's patience divided by this. With 3, a second value of 512
 /// KiB can queue behind the first at 25 MB/s, so that the link is not idle while one is copied.
 const PATIENCE_PARTS: Nanos = 3;
 
@@ -55,7 +55,7 @@ struct Timed {
 }
 
 impl Flight {
-    /// A queue pair without chains in flight, and with room for those of so many lanes.
+    /// A queue pair without chains in flight, and with room for the chains of `lanes` lanes.
     pub fn new(lanes: u16) -> Self {
         Self {
             bytes: 0,
@@ -71,14 +71,14 @@ impl Flight {
         self.queue_ns = (patience / PATIENCE_PARTS).max(1);
     }
 
-    /// Whether the next chain may leave if `others` more bytes are in flight. A single chain always
-    /// may, of any length.
+    /// Whether the next chain may leave if `more_bytes` more bytes are in flight. A single chain
+    /// always may, of any length.
     #[inline]
-    pub fn admits(&self, others: u64) -> bool {
-        self.bytes + others < self.budget_bytes
+    pub fn admits(&self, more_bytes: u64) -> bool {
+        self.bytes + more_bytes < self.budget_bytes
     }
 
-    /// Whether the next chain may leave if only so many bytes are in flight.
+    /// Whether the next chain may leave if only `bytes` bytes are in flight.
     #[inline]
     pub fn admits_all(&self, bytes: u64) -> bool {
         bytes < self.budget_bytes
@@ -106,8 +106,8 @@ impl Flight {
     #[inline]
     pub fn arrive(&mut self, lane: LaneId, bytes: u64, changes: bool, now: impl FnOnce() -> Nanos) {
         self.bytes = self.bytes.saturating_sub(bytes);
-        if changes && let Some(at) = self.changes.iter().position(|(of, _)| *of == lane) {
-            // It is the first one, unless the connection is broken.
+        if changes && let Some(at) = self.changes.iter().position(|(owner, _)| *owner == lane) {
+            // The chain is the first one, unless the connection is broken.
             self.changes.remove(at);
         }
         if let Some(timed) = self.timed.filter(|timed| timed.lane == lane) {
@@ -123,13 +123,13 @@ impl Flight {
         self.changes.clear();
     }
 
-    /// Whether a chain that changes the region is in flight for longer than `age_max`.
+    /// Whether a chain that changes the region has been in flight for longer than `age_max`.
     #[inline]
     pub fn has_change_older_than(&self, age_max: Nanos, now: Nanos) -> bool {
         self.changes.front().is_some_and(|(_, left_at)| now.saturating_sub(*left_at) > age_max)
     }
 
-    /// Adapts the budget to a link that took so long for so many bytes.
+    /// Adapts the budget to a link that took the time `took` for `bytes` bytes.
     fn adapt(&mut self, bytes: u64, took: Nanos) {
         let fitting = u128::from(bytes) * u128::from(self.queue_ns) / u128::from(took.max(1));
         let fitting = u64::try_from(fitting).unwrap_or(u64::MAX);

@@ -73,8 +73,8 @@ impl Buffer {
     pub const COUNT: usize = 3;
 }
 
-/// One access to a region. `remote` is an offset in bytes from the region's start, and a multiple
-/// of 8 unless it says otherwise. Values are stored little-endian.
+/// An access to a region. `remote` is an offset in bytes from the region's start, and a multiple
+/// of 8, except in `WriteU32`. Values are stored little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each verb's text names its fields")]
 pub enum Verb {
@@ -91,7 +91,7 @@ pub enum Verb {
     CompareSwap { remote: u64, expected: u64, desired: u64 },
 }
 
-/// The end of a lane's chain or wait.
+/// A report that a lane's chain or wait has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The lane.
@@ -104,8 +104,8 @@ pub struct Completion {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChainError {
-    /// A verb reaches outside the region or is not aligned, because the offset came from damaged
-    /// bytes. Neither this verb nor a later one of the chain was executed.
+    /// A verb would access bytes outside the region or is not aligned, because the offset came from
+    /// damaged bytes. Neither this verb nor a later one of the chain was executed.
     #[error("an access of {bytes} bytes at offset {remote:#x} lies outside the region")]
     Outside {
         /// The offset of the access, in bytes from the region's start.
@@ -122,14 +122,16 @@ pub enum ChainError {
     Fenced,
     /// The deadline passed. Neither the last atomic verb nor a later verb was executed. Verbs
     /// before it may have been, a WRITE in part.
-    #[error("the chain was late")]
+    #[error("the chain was not executed, because its deadline passed")]
     Late,
     /// The connection broke while the chain was in flight. Each verb has taken effect or never
     /// will. Only chains that change the region fail with this error: without its result, a READ is
     /// as good as not executed ([`ChainError::Fenced`]).
-    #[error("the connection broke while the chain was in flight: it may or may not have happened")]
+    #[error(
+        "the connection broke while the chain was in flight: it may or may not have taken effect"
+    )]
     Unknown,
-    /// The lane already has a chain in flight, which continues and completes by itself. No verb of
+    /// The lane already has a chain in flight, which continues and completes as usual. No verb of
     /// the second chain was executed.
     #[error("the lane has a chain in flight already")]
     Busy,
@@ -150,7 +152,7 @@ pub enum ChainError {
 pub struct Timing {
     /// No chain takes less time from post to completion, on any hardware.
     pub round_trip_min_ns: Nanos,
-    /// No chain takes effect later than this after its post, even without a deadline.
+    /// No chain takes effect later than this time after its post, even without a deadline.
     pub lateness_max_ns: Nanos,
 }
 
@@ -182,7 +184,7 @@ pub trait Fabric {
     /// The time, by the clock of the deadlines.
     fn now(&self) -> Nanos;
 
-    /// The wall clock, in nanoseconds since 1970, by which values expire.
+    /// The time by the wall clock, in nanoseconds since 1970. Values expire by this time.
     fn wall_clock_ns(&self) -> u64 {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         since.unwrap_or_default().as_nanos() as u64
@@ -202,8 +204,8 @@ pub trait Fabric {
         true
     }
 
-    /// Sets for how long operations believe what they READ from this region. Chains may queue for a
-    /// part of this time.
+    /// Sets how long operations rely on content that they READ from this region. Chains may queue
+    /// for a part of this time.
     fn set_patience(&mut self, _region: RegionIndex, _patience: Nanos) {}
 
     /// Queues a wait: the lane completes once the clock reads `until`.
@@ -224,10 +226,11 @@ pub trait Fabric {
     /// The buffer, to be filled before a WRITE is posted.
     fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8];
 
-    /// Makes the buffer at least so long, and preserves its content. The buffer grows by doubling,
-    /// so that a steady workload stops allocating. Returns false if the system does not allow so
-    /// much registered memory: then verbs that need it fail with [`ChainError::Unregistered`]. Also
-    /// returns false, and leaves the buffer as it is, while a device may access the lane's buffers.
+    /// Makes the buffer at least `bytes` long, and preserves its content. The buffer grows by
+    /// doubling, so that a steady workload stops allocating. Returns false if the system does not
+    /// allow so much registered memory: then verbs that need it fail with
+    /// [`ChainError::Unregistered`]. Also returns false, and leaves the buffer as it is, while a
+    /// device may access the lane's buffers.
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool;
 
     /// Executes one chain and waits for its end, while no other lane has a chain in flight.

@@ -22,17 +22,18 @@ const ACK_TIMEOUT_UNIT_NS: Nanos = 4096;
 /// The exponents of timeouts that devices are given. Below them a busy host is taken for dead, and
 /// 0 means forever. Above them a dead host is not noticed for minutes.
 pub const ACK_TIMEOUT: RangeInclusive<u8> = 8..=22;
-/// By the InfiniBand specification (9.7.6.1.3) a device may wait for up to so many times the
+/// By the InfiniBand specification (9.7.6.1.3) a device may wait for up to this multiple of the
 /// timeout.
 const ACK_TIMEOUT_SLACK: Nanos = 4;
 /// The longest time that a chain waits for its doorbell; after it the chain is refused. A busy
 /// machine withholds the processor from a process for less time. The other terms are much larger.
 const QUEUED_MAX_NS: Nanos = 500_000_000;
-/// The longest delay before a session notices that a chain is too old. A session sleeps for at most
+/// The longest time until a session notices that a chain is too old. A session sleeps for at most
 /// half of it.
 pub(crate) const LOOK_NS_MAX: Nanos = 200_000_000;
 
-/// How to connect and to wait. The default suits a data-centre network that loses few packets.
+/// Settings for connecting and waiting. The default suits a data-centre network that loses few
+/// packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How often a device repeats a packet before it reports the peer as dead: at most 6, because 7
@@ -166,7 +167,7 @@ pub enum VerbsError {
          {device}: the servers of a session have to be reached through one device"
     )]
     SeveralDevices { address: SocketAddr, device: String, other: String },
-    #[error("{bytes} bytes do not fit into the {max} that RDMA-CM carries")]
+    #[error("{bytes} bytes of private data are more than the {max} that RDMA-CM carries")]
     PrivateData { bytes: usize, max: usize },
     #[error("the RDMA device offers {offered} {what}, at least {needed} are needed")]
     TooSmall { what: &'static str, offered: u64, needed: u64 },
@@ -175,7 +176,7 @@ pub enum VerbsError {
 }
 
 impl VerbsError {
-    /// Whether the same may work a little later: the server is not up, or not yet again.
+    /// Whether the same call may succeed a little later, because the server is not up yet.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::NoRoute { .. } | Self::NoListener { .. } | Self::TimedOut { .. })
     }
@@ -184,7 +185,7 @@ impl VerbsError {
 /// Reports this machine's RDMA devices and their faults. Opens every device for a moment.
 pub fn preflight() -> Report {
     let mut report = Report::from_sysfs();
-    // If the devices cannot be listed, the report is sysfs alone.
+    // If the devices cannot be listed, the report has only what sysfs says.
     #[cfg(feature = "verbs")]
     let _ = crate::verbs::ask_all(&mut report.devices);
     report = report.judge();

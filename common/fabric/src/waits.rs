@@ -2,11 +2,11 @@
 
 use super::{Completion, LaneId, Nanos};
 
-/// Each lane's time, and the lane.
+/// The lanes that wait, each with the time until which it waits.
 pub(super) struct SleepingLanes(Vec<(Nanos, LaneId)>);
 
 impl SleepingLanes {
-    /// No lanes, with room for so many.
+    /// An empty set, with room for `lanes` lanes.
     pub(super) fn with_capacity(lanes: usize) -> Self {
         Self(Vec::with_capacity(lanes))
     }

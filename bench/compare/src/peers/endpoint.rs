@@ -11,7 +11,7 @@ use super::memory::Pieces;
 
 /// How many bytes one WRITE zeroes.
 const ZEROS_BYTES: u64 = 64 << 10;
-/// The deadline of the peers' verbs: their descriptions have none.
+/// The deadline of the peers' verbs, which is never reached: the published descriptions have none.
 const NO_DEADLINE: Nanos = Nanos::MAX;
 /// The region: peers use one region only.
 const REGION: RegionIndex = RegionIndex::FIRST;
@@ -27,7 +27,7 @@ pub struct PeerEndpoint<F> {
 }
 
 impl<F: Fabric> PeerEndpoint<F> {
-    /// An endpoint over a fabric that has so many lanes, each with buffers of this many bytes.
+    /// An endpoint over a fabric that has this number of lanes, each with buffers of this length.
     pub fn new(mut fabric: F, lanes: u16, bytes: u64) -> Self {
         for lane in (0..lanes).map(LaneId) {
             for buffer in [Buffer::Window, Buffer::NewBlock, Buffer::ReadBlock] {

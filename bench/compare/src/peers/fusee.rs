@@ -1,5 +1,5 @@
 //! FUSEE (Shen et al., FAST'23), with one replica: a driver written from the published description,
-//! not their code.
+//! not the authors' code.
 //!
 //! The driver models RACE's index with READs of both choices. Entries have a key and a checksum,
 //! which readers verify; an index cache has slot words. The operation log is embedded in the entry:
@@ -14,7 +14,7 @@
 //! | INSERT | WRITE, READ, READ; WRITE (log), CAS of a free slot |
 //!
 //! An UPDATE that loses the compare-and-swap counts as overwritten at once: SNAPSHOT, its protocol
-//! for replicas, lets the last writer win. Replicas and what they cost are left out, and so are the
+//! for replicas, lets the last writer win. Replicas and their cost are left out, and so are the
 //! master and memory from servers in two levels. A client frees what it unlinked, without bitmaps.
 //! The cache has no adaptive bypass, entries have one block, and clients do not recover.
 

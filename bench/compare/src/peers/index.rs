@@ -15,8 +15,8 @@ const GROUP_BYTES: u64 = 3 * BUCKET_BYTES;
 const CHOICE_BYTES: u64 = 2 * BUCKET_BYTES;
 const WORDS_PER_BUCKET: usize = 8;
 const WORDS_PER_CHOICE: usize = 2 * WORDS_PER_BUCKET;
-/// Records for each group, which has 21 slots: so few that no choice becomes full, because the
-/// index does not resize.
+/// The number of records for each group, which has 21 slots. With more records a choice could
+/// become full, and the index does not resize.
 const RECORDS_PER_GROUP: u64 = 8;
 /// The lowest number of groups: a key needs two groups, and a few keys need some room.
 const GROUPS_MIN: u64 = 16;
@@ -70,7 +70,7 @@ impl KeySlots {
         [read(0), read(1)]
     }
 
-    /// Finds the first slot with a wanted word in the row that was read, from this number on.
+    /// Finds the first slot with a wanted word in the choices that were read, from this number on.
     #[inline]
     pub fn find(
         &self,
@@ -103,11 +103,11 @@ pub fn words(buffer: &[u8]) -> [u64; WORDS_PER_CHOICE] {
 /// A slot as it was read.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    /// Its number among the slots of the key.
+    /// The slot's number among the slots of the key.
     pub number: usize,
-    /// Its address in the region.
+    /// The slot's address in the region.
     pub address: u64,
-    /// Its content.
+    /// The slot's content.
     pub word: Word,
 }
 
@@ -117,7 +117,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// An index for so many records.
+    /// An index for this number of records.
     pub fn new(memory: &mut Segments, records: u64) -> Result<Self> {
         Ok(Self { groups: memory.cut(GROUP_BYTES, groups(records))? })
     }
@@ -127,7 +127,7 @@ impl Index {
         segments(GROUP_BYTES, groups(records))
     }
 
-    /// Its memory, which has to be zeroed first.
+    /// The memory of the index. It has to be zeroed before the first use.
     pub fn groups(&self) -> &Pieces {
         &self.groups
     }
@@ -138,7 +138,7 @@ impl Index {
         let (count, tag) = (self.groups.count(), hash.identity());
         let scaled = |bits: u64, bound: u64| (bits * bound) >> 32;
         let first = scaled(hash.directory().into(), count);
-        // Always another group than the first.
+        // This is never the first choice's group.
         let second = (first + 1 + scaled(tag >> 32, count - 1)) % count;
         let choice = |group, bit: u32| self.groups.at(group) + (tag >> bit & 1) * BUCKET_BYTES;
         KeySlots { fingerprint: hash.fingerprint(), choices: [choice(first, 8), choice(second, 9)] }

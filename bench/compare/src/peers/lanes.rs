@@ -192,7 +192,7 @@ fn lane_counters_sum<P: Peer>(peer: &P, lane: u16, depth: u16) -> Counters {
     sum
 }
 
-/// A lane's task: one job after another, for ever.
+/// A lane's task. It never ends: it does one job after another.
 async fn run_lane<P: Peer>(peer: &P, lane: LaneId, mailbox: Rc<Mailbox>) {
     loop {
         let mut job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
@@ -224,7 +224,7 @@ impl<P: Peer> Pipelined for PeerPipeline<'_, P> {
 
     fn wait(&mut self) -> Option<Completed<'_, PeerError>> {
         while self.finished.is_empty() && self.in_flight() > 0 {
-            // New jobs first: what they post shares the next doorbell.
+            // New jobs are polled first, so that the chains that they post share the next doorbell.
             self.poll_lanes();
             if self.finished.is_empty() {
                 self.collect(true);

@@ -1,5 +1,5 @@
-//! The memory of a peer: free blocks of the server, of which the part behind the header is used,
-//! cut into pieces and cut into pieces of one length.
+//! The memory of a peer, in free blocks of the server. A peer uses only the part behind a block's
+//! header, and cuts it into pieces of one length.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ impl Segments {
         Self { segments }
     }
 
-    /// Takes as many segments as so many pieces need.
+    /// Takes as many segments as `count` pieces need.
     pub fn cut(&mut self, bytes: u64, count: u64) -> Result<Pieces> {
         let bytes = bytes.next_multiple_of(BLOCK_UNIT);
         let left = self.segments.len().checked_sub(segments(bytes, count) as usize);
@@ -47,7 +47,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// How many there are.
+    /// The number of pieces.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -59,14 +59,14 @@ impl Pieces {
         self.starts[segment as usize] + within * self.bytes
     }
 
-    /// The stretches of memory that contain the pieces: start and length in bytes.
+    /// The ranges of memory that contain the pieces: start, and length in bytes.
     pub fn stretches(&self) -> impl Iterator<Item = (u64, u64)> {
         self.starts.iter().map(|start| (*start, self.per_segment * self.bytes))
     }
 }
 
 /// Pieces that are taken and given back. The piece that was free for the longest time is taken
-/// first: nothing else keeps a reader from memory that has a new use.
+/// first, because only this delay protects a reader from memory that has a new use.
 pub struct Heap {
     pieces: Pieces,
     /// The number of pieces that were taken at least once.

@@ -1,5 +1,5 @@
 //! RACE hashing (Zuo et al., ATC'21), as SMART-HT (Ren et al., ASPLOS'24) runs it: a driver written
-//! from the published descriptions, not their code.
+//! from the published descriptions, not the authors' code.
 //!
 //! The driver models two choices of a bucket and its overflow, which are read with one doorbell. A
 //! slot has a fingerprint and an address; an entry has a key and a checksum. The new entry is
@@ -16,8 +16,8 @@
 //! `smart` is `race` with the speculative lookup that SMART has for its tree: a cached address is
 //! trusted if the key fits. With several clients the cached address may be that of an earlier
 //! value, and nothing in the entry shows it; this driver runs one client only. Left out: resizing
-//! (SMART-HT disables it), and what SMART does for many threads that share a device, of which there
-//! is one here.
+//! (SMART-HT disables it), and SMART's measures for many threads that share a device, of which
+//! there is one here.
 
 use farside_bench::keys::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
@@ -57,8 +57,8 @@ impl<F: Fabric> Race<F> {
         Ok(self.table.endpoint.chain(lane, &[swap]).await? == expected)
     }
 
-    /// Removes duplicates after an insert: if another one has inserted the same key meanwhile, the
-    /// entry in the first slot stays. Returns whether this insert stays.
+    /// Removes duplicates after an insert: if another operation has inserted the same key
+    /// meanwhile, the entry in the first slot stays. Returns whether this insert stays.
     async fn resolve_duplicates(
         &self,
         lane: LaneId,

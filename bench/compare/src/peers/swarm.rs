@@ -1,5 +1,5 @@
 //! SWARM-KV (Murat et al., SOSP'24), with one replica: a driver written from the published
-//! description, not their code.
+//! description, not the authors' code.
 //!
 //! The driver models "In-n-Out". A location never moves and begins with a metadata word: a
 //! timestamp, the address of a buffer, and whether the write was verified. After the word is a copy

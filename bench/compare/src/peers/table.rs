@@ -102,8 +102,8 @@ impl<F: Fabric> Table<F> {
         true
     }
 
-    /// Looks for the key among the choices just read: one round trip for each slot that its
-    /// fingerprint fits, except the one whose entry was read with them.
+    /// Looks for the key among the choices just read. It takes one round trip for each slot that
+    /// its fingerprint fits, except the one whose entry was read with them.
     #[inline]
     pub async fn search(
         &self,

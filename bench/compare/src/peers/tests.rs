@@ -21,7 +21,7 @@ use crate::test_operations::TestOperations;
 const DEPTH: u16 = 8;
 const DEMAND: PeerDemand = PeerDemand { records: 1000, value_bytes: 13, depth: DEPTH };
 
-/// A region of so many segments, without a zero in them, and a fabric on it.
+/// A region of `count` segments, without a zero in them, and a fabric on it.
 fn memory(segments: u64, lanes: u16) -> (Segments, ShmFabric) {
     let file = tempfile::tempfile().unwrap();
     file.set_len((segments + 1) * SEGMENT_BYTES).unwrap();

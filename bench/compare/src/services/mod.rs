@@ -39,7 +39,7 @@ pub fn is_installed(program: &str) -> bool {
     find_program(program, None).is_some()
 }
 
-/// Starts a server with room for so many records. It stores nothing on disk.
+/// Starts a server with room for this number of records. It stores nothing on disk.
 pub fn start(
     program: &str,
     records: u64,

@@ -143,8 +143,8 @@ impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
 }
 
 impl<P: Protocol> Drop for RequestPipeline<'_, P> {
-    /// Reads the answers that are still due, so that no later request takes one of them for its
-    /// own.
+    /// Reads the answers that are still due, so that no later request takes one of these answers
+    /// for its own.
     fn drop(&mut self) {
         while let Some(Completed { result: Ok(_), .. }) = self.wait() {}
     }

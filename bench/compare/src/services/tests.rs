@@ -22,9 +22,9 @@ fn with_answers<T>(answers: &str, body: impl FnOnce(&Path) -> T) -> (T, String) 
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(answers.as_bytes()).unwrap();
             stream.shutdown(std::net::Shutdown::Write).unwrap();
-            let mut said = String::new();
-            stream.read_to_string(&mut said).unwrap();
-            said
+            let mut sent = String::new();
+            stream.read_to_string(&mut sent).unwrap();
+            sent
         });
         let result = body(&socket);
         (result, server.join().unwrap())
@@ -40,7 +40,7 @@ fn memcached_answers_one_by_one() {
     let key = &keys::encode(7);
     let name = str::from_utf8(key).unwrap();
     let answers = format!("END\r\nSTORED\r\nVALUE {name} 0 5\r\na\r\nbc\r\nEND\r\nNOT_STORED\r\n");
-    let ((), said) = with_answers(&answers, |socket| {
+    let ((), sent) = with_answers(&answers, |socket| {
         let mut store = memcached(socket);
         let mut value = b"old".to_vec();
         assert!(!store.get(key, &mut value).unwrap());
@@ -54,7 +54,7 @@ fn memcached_answers_one_by_one() {
         "get {name}\r\nset {name} 0 0 5\r\na\r\nbc\r\nget {name}\r\nadd {name} 0 0 0\r\n\r\n\
          set {name} 0 0 0\r\n\r\n"
     );
-    assert_eq!(said, asked);
+    assert_eq!(sent, asked);
 }
 
 #[test]
@@ -98,6 +98,6 @@ fn a_server_that_cannot_start_says_why() {
     let interrupt = Interrupt::default();
     let arguments = |_: &Path| vec!["nonsense".to_owned()];
     let failed = Daemon::start("/bin/ls".into(), arguments, |_| false, &interrupt);
-    let said = failed.err().unwrap().to_string();
-    assert!(said.contains("nonsense"), "{said}");
+    let message = failed.err().unwrap().to_string();
+    assert!(message.contains("nonsense"), "{message}");
 }

@@ -42,7 +42,7 @@ impl Link {
         Self { flight, now: SECOND, bytes_per_s, free_at: 0, carried: VecDeque::new() }
     }
 
-    /// Runs so many lanes, each of which always has a chain of so many bytes to post.
+    /// Runs the lanes, each of which always has a chain of this length to post.
     fn run(&mut self, depth: u16, bytes: u64, until: Nanos) -> Seen {
         let mut seen = Seen::default();
         let busy: Vec<_> = self.carried.iter().map(|(lane, ..)| *lane).collect();

@@ -12,7 +12,8 @@ const SYSFS: &str = "/sys/class/infiniband";
 /// RDMA-CM's device file, and the folder of the verbs' device files.
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
 const VERBS_DEVICES: &str = "/dev/infiniband";
-/// The default size of a new region, which its server registers. A client registers less.
+/// The limit on pinned memory that suffices: the default size of a new region, which its server
+/// registers. A client registers less.
 const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
 /// Entries of a port's GID table after this one are not read.
 const GIDS_MAX: usize = 256;
@@ -40,7 +41,7 @@ pub struct Finding {
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Such as `mlx5_0`.
+    /// The device's name, such as `mlx5_0`.
     pub name: String,
     /// The device's ports.
     pub ports: Vec<Port>,
@@ -64,11 +65,11 @@ pub struct Capabilities {
 /// A port of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// From 1.
+    /// The port's number, from 1 on.
     pub number: u8,
-    /// Such as `ACTIVE`.
+    /// The port's state, such as `ACTIVE`.
     pub state: String,
-    /// `Ethernet` or `InfiniBand`.
+    /// The link layer: `Ethernet` or `InfiniBand`.
     pub link_layer: String,
     /// The longest packet, if the device could be asked.
     pub mtu_bytes: Option<u32>,
@@ -83,7 +84,7 @@ pub struct Gid {
     pub index: usize,
     /// The address, as sysfs writes it.
     pub address: String,
-    /// `RoCE v2`, or `IB/RoCE v1`.
+    /// The kind of address: `RoCE v2`, or `IB/RoCE v1`.
     pub kind: String,
 }
 

@@ -51,8 +51,8 @@ impl Connection {
         descriptors::peer_user(self.as_fd())
     }
 
-    /// Sets how long [`Connection::receive`] waits before it fails with `WouldBlock`; `None` for
-    /// ever.
+    /// Sets how long [`Connection::receive`] waits before it fails with `WouldBlock`; `None` means
+    /// forever.
     ///
     /// # Errors
     /// The system's error.

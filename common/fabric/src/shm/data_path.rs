@@ -27,9 +27,9 @@ const WRITE_WORDS_MAX: usize = 512;
 /// The bytes that one doorbell executes before completions are polled. Also the posted bytes above
 /// which there is no room. With larger limits, chains could wait for longer than GRACE.
 const RING_BYTES_MAX: u64 = 4 << 20;
-/// Of each verb at most so many bytes are prefetched.
+/// Limit on the bytes of one verb that are prefetched.
 const PREFETCH_BYTES_MAX: u32 = 256;
-/// Longer waits sleep, so that other threads get the processor.
+/// A lane that waits for longer than this sleeps, so that other threads get the processor.
 const SPIN_NS_MAX: Nanos = 50_000;
 
 /// The word of the client table that tells whether the server accepts a client: the fence of this
@@ -76,7 +76,7 @@ type Buffers = [Vec<u64>; Buffer::COUNT];
 const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 impl ShmFabric {
-    /// A fabric with so many lanes, for one region. The server's own fabric has no lease, and is
+    /// A fabric with `lanes` lanes, for one region. The server's own fabric has no lease, and is
     /// never fenced.
     pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
         let lane = || Lane {
@@ -204,9 +204,9 @@ impl Executor {
         Ok(())
     }
 
-    /// Before words of the index, `time` must read the clock in order, on which
-    /// [`ROUND_TRIP_MIN_NS`] relies. Otherwise a reading accurate to a microsecond is enough,
-    /// because [`LATENESS_MAX_NS`] is much longer.
+    /// Before words of the index, `time` must be [`Clock::now`], which does not read the clock out
+    /// of order. On this [`ROUND_TRIP_MIN_NS`] relies. Elsewhere a reading accurate to a
+    /// microsecond is enough, because [`LATENESS_MAX_NS`] is much longer.
     #[inline]
     fn check_accepted(
         &self,

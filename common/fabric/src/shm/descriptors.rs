@@ -1,8 +1,8 @@
-//! Descriptors in messages of strangers, which a server refuses, and the stranger's user.
+//! The refusal of descriptors in messages, and the user of a socket's peer.
 //!
 //! Closing the last copy of a descriptor can block for as long as the sender chooses. A TCP socket
-//! with SO_LINGER and unsent data does. A server needs no descriptors. Since Linux 6.16 its sockets
-//! refuse them (SO_PASSRIGHTS), so the sender's call fails.
+//! with SO_LINGER and unsent data blocks like this. A server needs no descriptors. Since Linux 6.16
+//! its sockets refuse them (SO_PASSRIGHTS), so the sender's call fails.
 //!
 //! Before 6.16 a socket's queue accepts every descriptor. There each message is first peeked at,
 //! which closes nothing, and a connection whose message carries a descriptor is closed. Every
@@ -19,8 +19,8 @@ use std::thread;
 
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
-/// The option whether messages may carry descriptors, since Linux 6.16. On PA-RISC and SPARC the
-/// number is another, and the call fails or has no important effect.
+/// The socket option that allows or refuses descriptors in messages, since Linux 6.16. On PA-RISC
+/// and SPARC the number is a different one, and the call fails or has no important effect.
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// Limit on connections that are being closed. When it is reached, no connection is accepted.
 const CLOSING_MAX: usize = 64;
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn closers_are_full_while_too_many_sockets_do_not_close() {
         let closers = Closers::default();
-        // As if no thread had ended.
+        // The state if no thread has ended.
         closers.0.closing.store(CLOSING_MAX - 1, Ordering::Relaxed);
         assert!(!closers.is_full());
         closers.0.closing.fetch_add(1, Ordering::Relaxed);

@@ -14,14 +14,15 @@ use super::own_file::{self, FolderEntry};
 
 const BACKLOG: i32 = 128;
 
-/// Which users may connect to a socket.
+/// The permissions of a socket, which decide which users may connect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SocketOptions {
     /// The permissions of the socket's path. By default the process's mask decides.
     pub mode: Option<u32>,
     /// The group of the socket's path. By default it is the process's group.
     pub group: Option<u32>,
-    /// For tests: as on Linux before 6.16, where a socket cannot refuse descriptors.
+    /// For tests: the listener behaves as on Linux before 6.16, where a socket cannot refuse
+    /// descriptors.
     #[doc(hidden)]
     pub takes_descriptors: bool,
 }
@@ -48,7 +49,8 @@ impl Listener {
         Self::bind_with(path, &SocketOptions::default())
     }
 
-    /// As [`Listener::bind`]. The socket has these permissions before a client can connect.
+    /// Binds the path as [`Listener::bind`] does. The socket has these permissions before a client
+    /// can connect.
     ///
     /// # Errors
     /// As [`Listener::bind`].
@@ -59,8 +61,8 @@ impl Listener {
         if is_socket(path)? {
             let probe = new_socket(SocketFlags::NONBLOCK)?;
             match net::connect(&probe, &SocketAddrUnix::new(path)?) {
-                // Another kind of socket belongs to another program. One whose backlog is full has
-                // a listener.
+                // Another kind of socket belongs to another program. A socket whose backlog is full
+                // has a listener.
                 Ok(()) | Err(rustix::io::Errno::PROTOTYPE | rustix::io::Errno::AGAIN) => {
                     return Err(io::ErrorKind::AddrInUse.into());
                 }
@@ -80,14 +82,14 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Waits for the next client, not for its request.
+    /// Waits for the next client to connect, and returns before its request arrives.
     ///
     /// # Errors
     /// The system's error, or `Other` while too many former connections cannot be closed.
     pub fn accept(&self) -> io::Result<Connection> {
         let closers = self.socket.closers();
         if closers.is_some_and(Closers::is_full) {
-            let why = "former connections brought descriptors that do not close";
+            let why = "too many former connections brought descriptors that do not close";
             return Err(io::Error::other(why));
         }
         let socket = net::accept_with(&self.socket, SocketFlags::CLOEXEC)?;

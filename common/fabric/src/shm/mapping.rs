@@ -16,9 +16,10 @@ pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// A file in a shared mapping, which is unmapped when this is dropped.
 pub(super) struct Mapping {
-    /// The file within a reservation of addresses, of which the rest is never accessed.
-    reserved: MmapRaw,
-    /// The offset of the file in `reserved`.
+    /// The mapping of the file, or a reservation of addresses into which the file is mapped. The
+    /// rest of a reservation is never accessed.
+    map: MmapRaw,
+    /// The offset of the file in `map`.
     skipped: usize,
     bytes: usize,
 }
@@ -37,21 +38,21 @@ impl Mapping {
             && let Some((reserved, skipped)) = reserve_aligned(bytes)
         {
             map_into(&reserved, skipped, file, bytes, writable)?;
-            return Ok(Self { reserved, skipped, bytes });
+            return Ok(Self { map: reserved, skipped, bytes });
         }
         let mut options = MmapOptions::new();
         options.len(bytes);
-        let reserved = match writable {
+        let map = match writable {
             true => options.map_raw(file)?,
             false => options.map_raw_read_only(file)?,
         };
-        Ok(Self { reserved, skipped: 0, bytes })
+        Ok(Self { map, skipped: 0, bytes })
     }
 
     /// The address of the file's first byte.
     #[inline]
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
-        self.reserved.as_mut_ptr().wrapping_add(self.skipped)
+        self.map.as_mut_ptr().wrapping_add(self.skipped)
     }
 
     /// The length of the file, in bytes.
@@ -65,7 +66,7 @@ impl Mapping {
     /// # Errors
     /// The system's error.
     pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
-        self.reserved.advise_range(advice, self.skipped, self.bytes)
+        self.map.advise_range(advice, self.skipped, self.bytes)
     }
 
     /// Turns a part of the file into 2 MiB pages. The content stays, and other processes may read
@@ -86,7 +87,7 @@ impl Mapping {
     }
 }
 
-/// Reserves addresses for so many bytes from a multiple of 2 MiB on. Returns the offset of this
+/// Reserves addresses for `bytes` bytes from a multiple of 2 MiB on. Returns the offset of this
 /// multiple, too. `None` if the system refuses: with `overcommit_memory` 2 it limits addresses.
 fn reserve_aligned(bytes: usize) -> Option<(MmapRaw, usize)> {
     let huge_page = HUGE_PAGE_BYTES as usize;

@@ -35,9 +35,9 @@ pub enum HugePages {
     /// From the pool if it has enough, otherwise by MADV_COLLAPSE as far as the system does it.
     #[default]
     Auto,
-    /// The server asks for none.
+    /// Never: the server asks for no huge pages.
     Never,
-    /// From the pool. Without them the region is not made.
+    /// From the pool. If it has too few, the region is not made.
     Require,
 }
 
@@ -54,12 +54,12 @@ impl FromStr for HugePages {
     }
 }
 
-/// The reason why a region has no memory. Its message tells what to do.
+/// The reason why a region gets no memory. Its message tells what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum MemoryError {
-    #[error("`{text}` is no choice of huge pages: write auto, never or require")]
+    #[error("`{text}` is not a setting for huge pages: write auto, never or require")]
     HugePagesChoice { text: String },
     #[error(
         "{asked} are more than the {available} of memory available: ask for less memory or stop \
@@ -188,9 +188,9 @@ impl RegionMemory {
     }
 
     /// The memory in a file, which is locked against other servers. Without a file a new one of
-    /// `bytes_if_new` is made. [`RegionMemory::name_file`] gives it its name; if it is dropped
-    /// before, it is removed. An existing file is only mapped, because it may be anything. Call
-    /// [`RegionMemory::reserve`] after its content was recognised.
+    /// `bytes_if_new` is made. [`RegionMemory::name_file`] gives the file its name. If the memory
+    /// is dropped before that, the file is removed. An existing file is only mapped, because its
+    /// content may be anything. Call [`RegionMemory::reserve`] after its content was recognised.
     ///
     /// # Errors
     /// Any [`MemoryError`].
@@ -208,7 +208,8 @@ impl RegionMemory {
         }
         let is_new = opened.unfinished.is_some();
         if is_new {
-            // hugetlbfs has a pool of its own, and refuses by itself if the pool is too small.
+            // hugetlbfs has a pool of its own, and refuses to map the file if the pool is too
+            // small.
             if kind != HUGETLBFS_MAGIC {
                 check_available(bytes_if_new)?;
             }
@@ -277,14 +278,14 @@ pub(super) fn memfd(flags: MemfdFlags) -> io::Result<File> {
     Ok(File::from(rustix::fs::memfd_create("farside-region", flags)?))
 }
 
-/// Prevents that a client truncates the memory, which would kill the others.
+/// Forbids clients to truncate the memory, because that would kill the other processes that use it.
 fn seal_size(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
 }
 
 pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> {
     loop {
-        // A large region takes long. A signal meanwhile is no failure.
+        // A large region takes long. If a signal interrupts the call, this repeats it.
         let (flags, bytes) = (FallocateFlags::empty(), range.end - range.start);
         match rustix::fs::fallocate(file, flags, range.start, bytes) {
             Err(rustix::io::Errno::INTR) => {}

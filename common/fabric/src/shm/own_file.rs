@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 /// Only the server's user may open such a file.
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// Limit on attempts to open a file that other servers create and remove meanwhile.
+/// Limit on attempts to open a file that other servers create and remove at the same time.
 const TRIES_MAX: u32 = 16;
 
 /// A folder and a name in it.
@@ -41,7 +41,7 @@ impl FolderEntry {
         Ok(Self { folder, name: name.to_owned() })
     }
 
-    /// An entry of the same folder, whose name is this one with a suffix.
+    /// An entry of the same folder, whose name is this entry's name with a suffix.
     pub(super) fn beside(&self, suffix: &str) -> io::Result<Self> {
         let mut name = self.name.clone();
         name.push(suffix);
@@ -95,7 +95,7 @@ impl FolderEntry {
         Ok((found.st_dev, found.st_ino) == (file.dev(), file.ino()))
     }
 
-    /// Removes the entry: of a link, the link itself.
+    /// Removes the entry. If it is a link, removes the link and not its target.
     pub(super) fn remove(&self) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
     }

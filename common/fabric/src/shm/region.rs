@@ -43,8 +43,8 @@ impl Region {
         if map.len() < WORD_BYTES as usize {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the region is empty"));
         }
-        // A forked child must connect by itself: with this mapping it would use its parent's free
-        // blocks. A system that does not know the advice cannot prevent that.
+        // A forked child must make a connection of its own: with this mapping it would use its
+        // parent's free blocks. On a system without this advice the child keeps the mapping.
         let _ = map.advise(Advice::DontFork);
         Ok(Self { map, writable })
     }
@@ -74,11 +74,12 @@ impl Region {
     #[inline]
     fn words(&self) -> &[AtomicU64] {
         let first = self.map.as_mut_ptr().cast::<AtomicU64>();
-        // SAFETY: the mapping lives as long as `self`, is page-aligned and has so many words. This
-        // process accesses it only as atomics. Other processes and devices change it at any time.
-        // The language does not define that; it has the effect of another thread's relaxed atomics,
-        // because all bytes are valid words. If the file is truncated, an access raises SIGBUS and
-        // does not return. A read-only mapping is only read: methods that store check `writable`.
+        // SAFETY: the mapping lives as long as `self`, is page-aligned and has this number of
+        // words. This process accesses it only as atomics. Other processes and devices change it at
+        // any time. The language does not define such changes; they have the effect of another
+        // thread's relaxed atomics, because all bytes are valid words. If the file is truncated, an
+        // access raises SIGBUS and does not return. A read-only mapping is only read: methods that
+        // store check `writable`.
         unsafe { std::slice::from_raw_parts(first, self.map.len() / WORD_BYTES as usize) }
     }
 
@@ -210,14 +211,14 @@ pub fn prefetch<T>(wanted: &T) {
     let _ = wanted;
 }
 
-/// As [`prefetch`], and takes the cache line from other processors. A thread that changes a line
-/// which it fetched as a reader waits for it a second time.
+/// Prefetches the cache line in which a value starts, and takes it from other processors. A thread
+/// that changes a line which it fetched as a reader waits for it a second time.
 #[inline]
 fn prefetch_to_change<T>(wanted: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint about memory that is mapped, as there is a reference to it. Processors that do
-    // not know it ignore it. The intrinsic would become another hint, unless the build requires a
-    // processor that knows this one.
+    // not know the hint ignore it. The intrinsic would become another hint, unless the build
+    // requires a processor that knows this one.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) wanted, options(nostack, preserves_flags));
     }

@@ -138,7 +138,7 @@ mod tests {
         assert!(catch_unwind(|| loom::model(model)).is_err(), "the mutant was not caught");
     }
 
-    /// INSERT claims its slot, then reads the other's.
+    /// Each INSERT claims a slot of its own, then reads the other one's slot.
     fn two_inserters(order: fn()) {
         let slots = words([0, 0]);
         let insert = move |own: usize, slots: Arc<[LoomWord; 2]>| {
@@ -146,10 +146,10 @@ mod tests {
             order();
             one(&slots[1 - own])
         };
-        let theirs = slots.clone();
-        let other = thread::spawn(move || insert(1, theirs));
+        let second_slots = slots.clone();
+        let second = thread::spawn(move || insert(1, second_slots));
         let seen = insert(0, slots);
-        assert!(seen == 1 || other.join().unwrap() == 1, "neither saw the other");
+        assert!(seen == 1 || second.join().unwrap() == 1, "neither inserter saw the other");
     }
 
     #[test]
@@ -193,7 +193,8 @@ mod tests {
         });
     }
 
-    /// A reader that sees that the slot was swung away from a block sees the block's mark (I2).
+    /// If a reader sees that a PUT has swung the slot away from a block, it also sees the block's
+    /// mark (I2).
     fn mark_and_swing(unlink: fn(&[LoomWord; 2])) {
         const GENERATION: u64 = 9 << 32;
         let memory = words([1, GENERATION]);

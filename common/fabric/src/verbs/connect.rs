@@ -1,5 +1,5 @@
-//! Connecting, in steps that each consume the one before: [`Resolved`] has the device, [`Prepared`]
-//! also a queue pair, and [`Connected`] also the peer's answer.
+//! Connecting, in steps. Each step consumes the value of the step before: [`Resolved`] has the
+//! device, [`Prepared`] also a queue pair, and [`Connected`] also the peer's answer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -43,7 +43,7 @@ pub fn connect_control(
     Ok((channel, connected.reply))
 }
 
-/// Opens a data connection for a fabric of so many lanes.
+/// Opens a data connection for a fabric of `lanes` lanes.
 ///
 /// # Errors
 /// [`VerbsError`]: [`VerbsError::Rejected`] if the server's program refuses the connection.
@@ -213,7 +213,8 @@ impl CmEventWait {
         let (address, status) = (self.address, event.status());
         let source = io::Error::from_raw_os_error(status.saturating_abs());
         match event.kind() {
-            // If a program ends before it answers, Linux refuses for it, without private data.
+            // If a program ends before it answers, Linux refuses the connection in its place,
+            // without private data.
             kind::RDMA_CM_EVENT_REJECTED
                 if status == REJECTED_BY_PROGRAM
                     && event.private_data().iter().any(|byte| *byte != 0) =>

@@ -22,19 +22,19 @@ const RECEIVES: usize = 4;
 /// Buffers for messages that the peer's device has not acknowledged.
 const SENDS: usize = 4;
 const SLOTS: usize = RECEIVES + SENDS;
-/// The work request id of a probe. The others are those of the slots.
+/// The work request id of a probe. All other ids are numbers of slots.
 const PROBE: usize = SLOTS;
 /// Limit on work requests in flight: one for each slot, and a probe.
 const IN_FLIGHT_MAX: usize = SLOTS + 1;
-/// 1.28 ms, in the table of the InfiniBand specification: how long a peer waits before it repeats a
-/// message to a side that had no free buffer. The default, 0, is 655 ms.
+/// How long a peer waits before it repeats a message to a side that had no free buffer, as an index
+/// into the table of the InfiniBand specification: 1.28 ms. The default, 0, is 655 ms.
 const RECEIVER_NOT_READY_TIMER: u8 = 14;
 
 /// One end of a control channel over a queue pair. A message makes the descriptor readable only
 /// once, when it arrives.
 pub struct VerbsChannel {
     queue_pair: Arc<QueuePair>,
-    /// The connection's events, on the connecting side. On the accepting side the listener has
+    /// The connection's events, on the connecting side. On the accepting side the listener gets
     /// them.
     events: Option<Arc<EventChannel>>,
     /// Watches the completions and the events, on the connecting side.
@@ -171,7 +171,7 @@ impl ControlChannel for VerbsChannel {
         let target = buffer.get_mut(..bytes);
         let fits = target.is_some();
         if let Some(target) = target {
-            // SAFETY: the device has filled so much of the slot, and no longer uses it.
+            // SAFETY: the device has filled `bytes` bytes of the slot, and no longer uses it.
             let message = unsafe { std::slice::from_raw_parts(self.slot(slot), bytes) };
             target.copy_from_slice(message);
         }

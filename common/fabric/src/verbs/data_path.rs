@@ -62,15 +62,15 @@ impl VerbsFabric {
         self.completed.push_back(Completion { lane, result });
     }
 
-    /// Counts that the device no longer has a chain of so many verbs.
+    /// Counts a chain of `verbs` verbs that the device no longer has.
     #[inline]
-    pub(super) fn land(&mut self, region: RegionIndex, verbs: usize) {
+    pub(super) fn remove_chain(&mut self, region: RegionIndex, verbs: usize) {
         self.links[region.index()].in_flight -= 1;
         (self.in_flight, self.room) = (self.in_flight - 1, self.room + verbs);
     }
 
-    /// Posts a list of work requests for a region. The last one of each chain is signaled, and an
-    /// error of any other causes a completion, too. So every chain ends with a completion.
+    /// Posts a list of work requests for a region. The last request of each chain is signaled, and
+    /// an error of another request causes a completion, too. So every chain ends with a completion.
     #[inline]
     fn post_list(&mut self, region: RegionIndex, first: LaneId) {
         self.doorbells += 1;
@@ -80,7 +80,7 @@ impl VerbsFabric {
         link.silent_since = 0;
         let Some(queue_pair) = &link.queue_pair else { return };
         // SAFETY: the list consists of work requests of `self.lanes`, and ends in null. The memory
-        // of their entries is registered, and does not change while the lanes are `Flying`.
+        // of their entries is registered, and does not change while the lanes are `InFlight`.
         if unsafe { queue_pair.post_sends(head) }.is_err() {
             // It is unknown how many requests the device has. A destroyed queue pair has none.
             self.destroy(region);
@@ -107,36 +107,40 @@ impl VerbsFabric {
     /// Processes one completion of the device. Returns the chain's completion, or `None` if the
     /// chain's last verb has not completed yet.
     #[inline]
-    fn settle(&mut self, origin: WorkRequestId, status: ibv_wc_status::Type) -> Option<Completion> {
+    fn process_completion(
+        &mut self,
+        origin: WorkRequestId,
+        status: ibv_wc_status::Type,
+    ) -> Option<Completion> {
         let (lane, at) = (LaneId(origin.lane), usize::from(origin.verb));
         let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
         let region = self.lanes.all[usize::from(origin.lane)].region;
         if !is_ok {
             self.disconnect(region);
         }
-        let of = &mut self.lanes.all[usize::from(origin.lane)];
-        if !is_ok && of.result.is_ok() {
-            of.result = Err(classify_failure(status, &of.chain[..of.verbs], at));
+        let owner = &mut self.lanes.all[usize::from(origin.lane)];
+        if !is_ok && owner.result.is_ok() {
+            owner.result = Err(classify_failure(status, &owner.chain[..owner.verbs], at));
         }
-        if at + 1 < of.verbs {
+        if at + 1 < owner.verbs {
             return None;
         }
-        let result = std::mem::replace(&mut of.result, Ok(0));
-        of.stage = Stage::Idle;
+        let result = std::mem::replace(&mut owner.result, Ok(0));
+        owner.stage = Stage::Idle;
         let (link, clock) = (&mut self.links[region.index()], &self.clock);
         link.silent_since = 0;
-        link.flight.arrive(lane, of.bytes, of.deadline < Nanos::MAX, || clock.now());
-        let (verbs, has_atomic) = (of.verbs, of.chain().iter().any(|verb| is_atomic(*verb)));
-        self.land(region, verbs);
+        link.flight.arrive(lane, owner.bytes, owner.deadline < Nanos::MAX, || clock.now());
+        let (verbs, has_atomic) = (owner.verbs, owner.chain().iter().any(|verb| is_atomic(*verb)));
+        self.remove_chain(region, verbs);
         let result = result.map(|_| if has_atomic { self.lanes.found(origin.lane) } else { 0 });
         Some(Completion { lane, result })
     }
 
     /// Processes all completions that have arrived.
     #[cold]
-    pub(super) fn settle_arrived(&mut self) {
+    pub(super) fn process_arrived(&mut self) {
         while let Some((origin, status)) = self.next_arrived() {
-            if let Some(completion) = self.settle(origin, status) {
+            if let Some(completion) = self.process_completion(origin, status) {
                 self.completed.push_back(completion);
             }
         }
@@ -152,7 +156,7 @@ impl VerbsFabric {
             let changes = deadline < Nanos::MAX;
             let mut now = || *now.get_or_insert_with(|| self.clock.now());
             let link = &mut self.links[region.index()];
-            // A chain that leaves now may take effect after this much more time.
+            // A chain that the device gets now may still take effect after this sum.
             let is_late = changes && now() + link.delivery_max_ns + LOOK_NS_MAX > deadline;
             let is_broken = link.broken_at.is_some();
             if is_broken || is_late {
@@ -168,7 +172,7 @@ impl VerbsFabric {
             link.unpost(bytes);
             link.in_flight += 1;
             (self.in_flight, self.room) = (self.in_flight + 1, self.room - verbs);
-            self.lanes.all[usize::from(id.0)].stage = Stage::Flying;
+            self.lanes.all[usize::from(id.0)].stage = Stage::InFlight;
             let head = self.lanes.work_pointer(id.0, 0);
             if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
                 self.lanes.work(lane, verb).0.next = head;
@@ -252,14 +256,14 @@ impl Fabric for VerbsFabric {
         }
         if self.in_flight > 0 {
             while let Some((origin, status)) = self.next_arrived() {
-                if let Some(completion) = self.settle(origin, status) {
+                if let Some(completion) = self.process_completion(origin, status) {
                     (self.idle_since, self.spins) = (0, 0);
                     return Some(completion);
                 }
             }
-            self.looks = self.looks.wrapping_add(1);
-            if self.looks.is_multiple_of(POLLS_PER_LOOK) {
-                self.look_at_clock(self.clock.now());
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+            if self.empty_polls.is_multiple_of(POLLS_PER_LOOK) {
+                self.check_ages(self.clock.now());
             }
         }
         let clock = &self.clock;
@@ -277,13 +281,13 @@ impl Fabric for VerbsFabric {
             self.idle_since = now;
         }
         if self.in_flight > 0 {
-            self.look_at_clock(now);
+            self.check_ages(now);
         }
         if now.saturating_sub(self.idle_since) > self.spin_ns {
             if self.completed.is_empty() {
                 self.sleep(now);
             }
-            // The next call but one reads the clock again, and may sleep.
+            // The second call from here reads the clock again, and may sleep.
             self.spins = SPINS_PER_LOOK - 2;
         }
     }

@@ -33,8 +33,8 @@ const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 ///
 /// The device may repeat a verb for a bounded time. A chain whose deadline would pass before is
 /// refused at its doorbell. A queue pair is closed if its oldest chain that changes the region is
-/// in flight for longer. One gap remains: the process may stop between the reading of the clock and
-/// the doorbell, or while such a chain is in flight.
+/// in flight for longer than this time. One gap remains: the process may stop between the reading
+/// of the clock and the doorbell, or while such a chain is in flight.
 ///
 /// The bytes in flight to a region are limited by the measured rate of its link
 /// ([`Flight`](crate::Flight)).
@@ -61,7 +61,7 @@ pub struct VerbsFabric {
     pub(super) arrived: Arrived,
     pub(super) spins: u32,
     /// Polls that found no completion.
-    pub(super) looks: u32,
+    pub(super) empty_polls: u32,
     /// When `relax` was first called since the last completion or doorbell; 0 before that.
     pub(super) idle_since: Nanos,
     pub(super) doorbells: u64,
@@ -101,7 +101,7 @@ impl DataLink {
             in_flight: 0,
             arrived: Arrived { all, next: 0, count: 0 },
             spins: 0,
-            looks: 0,
+            empty_polls: 0,
             idle_since: 0,
             doorbells: 0,
         };
@@ -120,9 +120,9 @@ impl VerbsFabric {
         link: DataLink,
         remote: RemoteRegion,
     ) -> Result<RegionIndex, VerbsError> {
-        let is_ours =
+        let is_own =
             self.completions.as_ref().is_some_and(|own| Arc::ptr_eq(own, link.completions()));
-        assert!(is_ours, "the connection is another session's");
+        assert!(is_own, "the connection belongs to this session");
         let index = RegionIndex(self.links.len() as u16);
         let (events, data) = (&*link.connected.events, epoll::EventData::new_u64(index.0.into()));
         epoll::add(&self.watched, events, data, epoll::EventFlags::IN).map_err(system(WATCHING))?;
@@ -144,15 +144,15 @@ impl VerbsFabric {
         link.queue_pair = None;
         // A completion names its lane only. So this takes the region's completions from the queue
         // before the lanes get other chains.
-        self.settle_arrived();
+        self.process_arrived();
         self.links[region.index()].flight.clear();
         for number in 0..self.lanes.all.len() {
             let lane = &self.lanes.all[number];
-            if lane.stage == Stage::Flying && lane.region == region {
+            if lane.stage == Stage::InFlight && lane.region == region {
                 let unknown = classify_failure(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain(), 0);
                 let error = lane.result.clone().err().unwrap_or(unknown);
                 let verbs = lane.verbs;
-                self.land(region, verbs);
+                self.remove_chain(region, verbs);
                 self.finish(LaneId(number as u16), Err(error));
             }
         }
@@ -196,13 +196,13 @@ impl VerbsFabric {
         let slept = poll(&mut polled, Some(&timeout));
         let [_, event] = polled.map(|fd| fd.revents());
         if slept.is_ok() && event.contains(PollFlags::IN) {
-            self.look_at_events();
+            self.take_events();
         }
     }
 
     /// Breaks the connections whose peers have disconnected: their chains will not complete.
     #[cold]
-    fn look_at_events(&mut self) {
+    fn take_events(&mut self) {
         for at in 0..self.links.len() {
             let mut ended = false;
             while let Ok(Some(event)) = self.links[at].events.next() {
@@ -221,7 +221,7 @@ impl VerbsFabric {
     /// Breaks connections that are overdue. Destroys queue pairs that broke and did not complete
     /// all their work in time.
     #[inline]
-    pub(super) fn look_at_clock(&mut self, now: Nanos) {
+    pub(super) fn check_ages(&mut self, now: Nanos) {
         for at in 0..self.links.len() {
             let (region, link) = (RegionIndex(at as u16), &mut self.links[at]);
             if link.in_flight == 0 {
@@ -242,7 +242,8 @@ impl VerbsFabric {
 
 impl Drop for VerbsFabric {
     fn drop(&mut self) {
-        // Must be before the lanes are dropped: from now on no device accesses their memory.
+        // The queue pairs are destroyed before the lanes are dropped, so that no device accesses
+        // the lanes' memory.
         self.links.iter_mut().for_each(|link| link.queue_pair = None);
     }
 }

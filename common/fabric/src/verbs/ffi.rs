@@ -1,5 +1,5 @@
-//! The C libraries, and the meaning of their return values. They have four conventions: to confuse
-//! two of them turns an error into a success. Only this file names `rdma_sys`.
+//! The C libraries, and the meaning of their return values. These follow four conventions. To
+//! confuse two of them turns an error into a success. Only this file names `rdma_sys`.
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -13,7 +13,7 @@ pub(super) use rdma_sys::*;
 pub(super) fn ibv(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
-        // Some providers negate it.
+        // Some providers return the negative errno.
         errno => Err(io::Error::from_raw_os_error(errno.saturating_abs())),
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn device_name(device: *mut ibv_device) -> String {
 /// Zero must be a valid value of every field. It is for numbers, raw pointers and optional
 /// functions.
 pub(super) unsafe fn zeroed<T>() -> T {
-    // SAFETY: the caller guarantees it, by this function's contract.
+    // SAFETY: the caller guarantees that zero is valid, by this function's contract.
     unsafe { std::mem::zeroed() }
 }
 
@@ -90,7 +90,7 @@ mod tests {
         set_errno(rustix::io::Errno::NOTDIR);
         let null = constructed::<u8>(std::ptr::null_mut());
         assert_eq!(null.unwrap_err().raw_os_error(), Some(20));
-        let mut there = 0u8;
-        assert!(constructed(&raw mut there).is_ok());
+        let mut object = 0u8;
+        assert!(constructed(&raw mut object).is_ok());
     }
 }

@@ -150,7 +150,7 @@ pub(super) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// A queue for at least so many completions.
+    /// A queue with room for at least `completions` completions.
     pub(super) fn new(id: &Arc<CmId>, completions: u32) -> Result<Self, VerbsError> {
         let context = id.device().ok_or(VerbsError::OtherDevice)?;
         let doing = "making a completion queue";
@@ -211,7 +211,7 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Sleeps until the descriptor is readable, a signal arrives, or so much time has passed.
+/// Sleeps until the descriptor is readable, a signal arrives, or the timeout has passed.
 pub(super) fn wait_until_readable(source: &impl AsFd, timeout: Duration) -> io::Result<()> {
     let timeout = Timespec::try_from(timeout).ok();
     match poll(&mut [PollFd::new(source, PollFlags::IN)], timeout.as_ref()) {
@@ -228,8 +228,8 @@ pub(super) struct Capacity {
     pub(super) inline_bytes: u32,
 }
 
-/// A reliable connected queue pair. A drop destroys it, which ends all its work in flight: no verb
-/// of the peer is executed any more.
+/// A reliable connected queue pair. Dropping it destroys it, which ends all its work in flight: no
+/// verb of the peer is executed any more.
 pub(super) struct QueuePair {
     raw: NonNull<ffi::ibv_qp>,
     /// How many bytes a work request can carry inline.

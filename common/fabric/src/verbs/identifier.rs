@@ -99,7 +99,8 @@ impl Event<'_> {
         self.raw().status
     }
 
-    /// The identifier of the event. That of a connection request is new, and the caller owns it.
+    /// The identifier of the event. The identifier of a connection request is new, and the caller
+    /// owns it.
     pub(super) fn id(&self) -> *mut ffi::rdma_cm_id {
         self.raw().id
     }
@@ -132,7 +133,7 @@ impl Event<'_> {
     }
 
     /// Completes the disconnection on this side. Work in flight on the queue pair fails now, and
-    /// not after all retries.
+    /// does not wait for all retries.
     pub(super) fn finish_disconnection(&self) {
         // SAFETY: an identifier outlives those of its events that are not acknowledged.
         let _ = unsafe { ffi::rdma_disconnect(self.id()) };
@@ -194,7 +195,7 @@ impl CmId {
         NonNull::new(unsafe { (*self.raw()).verbs })
     }
 
-    /// The name of that device.
+    /// The name of the identifier's device.
     pub(super) fn device_name(&self) -> String {
         let Some(context) = self.device() else { return "unknown".to_owned() };
         // SAFETY: the device is open while the identifier lives.
@@ -210,8 +211,8 @@ impl CmId {
     /// Sets the number that events of this identifier return.
     pub(super) fn set_number(&self, number: u64) {
         let context = std::ptr::without_provenance_mut::<c_void>(number as usize);
-        // SAFETY: the identifier is alive; the field is for the library's user, and meanwhile no
-        // other thread reads it from an event.
+        // SAFETY: the identifier is alive. The field is for the library's user, and during the
+        // write no other thread reads it from an event.
         unsafe { (*self.raw()).context = context };
     }
 

@@ -26,7 +26,7 @@ pub(super) enum Stage {
     /// The chain waits for the doorbell.
     Posted,
     /// The device has the chain, and may access the lane's buffers.
-    Flying,
+    InFlight,
 }
 
 /// One lane.
@@ -155,9 +155,9 @@ impl Lanes {
     #[inline]
     pub(super) fn buffer(&self, lane: u16, buffer: Buffer) -> &[u8] {
         let lane = &self.all[usize::from(lane)];
-        debug_assert_ne!(lane.stage, Stage::Flying, "the device has the buffer");
+        debug_assert_ne!(lane.stage, Stage::InFlight, "the device has the buffer");
         let RegisteredRange { address, bytes, .. } = lane.memory.buffers[buffer as usize];
-        let bytes = if lane.stage == Stage::Flying { 0 } else { bytes as usize };
+        let bytes = if lane.stage == Stage::InFlight { 0 } else { bytes as usize };
         // SAFETY: in the arena or in the lane's own memory, and no device uses it.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
     }
@@ -166,18 +166,18 @@ impl Lanes {
     #[inline]
     pub(super) fn buffer_mut(&mut self, lane: u16, buffer: Buffer) -> &mut [u8] {
         let lane = &mut self.all[usize::from(lane)];
-        debug_assert_ne!(lane.stage, Stage::Flying, "the device has the buffer");
+        debug_assert_ne!(lane.stage, Stage::InFlight, "the device has the buffer");
         let RegisteredRange { address, bytes, .. } = lane.memory.buffers[buffer as usize];
-        let bytes = if lane.stage == Stage::Flying { 0 } else { bytes as usize };
+        let bytes = if lane.stage == Stage::InFlight { 0 } else { bytes as usize };
         // SAFETY: in the arena or in the lane's own memory. No device uses it, and no two buffers
         // overlap.
         unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) }
     }
 
-    /// Makes a buffer at least so long. Returns false if the system does not allow its memory to be
-    /// registered. The buffer then still has this length, but no verb can use it before a shorter
-    /// one is requested. Also returns false while a chain of the lane is posted or in flight,
-    /// because its work requests have the buffer's address.
+    /// Makes a buffer at least `bytes` long. Returns false if the system does not allow its memory
+    /// to be registered. The buffer then still has this length, but no verb can use it before a
+    /// shorter one is requested. Also returns false while a chain of the lane is posted or in
+    /// flight, because its work requests have the buffer's address.
     #[inline]
     pub(super) fn provide(&mut self, lane: u16, buffer: Buffer, bytes: usize) -> bool {
         let of = &self.all[usize::from(lane)];

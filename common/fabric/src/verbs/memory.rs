@@ -11,7 +11,7 @@ use crate::rdma::VerbsError;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const HUGE_PAGE_BITS: u8 = 21;
-/// For less memory a huge page is a waste.
+/// The length from which memory is put on huge pages. For shorter memory a huge page is a waste.
 const HUGE_BYTES_MIN: usize = 256 << 10;
 
 /// Memory that only this process and its own device use.
@@ -22,7 +22,7 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// At least so many zeroed bytes, on huge pages if the system has any.
+    /// At least `bytes` zeroed bytes, on huge pages if the system has any.
     pub(super) fn new(domain: &Arc<ProtectionDomain>, bytes: usize) -> Result<Self, VerbsError> {
         let huge = || {
             let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);

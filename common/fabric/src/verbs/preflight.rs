@@ -24,7 +24,7 @@ impl DeviceList {
     }
 
     fn devices(&self) -> &[*mut ffi::ibv_device] {
-        // SAFETY: the library's list, that many entries long.
+        // SAFETY: the library's list, which has `count` entries.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
     }
 }

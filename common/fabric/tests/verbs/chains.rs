@@ -26,7 +26,7 @@ fn each_verb_has_its_effect_and_is_counted() {
     let mut run = |chain: &[Verb]| fabric.run(LANE, REGION, chain, deadline);
     let cas = |expected, desired| Verb::CompareSwap { remote: 64, expected, desired };
     assert_eq!(run(&[cas(0x1111_2222_3333_4444, 7)]), Ok(0x1111_2222_3333_4444));
-    assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that loses says what it found");
+    assert_eq!(run(&[cas(8, 9)]), Ok(7), "a swap that fails returns the word that it found");
     assert_eq!(region.load(64), Ok(7));
     // A WRITE of four bytes leaves the other half of the word unchanged.
     assert_eq!(run(&[Verb::WriteU32 { remote: 68, value: 0xabcd }]), Ok(0));
@@ -106,7 +106,7 @@ fn chains_execute_in_order() {
     assert_eq!(fabric.counters().doorbells, rounds);
 }
 
-/// A device orders these only if the work request has a fence.
+/// A device keeps the order of these verbs only if the work request has a fence.
 #[test]
 fn a_swap_waits_for_a_read_before_it_and_a_write_for_a_swap_before_it() {
     let Some(mut server) = Server::new() else { return };
@@ -207,7 +207,7 @@ fn swaps_of_the_owner_and_of_a_client_are_atomic_with_each_other() {
 }
 
 /// Strangers that connect to the listener of a server's own connection are rejected, whatever
-/// private data they send. Guards against private data that was a constant in the source.
+/// private data they send. It fails if the owner's private data is a constant in the source.
 #[test]
 fn a_stranger_does_not_get_the_owners_own_connection() {
     let Some(server) = Server::new() else { return };

@@ -120,7 +120,7 @@ fn the_device_refuses_a_readers_writes_and_swaps() {
         assert!(fabric.run(LANE, REGION, &[forbidden], deadline).is_err());
         assert!(fabric.is_broken(REGION));
         let after = fabric.run(LANE, REGION, &[read(64, 8)], deadline);
-        assert!(after.is_err(), "a broken queue pair does nothing more");
+        assert!(after.is_err(), "a broken queue pair executes no further verb");
         assert_eq!(server.region.load(64), Ok(5));
     }
 }

@@ -95,7 +95,7 @@ fn a_sender_is_refused_after_eight_messages_that_are_not_received() {
     let error = loop {
         match theirs.send(&sent.to_le_bytes()) {
             Ok(()) => sent += 1,
-            // The device may still be sending some.
+            // The device may still be sending some of the messages.
             Err(_) if started.elapsed() < Duration::from_millis(300) => {}
             Err(error) => break error,
         }
@@ -141,7 +141,7 @@ fn probes_do_not_delay_messages_or_fill_the_channel() {
         assert!(started.elapsed() < TEST_TIMEOUT, "no end came");
         server.step();
     }
-    assert!(ours.probe().is_ok(), "the end is known: there is nothing to ask");
+    assert!(ours.probe().is_ok(), "a probe after the end does nothing");
 }
 
 #[test]

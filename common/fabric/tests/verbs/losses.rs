@@ -14,7 +14,7 @@ const LANE: LaneId = LaneId(0);
 const LANES: u16 = 16;
 
 /// The device refuses a doorbell, here for an unaligned atomic, and so breaks the connection. The
-/// fabric must then report room: a lane that waits for room would otherwise wait for ever.
+/// fabric must then report room: a lane that waits for room would otherwise wait forever.
 #[test]
 fn a_refused_doorbell_breaks_the_connection_and_leaves_room() {
     let Some(mut server) = Server::new() else { return };
@@ -145,7 +145,7 @@ fn the_server_notices_a_disconnected_client_and_its_probe_fails() {
     drop(fabric);
     server.until(|server| server.gone.contains(&id));
     let started = Instant::now();
-    // May be an error, because the queue pair can be in its error state already.
+    // The probe may fail, because the queue pair can be in its error state already.
     let _ = connection.probe();
     while connection.probe_state().unwrap() != ProbeState::Dead {
         assert!(started.elapsed() < TEST_TIMEOUT);

@@ -37,7 +37,7 @@ fn completion_channels() -> usize {
 #[test]
 fn one_future_changes_one_region_and_then_another() {
     let (Some(mut first), Some(mut second)) = (Server::new(), Server::new()) else { return };
-    // It sleeps at once.
+    // The fabric sleeps at once.
     let options = Options { spin: Duration::ZERO, ..Options::default() };
     let mut fabric = first.client_of(WRITER, 2, options);
     let region = add(&mut second, &mut fabric);
@@ -91,7 +91,7 @@ fn a_region_that_is_lost_fails_its_own_chains_only() {
     let deadline = far_deadline(&fabric);
     assert_eq!(fabric.run(LANE, region, &swap(0), deadline), Ok(0));
     second.connections.clear();
-    // Both at once: what is lost must not hold up what is not.
+    // Both regions have chains: the lost region must not delay the chains of the other region.
     fabric.post(LANE, region, &swap(1), deadline);
     fabric.post(LaneId(1), REGION, &swap(0), deadline);
     fabric.ring();

@@ -28,7 +28,7 @@ pub(super) struct RegionFile {
 pub(super) struct Unfinished {
     entry: FolderEntry,
     target: FolderEntry,
-    /// Whether it replaced the file of a server that was killed before it was complete.
+    /// Whether it replaced the file of a server that was killed before the file was complete.
     pub(super) replaced: bool,
     is_named: bool,
 }
@@ -84,9 +84,10 @@ impl Unfinished {
         let locked = || MemoryError::Locked { path: path.to_owned() };
         let entry = target.beside(UNFINISHED).map_err(opening(path))?;
         let name = path.with_file_name(&entry.name);
-        // `is_named` prevents that a drop removes the file of another server.
+        // While `is_named` is true, a drop removes no file: it could be another server's.
         let mut made = Self { entry, target, replaced: false, is_named: true };
-        // A second time, if the first one found and removed the file of a killed server.
+        // The second attempt follows if the first one found and removed the file of a killed
+        // server.
         for _ in 0..2 {
             let file = made.entry.open_own().map_err(opening(&name))?;
             if !lock(&file).map_err(system("lock"))? || !made.entry.is(&file).is_ok_and(|is| is) {

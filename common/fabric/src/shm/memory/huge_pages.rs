@@ -40,8 +40,9 @@ pub enum Pages {
 }
 
 impl RegionMemory {
-    /// How many bytes have 2 MiB pages, from the pool or by [`Collapse`]. Pages that the system has
-    /// made by itself are not counted. Pages that it has split to swap them out still are.
+    /// How many bytes have 2 MiB pages, from the pool or by [`Collapse`]. 2 MiB pages that the
+    /// system has made without [`Collapse`] are not counted. Pages that it has split to swap them
+    /// out are still counted.
     pub fn huge_bytes(&self) -> u64 {
         self.huge_bytes.load(Ordering::Relaxed)
     }
@@ -67,7 +68,7 @@ impl RegionMemory {
         }
     }
 
-    /// How to get better pages; `None` if these are the best, or as configured.
+    /// Advice on how to get better pages; `None` if the pages are the best, or as configured.
     pub fn advice(&self) -> Option<String> {
         let bytes = self.region.bytes();
         match self.pages {
@@ -164,7 +165,7 @@ fn fill_part(file: &File, region: &Region, offset: u64, bytes: u64) -> io::Resul
 }
 
 /// The reason why memory of this machine gets no 2 MiB pages without a pool, for people to read.
-/// `None` if it does: this makes one and frees it.
+/// Returns `None` if it gets them. This call makes one such page and frees it.
 pub fn collapse_refusal() -> Option<String> {
     let attempt = || {
         let file = memfd(MemfdFlags::CLOEXEC)?;
@@ -309,10 +310,10 @@ mod tests {
 
     #[test]
     fn a_refusal_names_its_cause() {
-        let of = |errno: Errno| explain(&errno.into());
-        assert!(of(Errno::INVAL).contains("Linux 6.1"));
-        assert!(of(Errno::NOMEM).contains("fragmented"));
-        assert!(of(Errno::BUSY).contains("cgroup"));
+        let text = |errno: Errno| explain(&errno.into());
+        assert!(text(Errno::INVAL).contains("Linux 6.1"));
+        assert!(text(Errno::NOMEM).contains("fragmented"));
+        assert!(text(Errno::BUSY).contains("cgroup"));
         // Outside the region no page is counted, and the work ends.
         let memory = small_memory();
         let mut work = Collapse { next: BYTES, ..memory.collapse().unwrap() };

@@ -74,10 +74,10 @@ fn a_file_is_new_once_and_locked_while_it_is_used() {
     let with_client = memory.file.try_clone().unwrap();
     let mapped = Region::map(&with_client).unwrap();
     drop(memory);
-    let again = RegionMemory::file(&path, 2 * BYTES, HugePages::Auto).unwrap();
-    again.reserve().unwrap();
-    assert_eq!((again.is_new, again.region.bytes()), (false, BYTES));
-    assert_eq!((again.region.load(0).unwrap(), mapped.load(0).unwrap()), (5, 5));
+    let reopened = RegionMemory::file(&path, 2 * BYTES, HugePages::Auto).unwrap();
+    reopened.reserve().unwrap();
+    assert_eq!((reopened.is_new, reopened.region.bytes()), (false, BYTES));
+    assert_eq!((reopened.region.load(0).unwrap(), mapped.load(0).unwrap()), (5, 5));
 }
 
 /// Of servers that start together, one gets the new file, and the others neither use nor remove it.

@@ -23,7 +23,8 @@ const ROUND_TRIP_MIN_NS_CARD: u32 = 500;
 /// measured, soft-RoCE without emulation, take at least 8,000 ns.
 const ROUND_TRIP_MIN_NS_SOFTWARE: u32 = 4_000;
 
-/// Depends on whether the device is hardware or software.
+/// Returns the shortest round trip of the device, which depends on whether it is hardware or
+/// software.
 fn round_trip_min_ns(device: &str) -> u32 {
     let hardware = std::path::Path::new("/sys/class/infiniband").join(device).join("device");
     if hardware.exists() { ROUND_TRIP_MIN_NS_CARD } else { ROUND_TRIP_MIN_NS_SOFTWARE }
@@ -49,7 +50,7 @@ impl Protection {
     /// memory, which takes 20 to 30 ms a gigabyte if its pages are allocated.
     ///
     /// # Errors
-    /// [`VerbsError::Memlock`] if the system does not allow so much memory to be pinned,
+    /// [`VerbsError::Memlock`] if the system does not allow the region's memory to be pinned,
     /// [`VerbsError::NoAtomics`] if the device has no atomic verbs, [`VerbsError::NoRoute`] if no
     /// RDMA device has the address.
     pub fn at(address: SocketAddr, region: &Arc<Region>, role: Role) -> Result<Self, VerbsError> {
@@ -226,8 +227,8 @@ impl DataConnection {
         self.number
     }
 
-    /// Asks the peer's device for a sign of life, which its processor does not notice. Does nothing
-    /// while another probe is in flight.
+    /// Asks the peer's device for an acknowledgement. The peer's processor does not notice it. Does
+    /// nothing while another probe is in flight.
     ///
     /// # Errors
     /// The system's error.
