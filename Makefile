@@ -4,13 +4,13 @@
 .PHONY: bench-compare slow-link deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
-# In CI everything is built once, so preparing for the next build would be wasted.
+# In CI everything is built once, so preparation for the next build would be wasted.
 ifdef CI
 export CARGO_INCREMENTAL ?= 0
 endif
-# How long clients, and then servers, are killed while histories are recorded.
+# How many seconds clients, and then servers, are killed while histories are recorded.
 export FARSIDE_HISTORY_SECONDS ?= 40
-# How often values as large as the region together go through the test of all sizes.
+# The test of all sizes writes this many times the region's bytes.
 export FARSIDE_BALANCE_PASSES ?= 20
 
 help: ## Lists the targets
@@ -40,7 +40,7 @@ test: ## Checks format, lints and documentation; runs all tests, over RDMA in gu
 	    'tests/vm/suite && tests/vm/two-hosts'
 
 MINUTES ?= 10
-soak: ## Records histories for MINUTES=10 while everything goes wrong at once, and judges them
+soak: ## Records histories for MINUTES=10 while all faults happen together, and checks them
 	@tools/scripts/needs.sh
 	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
 	    cargo test --release --locked -p farside-tests --test integration histories::soak -- \
@@ -66,17 +66,17 @@ test-verbs: ## Runs the tests over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on thi
 vm: ## Builds the guest in which tests find soft-RoCE, and installs the packages that this needs
 	@tests/vm/build.sh
 
-bench-verbs: build ## Compares with perftest over soft-RoCE, in one boot: target/bench-verbs.json
+bench-verbs: build ## Compares with perftest over soft-RoCE, in one guest: target/bench-verbs.json
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-verbs
 
-bench-compare: build ## Compares with published protocols, in one boot: target/bench-compare-*.json
+bench-compare: build ## Compares with published protocols, in one guest: target/bench-compare-*.json
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-compare
 
-slow-link: ## Measures large values over RDMA on a link of 25 MB/s, at each depth, in one boot
+slow-link: ## Measures large values over RDMA on a link of 25 MB/s, at each depth, in one guest
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh
 	. tools/scripts/verbs-env.sh && \

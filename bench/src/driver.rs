@@ -86,7 +86,8 @@ impl<'a, W: Witness> Driver<'a, W> {
             let pipeline = store.pipeline()?;
             let lanes = vec![OperationInFlight::NOTHING; pipeline.depth()];
             let finished = Vec::with_capacity(READING_SHARED_MAX);
-            SideBySide { driver: self, pipeline, lanes, finished, recorder }.run(source, go_on)?;
+            PipelinedLoop { driver: self, pipeline, lanes, finished, recorder }
+                .run(source, go_on)?;
         }
         if let Some(schedule) = &self.schedule {
             recorder.behind_ns = now_ns().saturating_sub(schedule.due_ns());
@@ -118,8 +119,8 @@ impl<'a, W: Witness> Driver<'a, W> {
                 }
                 attribution.enter(operation.kind, store, recorder);
                 let (witness, values) = (&mut *self.witness, &mut self.values);
-                let expected = perform(store, operation, witness, values, &mut self.value)?;
-                recorder.unexpected += u64::from(!expected);
+                let is_expected = perform(store, operation, witness, values, &mut self.value)?;
+                recorder.unexpected += u64::from(!is_expected);
                 let end = now_ns();
                 let due = take_due(&mut self.schedule, start);
                 times[done] = Times { latency_ns: end - due, service_ns: end - start };
@@ -183,7 +184,7 @@ fn perform<S: MeasuredStore>(
     }
 }
 
-/// Does one action of an operation.
+/// Does one action of an operation. Returns whether it found what the workload had left.
 #[inline(always)]
 fn act<S: MeasuredStore>(
     store: &mut S,
@@ -238,7 +239,7 @@ impl OperationInFlight {
 }
 
 /// The loop with many operations in flight.
-struct SideBySide<'d, 'a, W, P> {
+struct PipelinedLoop<'d, 'a, W, P> {
     driver: &'d mut Driver<'a, W>,
     pipeline: P,
     /// The operations in flight, by lane.
@@ -248,7 +249,7 @@ struct SideBySide<'d, 'a, W, P> {
     recorder: &'d mut Recorder,
 }
 
-impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
+impl<W: Witness, P: Pipelined> PipelinedLoop<'_, '_, W, P> {
     fn run(mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> Result<(), P::Error> {
         loop {
             let is_early = self.start(source, &go_on);
@@ -268,17 +269,17 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
     /// Fills the pipeline. Returns true if it stopped because the next operation is not due yet.
     fn start(&mut self, source: &mut impl Source, go_on: impl Fn() -> bool) -> bool {
         let mut now = now_ns();
-        let mut shared = 0;
+        let mut sharing = 0;
         while self.pipeline.in_flight() < self.driver.depth && go_on() {
             if self.driver.batch.rest().is_empty() {
                 let before = now_ns();
                 if !self.driver.batch.refill(source) {
                     return false;
                 }
-                (now, shared) = (now_ns(), 0);
+                (now, sharing) = (now_ns(), 0);
                 self.recorder.driver_ns += now - before;
-            } else if shared == READING_SHARED_MAX {
-                (now, shared) = (now_ns(), 0);
+            } else if sharing == READING_SHARED_MAX {
+                (now, sharing) = (now_ns(), 0);
             }
             let Some(&operation) = self.driver.batch.rest().first() else { return false };
             let due_ns = self.driver.schedule.as_ref().map_or(now, Schedule::due_ns);
@@ -301,7 +302,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
                 schedule.advance();
             }
             self.driver.batch.consume(1);
-            shared += 1;
+            sharing += 1;
         }
         false
     }
@@ -319,7 +320,7 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
         Ok(())
     }
 
-    /// Takes all completions that are there. If there is none, waits for one if `may_wait`.
+    /// Takes all completions that have arrived. If none has and `may_wait` is true, waits for one.
     fn finish(&mut self, may_wait: bool) -> Result<(), P::Error> {
         let mut taken = if may_wait { self.pipeline.wait() } else { self.pipeline.poll() };
         while let Some(completed) = taken {
@@ -333,11 +334,11 @@ impl<W: Witness, P: Pipelined> SideBySide<'_, '_, W, P> {
                 }
             };
             self.driver.witness.ends(completed.lane, outcome);
-            let expected = as_expected(outcome, in_flight.value_bytes);
-            self.recorder.unexpected += u64::from(!expected);
+            let is_expected = as_expected(outcome, in_flight.value_bytes);
+            self.recorder.unexpected += u64::from(!is_expected);
             if in_flight.kind == Kind::Rmw && !in_flight.has_read {
                 let key = keys::encode(in_flight.record);
-                // The pipeline is not full: the GET's lane is free again.
+                // This cannot fail, because the GET's lane is free again.
                 let _ = self.submit(OperationInFlight { has_read: true, ..in_flight }, &key);
             } else {
                 self.finished.push(in_flight);

@@ -52,7 +52,7 @@ pub enum Error {
     Input { path: PathBuf, what: String },
     #[error("{store}: {why}")]
     Store { store: &'static str, why: String },
-    #[error("the history {}: {source}", .path.display())]
+    #[error("cannot write the history {}: {source}", .path.display())]
     History {
         path: PathBuf,
         #[source]

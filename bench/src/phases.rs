@@ -105,7 +105,7 @@ pub fn run_phases(
             .into_iter()
             .map(|worker| worker.join().unwrap_or(Err(Error::Panicked)))
             .collect();
-        // Report a thread's own error first: it is why the other threads ended.
+        // A thread's own error is reported first, because it made the other threads end.
         let threads: Vec<Option<ThreadMeasurement>> = worked.into_iter().collect::<Result<_>>()?;
         let supervised = supervised?;
         let threads = threads.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::Panicked)?;
@@ -145,7 +145,7 @@ impl Shared<'_> {
         let client = &self.clients[(thread / args.threads) as usize];
         let mut session = client.session().map_err(Error::client("opening a session"))?;
         let share = (thread.into(), args.all_threads().into());
-        // Each thread has its own operations and values, whatever --seed is.
+        // Each thread has its own operations and values for every --seed.
         let seed = args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(thread) << 32;
         let value_bytes_max_and_depth = (args.value_size.max(), args.depth.into());
         let mut driver = Driver::new(witness, value_bytes_max_and_depth, seed, &self.records);
@@ -216,9 +216,9 @@ impl Shared<'_> {
 
     /// Starts one phase after another and shows a progress line. Returns early if a thread failed.
     fn supervise(&self, server: &Server, interrupt: &Interrupt) -> Result<RunFacts> {
-        let all = |count: &AtomicU32| count.load(Ordering::Acquire) == self.args.all_threads();
+        let have_all = |count: &AtomicU32| count.load(Ordering::Acquire) == self.args.all_threads();
         let load = Instant::now();
-        self.watch(interrupt, "load", || all(&self.loaded))?;
+        self.watch(interrupt, "load", || have_all(&self.loaded))?;
         let load_seconds = load.elapsed().as_secs_f64();
         let until = |seconds: Option<f64>| {
             let end = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
@@ -228,18 +228,18 @@ impl Shared<'_> {
         self.watch(interrupt, "warm-up", until(Some(self.args.warmup_seconds)))?;
         let before = server.usage();
         self.enter_unless_stopped(Phase::Measure);
-        // A thread first finishes what it had in flight in its warm-up, which may take long. The
-        // time of the measurement counts only from here.
-        self.watch(interrupt, "warm-up", || all(&self.started))?;
+        // A thread first finishes the operations that its warm-up left in flight, which may take
+        // long. The time of the measurement counts only from here.
+        self.watch(interrupt, "warm-up", || have_all(&self.started))?;
         let is_time_up = until(self.args.seconds);
-        self.watch(interrupt, "measure", || is_time_up() || all(&self.ended))?;
+        self.watch(interrupt, "measure", || is_time_up() || have_all(&self.ended))?;
         let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
         Ok(RunFacts { server: spent, load_seconds })
     }
 
     fn enter_unless_stopped(&self, phase: Phase) {
-        let go_on = |now| (now != Phase::Stop as u8).then_some(phase as u8);
-        let _ = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, go_on);
+        let next = |current| (current != Phase::Stop as u8).then_some(phase as u8);
+        let _ = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 
     /// Shows the name of a phase until it is over, or until a thread has stopped the run.

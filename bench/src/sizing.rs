@@ -97,7 +97,7 @@ impl Demand {
         self.memory_at(OPERATIONS_PER_S_MAX)
     }
 
-    /// The memory for the run, of which `available_bytes` can be had. If the rate of inserts is
+    /// The memory for the run, at most `available_bytes`. If the rate of inserts is
     /// only guessed, at most half of the available memory, unless the run surely needs more.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl Demand {
             sampled += span_bytes(class).div_ceil(class.blocks_per_span());
         }
         let blocks = (u128::from(records) * u128::from(sampled)).div_ceil(sample.into()) as u64;
-        // A tenth for the sample's error, and the unused part of a span for each class.
+        // Adds a tenth for the sample's error, and for each class the unused part of a span.
         let ends = class(self.sizes.min())?.block_bytes()..=class(self.sizes.max())?.block_bytes();
         let classes = SizeClass::all().filter(|class| ends.contains(&class.block_bytes()));
         Ok(blocks + blocks / 10 + classes.map(span_bytes).sum::<u64>())

@@ -8,7 +8,7 @@ set -euo pipefail
 # The largest value: a block of 4 MiB minus room for a key and a header.
 value_bytes_max=4190000
 memory_mib=256
-# A larger tree may not fit: blocks are larger than their content, and each size has its own chunks.
+# A larger tree may not fit: a block is larger than its content, and each size has its own chunks.
 tree_mib_max=180
 
 fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }

@@ -52,12 +52,12 @@ for target in "${targets[@]}"; do
         echo "$target: $runs executions, $covered edges covered"
     else
         found+=("$target")
-        echo "$target: FOUND something, see $log"
+        echo "$target: FAILED on an input, see $log"
         grep -m 1 -A 1 -e 'panicked at' -e '^SUMMARY' "$log" || true
     fi
 done
 if [ ${#found[@]} -gt 0 ]; then
-    echo "fuzzing found something in: ${found[*]}; the inputs are in $build/found" >&2
+    echo "these targets failed: ${found[*]}; the inputs are in $build/found" >&2
     exit 1
 fi
-echo "fuzzing found nothing: ${#targets[@]} targets, $seconds seconds each"
+echo "no target failed: ${#targets[@]} targets, $seconds seconds each"

@@ -9,10 +9,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 command -v valgrind >/dev/null || {
-    echo "instructions lacks valgrind: apt-get install valgrind" >&2
+    echo "counting instructions needs valgrind: apt-get install valgrind" >&2
     exit 1
 }
-# use-libc: otherwise rustix reads the kernel's vDSO, which programs under valgrind cannot.
+# With use-libc, because otherwise rustix reads the kernel's vDSO, which fails under valgrind.
 cargo build --release --locked --no-default-features --features rustix/use-libc \
     -p farside-bench -p farside-server --bin kv-bench --bin kv-server \
     --target-dir "${CARGO_TARGET_DIR:-target}/instructions"
@@ -44,5 +44,5 @@ fi
 join <(sort bench/instructions.txt) <(sort <<<"$counted") | awk '
     { ratio = $3 / $2; printf "%-22s %6d now, %6d recorded: %.3f\n", $1, $3, $2, ratio }
     ratio > 1.04 { failed = 1; printf "%s takes more instructions than recorded\n", $1 }
-    ratio < 0.96 { printf "%s takes fewer: record it (--record)\n", $1 }
+    ratio < 0.96 { printf "%s takes fewer instructions: record them with --record\n", $1 }
     END { exit failed || NR == 0 }'

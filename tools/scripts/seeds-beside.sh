@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a command, and at the same time random schedules of the simulator for three minutes. A test
-# with a virtual machine keeps only one core busy. Fails if either fails.
+# with a virtual machine keeps only one core busy. Fails if the command or a schedule fails.
 #
 #   tools/scripts/seeds-beside.sh COMMAND...
 #

@@ -79,8 +79,8 @@ pub struct StoreReport {
     pub round_trips_per_op: f64,
     pub verbs_per_op: f64,
     pub bytes_per_op: f64,
-    /// How many operations found a key or a value in another state than the operations before had
-    /// left it.
+    /// How many operations did not find the key or value that the operations before had left. An
+    /// INSERT counts if the key was already there.
     pub unexpected: u64,
 }
 
@@ -176,7 +176,7 @@ impl WorkloadReport {
             let count = grouped(result.unexpected);
             writeln!(
                 out,
-                "WARNING: {count} operations of {} found another state than the load left",
+                "WARNING: {count} operations of {} had an unexpected result: see docs/benchmarks.md",
                 result.store
             )?;
         }

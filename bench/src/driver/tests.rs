@@ -122,11 +122,11 @@ fn an_operation_that_a_slow_one_delays_counts_from_when_it_was_due() {
         let late = |recorder: &Recorder| {
             let (_, gets) = recorder.kinds().next().unwrap();
             let service_times = gets.service_times.as_ref().unwrap();
-            assert!(service_times.max() > ms(59), "the slow one itself");
+            assert!(service_times.max() > ms(59), "the slow operation itself");
             gets.latencies.count_between(ms(15), ms(10_000))
         };
-        // The first operation takes 60 ms. Those that are due in the next 40 ms start 20 ms late or
-        // more.
+        // The first operation takes 60 ms. Operations that are due in its first 40 ms start 20 ms
+        // late or more.
         let open = drive(SlowOnce::default(), depth, 200, Some(1000.0));
         assert!(late(&open) >= 40, "{depth}: {}", late(&open));
         // Without a schedule no operation is due while the slow one runs.

@@ -30,7 +30,9 @@ pub fn report(args: &Report, tell: impl Fn(&str)) -> Result<String> {
     let inputs = Inputs::read(&args.results)?;
     if inputs.files.iter().any(|file| is_same_file(file, &args.output)) {
         let output = args.output.display();
-        return Err(Error::Usage(format!("the page would replace the result {output}")));
+        return Err(Error::Usage(format!(
+            "the page would replace the result {output}: name another file with -o"
+        )));
     }
     for file in &inputs.skipped {
         tell(&format!("skipped {}: not a result of ycsb or verbs", file.display()));
@@ -91,7 +93,7 @@ impl Inputs {
             let report: YcsbReport = parsed(path, json)?;
             let is_whole = report.seconds > 0.0 && report.throughput_ops_s > 0.0;
             if !is_whole || report.count() == 0 {
-                return Err(Error::input(path)("a run without operations"));
+                return Err(Error::input(path)("this run has no operations"));
             }
             self.ycsb.push((name, report));
         } else if json.get("update").is_some() {

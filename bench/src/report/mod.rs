@@ -52,8 +52,8 @@ pub struct YcsbReport {
     pub server: Option<ServerUsage>,
     /// How often the threads that ran the operations allocated.
     pub allocations: u64,
-    /// How many operations found a key or a value in another state than the operations before had
-    /// left it.
+    /// How many operations did not find the key or value that the operations before had left. An
+    /// INSERT counts if the key was already there.
     #[serde(default)]
     pub unexpected: u64,
     /// Null if the raw verbs were not measured.

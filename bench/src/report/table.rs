@@ -72,7 +72,10 @@ impl YcsbReport {
         }
         if self.unexpected > 0 {
             let count = grouped(self.unexpected);
-            writeln!(out, "WARNING: {count} operations found another state than the load left")?;
+            writeln!(
+                out,
+                "WARNING: {count} operations had an unexpected result: see docs/benchmarks.md"
+            )?;
         }
         Ok(out)
     }

@@ -92,7 +92,7 @@ fn the_table_shows_what_matters() {
         "0.50 of it",
         "allocations_per_op: 0.0",
         "p99.9",
-        "WARNING: 3 operations found another state",
+        "WARNING: 3 operations had an unexpected result",
     ] {
         assert!(table.contains(text), "{table}");
     }

@@ -147,11 +147,11 @@ pub fn measure<F: Fabric>(fabric: &mut F, verb: RawVerb, plan: &Plan<'_>) -> Res
 }
 
 /// Waits until no chain is in flight.
-fn finish<F: Fabric>(fabric: &mut F, mut due: usize) -> Result<()> {
-    while due > 0 {
+fn finish<F: Fabric>(fabric: &mut F, mut in_flight: usize) -> Result<()> {
+    while in_flight > 0 {
         match fabric.poll() {
             Some(completion) => match completion.result {
-                Ok(_) | Err(ChainError::Late) => due -= 1,
+                Ok(_) | Err(ChainError::Late) => in_flight -= 1,
                 Err(error) => return Err(error.into()),
             },
             None => {

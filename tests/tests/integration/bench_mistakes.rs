@@ -35,7 +35,10 @@ fn each_mistake_and_failure_is_reported_in_one_line() {
             "ycsb -p insertproportion=1 --memory 16MiB",
             &["out of space", "--memory", "--operations", "--target-rate"],
         ),
-        (&format!("{C} --history /nowhere/h"), &["the history /nowhere/h: No such file"]),
+        (
+            &format!("{C} --history /nowhere/h"),
+            &["cannot write the history /nowhere/h: No such file"],
+        ),
         (&format!("{C} --history /dev/full {FEW}"), &["/dev/full: No space left"]),
         (
             &format!("{C} {FEW} --target-rate 0.001 --arrivals poisson"),
