@@ -1,5 +1,5 @@
 //! An emulated network around a fabric of this machine, so that round trips take as long as over a
-//! real network. Verbs are executed at the doorbell. The completion of a chain is reported one
+//! real network. Verbs are executed at the doorbell. A chain's completion is reported one
 //! round trip after the emulated device would have been done with it.
 //!
 //! The device takes one chain after another. A chain takes as long as its verbs do at the published
@@ -63,8 +63,8 @@ pub fn wrap(link: Link) -> Intercept {
 pub struct Link {
     /// Its bandwidth, in bytes of payload a second.
     pub bytes_per_s: u64,
-    /// A simulated clock, in nanoseconds. It advances only while a session waits, to the moment
-    /// that is waited for, so results do not depend on this machine's speed. For one session only,
+    /// A simulated clock, in nanoseconds. It advances only while a session waits, to the end
+    /// of the wait, so results do not depend on this machine's speed. It is for one session only,
     /// which must not wait for its server.
     pub simulated_clock: Option<Arc<AtomicU64>>,
 }
@@ -212,7 +212,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
             let Some(Due { at: due, .. }) = self.due[usize::from(completion.lane.0)] else {
                 return Some(completion);
             };
-            let at = self.unreported.partition_point(|(other, _)| *other <= due);
+            let at = self.unreported.partition_point(|(earlier, _)| *earlier <= due);
             self.unreported.insert(at, (due, completion));
         }
         let now = self.now(fabric);

@@ -90,7 +90,7 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
             handles.push(handle);
         }
         for handle in &handles {
-            handle.play(Order::Load, None, between_polls)?;
+            handle.run_turn(Order::Load, None, between_polls)?;
         }
         let turns = |workload: &Workload| {
             let turns = take_turns(args, *workload, &handles, between_polls)?;
@@ -126,12 +126,12 @@ fn take_turns(
     let warm_up = Duration::from_secs_f64(args.warmup_seconds);
     let round = Duration::from_secs_f64(args.seconds / f64::from(args.rounds));
     for handle in handles {
-        handle.play(Order::WarmUp(workload), Some(warm_up), &between_polls)?;
+        handle.run_turn(Order::WarmUp(workload), Some(warm_up), &between_polls)?;
     }
     let mut all: Vec<_> = handles.iter().map(|_| TurnResult::nothing(workload.mix())).collect();
     for _ in 0..args.rounds {
         for (handle, all) in handles.iter().zip(&mut all) {
-            all.add(&handle.play(Order::Measure, Some(round), &between_polls)?);
+            all.add(&handle.run_turn(Order::Measure, Some(round), &between_polls)?);
         }
     }
     Ok(all)

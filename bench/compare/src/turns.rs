@@ -34,9 +34,9 @@ pub(crate) enum Order {
 
 /// The result of a store's turn, or of several.
 pub(crate) struct TurnResult {
-    /// Its operations.
+    /// The operations of these turns.
     pub(crate) recorder: Recorder,
-    /// How long they took, in seconds.
+    /// How long the turns took, in seconds.
     pub(crate) seconds: f64,
     /// The CPU time of the store's thread, in seconds.
     pub(crate) client_cpu_s: f64,
@@ -79,7 +79,7 @@ pub(crate) struct TurnWorker {
     go_on: Arc<AtomicBool>,
 }
 
-/// Makes both ends. `server`: the process of the store's server, if known.
+/// Makes both ends. `server` is the process of the store's server, if known.
 pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
     let (orders, order_receiver) = std::sync::mpsc::channel();
     let (result_sender, results) = std::sync::mpsc::channel();
@@ -91,7 +91,7 @@ pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
 impl TurnHandle {
     /// Lets the store work until the order is done, or until the timeout. Calls `between_polls`
     /// every few milliseconds; its error ends the turn.
-    pub(crate) fn play(
+    pub(crate) fn run_turn(
         &self,
         order: Order,
         timeout: Option<Duration>,

@@ -104,10 +104,10 @@ impl<'a> Figures<'a> {
             let ns = |runs: &[&YcsbReport]| 1e9 * f64::from(count) / median(runs);
             let lines = self.lines(&runs, |run| run.records, ns);
             charts.push(Chart {
-                title: "Time an operation takes by records".to_owned(),
+                title: "Time of an operation by records".to_owned(),
                 subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
                 x: ("records", Scale::log(xs(&lines), short)),
-                y: ("time an operation", Scale::linear(ys(&lines), duration)),
+                y: ("time of an operation", Scale::linear(ys(&lines), duration)),
                 lines,
                 dots: true,
             });
@@ -142,7 +142,7 @@ impl<'a> Figures<'a> {
                 title: "Latency distribution".to_owned(),
                 subtitle: setting.subtitle(&format!(", {}, depth {depth}{load}", threads(count))),
                 x: ("latency", Scale::log(xs(&lines), duration)),
-                y: ("operations that took no longer", Scale::percentiles()),
+                y: ("operations that took at most this long", Scale::percentiles()),
                 lines,
                 dots: false,
             });
@@ -181,7 +181,7 @@ impl<'a> Figures<'a> {
             }
             let load = match arrivals {
                 Some(arrivals) => format!("at offered rates, {arrivals}"),
-                None => "more and more in flight".to_owned(),
+                None => "at growing depths".to_owned(),
             };
             charts.push(Chart {
                 title: format!("Latency against load: workload {curve}"),

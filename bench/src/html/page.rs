@@ -127,7 +127,7 @@ fn costs(runs: &[(String, YcsbReport)]) -> Markup {
     };
     html! {
         @if !sums.is_empty() {
-            h2 { "Cost of an operation / the least there can be" }
+            h2 { "Cost of an operation / lowest possible cost" }
             (table(2, &heads, &rows))
         }
     }

@@ -103,7 +103,7 @@ fn the_page_has_every_result_and_every_kind_of_chart() {
     for title in [
         "Throughput by threads",
         "Throughput by operations in flight",
-        "Time an operation takes by records",
+        "Time of an operation by records",
         "Latency against load: workload b",
         "Latency against load: workload c",
         "Latency distribution",

@@ -46,7 +46,7 @@ impl<P: Peer> MeasuredStore for PeerStore<P> {
         found.clear();
         found.extend_from_slice(value);
         let operation = self.peer.perform(LaneId(0), action, key, found);
-        let applied = finish(&self.peer, operation)?;
+        let applied = drive_operation(&self.peer, operation)?;
         Ok(action.outcome(applied, found))
     }
 
@@ -66,9 +66,12 @@ impl<P: Peer> Drop for PeerStore<P> {
     }
 }
 
-/// Performs one operation and waits for it. If nothing else is in flight, it is driven alone, as in
+/// Performs one operation and waits for it. If no chain is in flight, it is driven alone, as in
 /// Farside.
-fn finish<P: Peer>(peer: &P, operation: impl Future<Output = Result<bool>>) -> Result<bool> {
+fn drive_operation<P: Peer>(
+    peer: &P,
+    operation: impl Future<Output = Result<bool>>,
+) -> Result<bool> {
     let endpoint = peer.endpoint();
     if peer.has_no_chain_in_flight() {
         endpoint.drive(operation)
@@ -137,7 +140,7 @@ impl<'s, P: Peer> PeerPipeline<'s, P> {
         }
     }
 
-    /// Polls the tasks of ready lanes, as long as the fabric has room for what they post.
+    /// Polls the tasks of ready lanes while the fabric has room for the chains that they post.
     fn poll_lanes(&mut self) {
         let endpoint = self.peer.endpoint();
         if !self.ready.is_empty() {
@@ -156,10 +159,10 @@ impl<'s, P: Peer> PeerPipeline<'s, P> {
         }
     }
 
-    fn collect(&mut self, wait: bool) {
+    fn collect(&mut self, may_wait: bool) {
         let Self { peer, ready, depth, .. } = self;
         let completed = |LaneId(lane): LaneId| ready.push_back(lane % *depth);
-        if wait {
+        if may_wait {
             peer.endpoint().step(completed);
         } else {
             peer.endpoint().try_step(completed);
@@ -186,8 +189,8 @@ impl<'s, P: Peer> PeerPipeline<'s, P> {
 fn lane_counters_sum<P: Peer>(peer: &P, lane: u16, depth: u16) -> Counters {
     let fabric = peer.endpoint().fabric();
     let mut sum = *fabric.lane_counters(LaneId(lane));
-    for more in 1..P::LANES {
-        sum += *fabric.lane_counters(LaneId(lane + more * depth));
+    for number in 1..P::LANES {
+        sum += *fabric.lane_counters(LaneId(lane + number * depth));
     }
     sum
 }
@@ -252,7 +255,7 @@ impl<P: Peer> Pipelined for PeerPipeline<'_, P> {
 }
 
 impl<P: Peer> Drop for PeerPipeline<'_, P> {
-    /// Finishes what is in flight, so that the next pipeline finds no chain on its lanes.
+    /// Finishes the operations in flight, so that the next pipeline finds no chain on its lanes.
     fn drop(&mut self) {
         while self.wait().is_some() {}
         wait_for_chains(self.peer);

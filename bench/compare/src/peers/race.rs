@@ -75,7 +75,7 @@ impl<F: Fabric> Race<F> {
         while let Some(other) = self.table.endpoint.find(lane, slots, from, others) {
             from = other.number + 1;
             self.table.endpoint.chain(lane, &[self.table.read(other.word)]).await?;
-            if !self.table.take(lane, key, None) {
+            if !self.table.copy_if_found(lane, key, None) {
                 continue;
             }
             let is_first = ours.number < other.number;
@@ -104,7 +104,7 @@ impl<F: Fabric> Peer for Race<F> {
         let cached = self.cache.get(tag);
         if let Some(word) = cached {
             self.table.endpoint.chain(lane, &[self.table.read(word)]).await?;
-            if self.table.take(lane, key, Some(value)) {
+            if self.table.copy_if_found(lane, key, Some(value)) {
                 return Ok(true);
             }
         }

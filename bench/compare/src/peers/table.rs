@@ -89,10 +89,10 @@ impl<F: Fabric> Table<F> {
         self.heap.borrow_mut().give(word.address());
     }
 
-    /// Returns whether the entry just read is complete and has this key. Its value goes into the
-    /// buffer.
+    /// Copies the value of the entry just read into `value`, if the entry is complete and has this
+    /// key. Returns whether it does.
     #[inline]
-    pub fn take(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
+    pub fn copy_if_found(&self, lane: LaneId, key: &Key, value: Option<&mut Vec<u8>>) -> bool {
         let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
         let Some(found) = decode(&block, key) else { return false };
         if let Some(value) = value {
@@ -115,7 +115,7 @@ impl<F: Fabric> Table<F> {
     ) -> Result<Option<Slot>> {
         if let Some(word) = read_already
             && let Some(slot) = self.endpoint.find(lane, slots, 0, |found| found == word)
-            && self.take(lane, key, value.as_deref_mut())
+            && self.copy_if_found(lane, key, value.as_deref_mut())
         {
             return Ok(Some(slot));
         }
@@ -124,7 +124,7 @@ impl<F: Fabric> Table<F> {
             self.endpoint.find(lane, slots, from, |word| word.fits(slots.fingerprint))
         {
             self.endpoint.chain(lane, &[self.read(slot.word)]).await?;
-            if self.take(lane, key, value.as_deref_mut()) {
+            if self.copy_if_found(lane, key, value.as_deref_mut()) {
                 return Ok(Some(slot));
             }
             from = slot.number + 1;

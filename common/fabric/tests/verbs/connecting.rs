@@ -27,7 +27,7 @@ fn garbage_of_every_length_is_refused_with_the_reason() {
         let VerbsError::Rejected { reason, .. } = error else { panic!("{error}") };
         assert!(reason.starts_with(REASON), "{bytes} bytes");
         // RDMA-CM pads private data with zeros.
-        let seen = server.garbage.pop().unwrap();
+        let seen = server.refused_requests.pop().unwrap();
         assert!(seen.starts_with(&garbage) && seen[bytes..].iter().all(|byte| *byte == 0));
     }
     let long = vec![0xa5; REQUEST_BYTES_MAX + 1];
@@ -152,20 +152,20 @@ fn closed_connections_leave_no_descriptors_open() {
         let mut fabric = server.client(4);
         let deadline = far_deadline(&fabric);
         assert_eq!(fabric.run(LANE, REGION, &[increment(64, round)], deadline), Ok(round));
-        let (mut theirs, ours) = server.control();
-        theirs.send(b"hello").unwrap();
+        let (mut client_end, server_end) = server.control();
+        client_end.send(b"hello").unwrap();
         drop(fabric);
-        server.until(|server| !server.gone.is_empty());
+        server.until(|server| !server.disconnected.is_empty());
         // Either end may close first.
         if round % 2 == 0 {
-            drop(theirs);
-            drop(ours);
+            drop(client_end);
+            drop(server_end);
         } else {
-            drop(ours);
-            drop(theirs);
+            drop(server_end);
+            drop(client_end);
         }
         while server.step() {}
-        server.gone.clear();
+        server.disconnected.clear();
         server.connections.clear();
         if round % 10 == 0 {
             open.push(descriptors());
@@ -194,8 +194,8 @@ fn preflight_describes_the_devices_of_this_host() {
 /// nothing.
 #[test]
 fn a_buffer_that_cannot_grow_fails_only_the_verb_that_needs_it() {
-    let said = by_child("ulimit -l 1024", "child_whose_buffers_may_not_grow");
-    assert!(said.is_none_or(|said| said.contains("1 passed")));
+    let stdout = by_child("ulimit -l 1024", "child_whose_buffers_may_not_grow");
+    assert!(stdout.is_none_or(|stdout| stdout.contains("1 passed")));
 }
 
 #[test]
@@ -232,9 +232,9 @@ fn by_child(limit: &str, test: &str) -> Option<String> {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script]).arg(program).env("FARSIDE_TEST_PEER", address.to_string());
     let output = server.while_client(|| command.output().unwrap());
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
-    said.contains("connecting as a client").then_some(said)
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    stdout.contains("connecting as a client").then_some(stdout)
 }
 
 /// Without a device connecting and listening fail at once, with an error that is not transient.

@@ -37,25 +37,25 @@ fn send(channel: &mut VerbsChannel, message: &[u8]) {
 #[test]
 fn long_messages_go_both_ways() {
     let Some(mut server) = Server::new() else { return };
-    let (mut theirs, mut ours) = server.control();
+    let (mut client_end, mut server_end) = server.control();
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     for round in 0u8..40 {
         let message = vec![round; MESSAGE_BYTES_MAX - usize::from(round)];
-        send(&mut theirs, &message);
-        assert_eq!(receive(&mut ours, &mut buffer), message.len());
+        send(&mut client_end, &message);
+        assert_eq!(receive(&mut server_end, &mut buffer), message.len());
         assert!(buffer.starts_with(&message));
-        send(&mut ours, &message);
-        assert_eq!(receive(&mut theirs, &mut buffer), message.len());
+        send(&mut server_end, &message);
+        assert_eq!(receive(&mut client_end, &mut buffer), message.len());
         assert!(buffer.starts_with(&message));
     }
     for length in [0, MESSAGE_BYTES_MAX + 1] {
-        let refused = theirs.send(&vec![0; length]).unwrap_err();
+        let refused = client_end.send(&vec![0; length]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }
-    send(&mut theirs, b"too long");
+    send(&mut client_end, b"too long");
     let received = loop {
-        match ours.receive(&mut buffer[..3]) {
-            Ok(None) => assert!(readable_within(&ours, TEST_TIMEOUT)),
+        match server_end.receive(&mut buffer[..3]) {
+            Ok(None) => assert!(readable_within(&server_end, TEST_TIMEOUT)),
             other => break other,
         }
     };
@@ -65,21 +65,21 @@ fn long_messages_go_both_ways() {
 #[test]
 fn a_thousand_small_messages_keep_their_order_if_the_receiver_is_slow() {
     let Some(mut server) = Server::new() else { return };
-    let (mut theirs, mut ours) = server.control();
+    let (mut client_end, mut server_end) = server.control();
     let started = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0u32..1000 {
-                send(&mut theirs, &number.to_le_bytes());
+                send(&mut client_end, &number.to_le_bytes());
             }
-            theirs.flush(TEST_TIMEOUT).unwrap();
+            client_end.flush(TEST_TIMEOUT).unwrap();
         });
         let mut buffer = [0; 64];
         for number in 0u32..1000 {
             if number % 100 == 50 {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            assert_eq!(receive(&mut ours, &mut buffer), 4);
+            assert_eq!(receive(&mut server_end, &mut buffer), 4);
             assert_eq!(buffer[..4], number.to_le_bytes());
         }
     });
@@ -89,11 +89,11 @@ fn a_thousand_small_messages_keep_their_order_if_the_receiver_is_slow() {
 #[test]
 fn a_sender_is_refused_after_eight_messages_that_are_not_received() {
     let Some(mut server) = Server::new() else { return };
-    let (mut theirs, mut ours) = server.control();
+    let (mut client_end, mut server_end) = server.control();
     let mut sent = 0u32;
     let started = Instant::now();
     let error = loop {
-        match theirs.send(&sent.to_le_bytes()) {
+        match client_end.send(&sent.to_le_bytes()) {
             Ok(()) => sent += 1,
             // The device may still be sending some of the messages.
             Err(_) if started.elapsed() < Duration::from_millis(300) => {}
@@ -104,12 +104,12 @@ fn a_sender_is_refused_after_eight_messages_that_are_not_received() {
     assert_eq!(sent, 8, "four received and four to be sent");
     let mut buffer = [0; 64];
     for number in 0..sent {
-        assert_eq!(receive(&mut ours, &mut buffer), 4);
+        assert_eq!(receive(&mut server_end, &mut buffer), 4);
         assert_eq!(buffer[..4], number.to_le_bytes());
     }
-    assert_eq!(ours.receive(&mut buffer).unwrap(), None);
-    send(&mut theirs, b"more");
-    assert_eq!(receive(&mut ours, &mut buffer), 4);
+    assert_eq!(server_end.receive(&mut buffer).unwrap(), None);
+    send(&mut client_end, b"more");
+    assert_eq!(receive(&mut server_end, &mut buffer), 4);
 }
 
 /// Probes before and after messages, more of them than the send queue has entries. The probe of a
@@ -117,50 +117,50 @@ fn a_sender_is_refused_after_eight_messages_that_are_not_received() {
 #[test]
 fn probes_do_not_delay_messages_or_fill_the_channel() {
     let Some(mut server) = Server::new() else { return };
-    let (mut theirs, mut ours) = server.control();
+    let (mut client_end, mut server_end) = server.control();
     let mut buffer = [0; 64];
     for number in 0u32..100 {
-        ours.probe().unwrap();
-        send(&mut ours, &number.to_le_bytes());
-        ours.probe().unwrap();
-        assert_eq!(receive(&mut theirs, &mut buffer), 4);
+        server_end.probe().unwrap();
+        send(&mut server_end, &number.to_le_bytes());
+        server_end.probe().unwrap();
+        assert_eq!(receive(&mut client_end, &mut buffer), 4);
         assert_eq!(buffer[..4], number.to_le_bytes());
-        send(&mut theirs, &number.to_le_bytes());
-        assert_eq!(receive(&mut ours, &mut buffer), 4);
+        send(&mut client_end, &number.to_le_bytes());
+        assert_eq!(receive(&mut server_end, &mut buffer), 4);
     }
     // Also towards a peer that does not receive its messages.
-    while theirs.send(b"not taken").is_ok() {}
+    while client_end.send(b"not taken").is_ok() {}
     for _ in 0..20 {
-        theirs.probe().unwrap();
+        client_end.probe().unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        assert_eq!(theirs.receive(&mut buffer).unwrap(), None);
+        assert_eq!(client_end.receive(&mut buffer).unwrap(), None);
     }
-    drop(theirs);
+    drop(client_end);
     let started = Instant::now();
-    while ours.receive(&mut buffer).unwrap() != Some(0) {
+    while server_end.receive(&mut buffer).unwrap() != Some(0) {
         assert!(started.elapsed() < TEST_TIMEOUT, "no end came");
         server.step();
     }
-    assert!(ours.probe().is_ok(), "a probe after the end does nothing");
+    assert!(server_end.probe().is_ok(), "a probe after the end does nothing");
 }
 
 #[test]
 fn an_idle_channel_lets_its_thread_sleep() {
     let Some(mut server) = Server::new() else { return };
-    let (mut theirs, mut ours) = server.control();
+    let (mut client_end, mut server_end) = server.control();
     let mut buffer = [0; 64];
     for _ in 0..3 {
         // Consumes the events that connecting left.
-        assert_eq!(ours.receive(&mut buffer).unwrap(), None);
-        assert_eq!(theirs.receive(&mut buffer).unwrap(), None);
+        assert_eq!(server_end.receive(&mut buffer).unwrap(), None);
+        assert_eq!(client_end.receive(&mut buffer).unwrap(), None);
     }
-    assert!(!readable_within(&ours, Duration::from_millis(200)));
-    assert!(!readable_within(&theirs, Duration::from_millis(10)));
-    theirs.send(b"wake up").unwrap();
-    assert!(readable_within(&ours, TEST_TIMEOUT));
-    assert_eq!(ours.receive(&mut buffer).unwrap(), Some(7));
-    assert_eq!(ours.receive(&mut buffer).unwrap(), None);
-    assert!(!readable_within(&ours, Duration::from_millis(50)));
+    assert!(!readable_within(&server_end, Duration::from_millis(200)));
+    assert!(!readable_within(&client_end, Duration::from_millis(10)));
+    client_end.send(b"wake up").unwrap();
+    assert!(readable_within(&server_end, TEST_TIMEOUT));
+    assert_eq!(server_end.receive(&mut buffer).unwrap(), Some(7));
+    assert_eq!(server_end.receive(&mut buffer).unwrap(), None);
+    assert!(!readable_within(&server_end, Duration::from_millis(50)));
 }
 
 #[test]
@@ -168,8 +168,9 @@ fn the_last_messages_arrive_before_the_end() {
     let Some(mut server) = Server::new() else { return };
     let mut buffer = [0; 64];
     for client_ends in [true, false] {
-        let (theirs, ours) = server.control();
-        let (mut ends, mut stays) = if client_ends { (theirs, ours) } else { (ours, theirs) };
+        let (client_end, server_end) = server.control();
+        let (mut ends, mut stays) =
+            if client_ends { (client_end, server_end) } else { (server_end, client_end) };
         for message in [b"one", b"two"] {
             send(&mut ends, message);
         }

@@ -51,9 +51,9 @@ pub(crate) struct Server {
     pub(crate) connections: BTreeMap<ConnectionId, DataConnection>,
     pub(crate) channels: BTreeMap<ConnectionId, VerbsChannel>,
     /// The connections whose peers have disconnected.
-    pub(crate) gone: Vec<ConnectionId>,
+    pub(crate) disconnected: Vec<ConnectionId>,
     /// The private data of refused connection requests.
-    pub(crate) garbage: Vec<Vec<u8>>,
+    pub(crate) refused_requests: Vec<Vec<u8>>,
     _memory: RegionMemory,
 }
 
@@ -77,8 +77,8 @@ impl Server {
             region,
             connections: BTreeMap::new(),
             channels: BTreeMap::new(),
-            gone: Vec::new(),
-            garbage: Vec::new(),
+            disconnected: Vec::new(),
+            refused_requests: Vec::new(),
             _memory: memory,
         })
     }
@@ -92,7 +92,7 @@ impl Server {
         match self.listener.next_event().unwrap() {
             Some(Event::Request(incoming)) => self.answer(incoming),
             Some(Event::Established(_)) => {}
-            Some(Event::Disconnected(id)) => self.gone.push(id),
+            Some(Event::Disconnected(id)) => self.disconnected.push(id),
             None => return false,
         }
         true
@@ -111,7 +111,7 @@ impl Server {
                 return;
             }
             _ => {
-                self.garbage.push(private_data.to_vec());
+                self.refused_requests.push(private_data.to_vec());
                 return incoming.reject(REASON).unwrap();
             }
         };
@@ -138,9 +138,9 @@ impl Server {
     }
 
     /// Serves until the condition is true.
-    pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
+    pub(crate) fn until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         let started = Instant::now();
-        while !is_so(self) {
+        while !condition(self) {
             assert!(started.elapsed() < TEST_TIMEOUT, "the condition did not become true in time");
             if !self.step() {
                 std::thread::sleep(Duration::from_micros(200));
@@ -167,11 +167,11 @@ impl Server {
     /// Returns the client's and the server's end of a control channel.
     pub(crate) fn control(&mut self) -> (VerbsChannel, VerbsChannel) {
         let address = self.address();
-        let (of_client, reply) =
+        let (client_end, reply) =
             self.while_client(|| connect_control(address, CONTROL, &Options::default()).unwrap());
         assert!(reply.starts_with(b"hello\0"));
         self.until(|server| !server.channels.is_empty());
-        (of_client, self.channels.pop_first().unwrap().1)
+        (client_end, self.channels.pop_first().unwrap().1)
     }
 }
 

@@ -143,7 +143,7 @@ fn the_server_notices_a_disconnected_client_and_its_probe_fails() {
         assert_eq!(connection.probe_state().unwrap(), ProbeState::Alive);
     }
     drop(fabric);
-    server.until(|server| server.gone.contains(&id));
+    server.until(|server| server.disconnected.contains(&id));
     let started = Instant::now();
     // The probe may fail, because the queue pair can be in its error state already.
     let _ = connection.probe();
@@ -176,7 +176,7 @@ fn the_server_notices_a_killed_client() {
     std::thread::sleep(Duration::from_millis(100));
     child.kill().unwrap();
     let killed = Instant::now();
-    server.until(|server| !server.gone.is_empty());
+    server.until(|server| !server.disconnected.is_empty());
     println!("noticed after {:?}", killed.elapsed());
     child.wait().unwrap();
 }

@@ -113,6 +113,6 @@ fn a_region_that_is_lost_fails_its_own_chains_only() {
     }
     assert_eq!([first.region.load(64), second.region.load(64)], [Ok(20), Ok(1)]);
     // Another connection to the same server is another region.
-    let again = add(&mut second, &mut fabric);
-    assert_eq!(fabric.run(LANE, again, &swap(1), deadline), Ok(1));
+    let third = add(&mut second, &mut fabric);
+    assert_eq!(fabric.run(LANE, third, &swap(1), deadline), Ok(1));
 }

@@ -102,8 +102,8 @@ fn of_many_servers_that_start_at_once_one_gets_the_new_file() {
         let (got, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
         assert!(refused.into_iter().all(|it| matches!(it, Err(MemoryError::Locked { .. }))));
         assert_eq!(got.len(), 1, "round {round}");
-        let ours = got.into_iter().next().unwrap().unwrap();
-        assert_eq!(fs::metadata(path).unwrap().ino(), ours.file.metadata().unwrap().ino());
+        let winner = got.into_iter().next().unwrap().unwrap();
+        assert_eq!(fs::metadata(path).unwrap().ino(), winner.file.metadata().unwrap().ino());
     }
 }
 
