@@ -207,7 +207,7 @@ impl Index {
     }
 
     /// Clears a free place, and reports damage. A word there that leads to a block is damaged,
-    /// because a split leaves only words in its old place that are MOVED or ABORTED.
+    /// because a split leaves no LIVE, FROZEN or COPY word in its old place.
     ///
     /// Clearing such a word loses no key. The directory does not lead to the place, so a stored key
     /// is in the subtable to which it does lead. But if a row header says that the place is in

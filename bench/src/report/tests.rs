@@ -84,7 +84,7 @@ fn the_json_has_every_field() {
 }
 
 #[test]
-fn the_table_shows_what_matters() {
+fn the_table_shows_rates_costs_and_warnings() {
     let (report, measured) = sample();
     let table = report.table(&measured).unwrap();
     for text in [

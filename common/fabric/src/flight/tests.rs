@@ -1,8 +1,8 @@
 //! The budget on simulated links, in virtual time: deterministic, and without sleeps.
 //!
-//! Guards against two bugs. Bytes in flight had no bound, so on a slow link chains queued for
-//! seconds. READs came too late to be believed, and a change took effect after its bound. And each
-//! completion restarted the age of a change.
+//! Guards against two former bugs. Bytes in flight had no bound, so on a slow link chains queued
+//! for seconds. READs came too late to be believed, and a change took effect after its bound. And
+//! each completion restarted the age of a change.
 
 use std::collections::VecDeque;
 
@@ -12,12 +12,15 @@ const SECOND: Nanos = 1_000_000_000;
 const MS: Nanos = 1_000_000;
 /// 7/8 of the default GRACE.
 const PATIENCE: Nanos = 87_500_000;
+/// The rate of a slow link, in bytes a second.
 const SLOW: u64 = 25_000_000;
+/// The length of a large value, in bytes.
 const VALUE: u64 = 512 << 10;
 /// The time from the end of a chain's transfer to its completion.
 const ROUND_TRIP: Nanos = 100_000;
 
-/// A link that transfers one chain after another, and lanes that post the next one each time.
+/// A link that transfers one chain after another, and lanes that post a chain when one has
+/// completed.
 struct Link {
     flight: Flight,
     now: Nanos,
@@ -27,7 +30,7 @@ struct Link {
     carried: VecDeque<(LaneId, u64, Nanos, Nanos)>,
 }
 
-/// What the lanes observed.
+/// The observations of the lanes.
 #[derive(Debug, Default)]
 struct Seen {
     bytes: u64,
@@ -75,7 +78,7 @@ fn a_slow_link_is_busy_and_no_chain_queues_for_long() {
         let mut link = Link::new(SLOW);
         let begun = link.now;
         let first = link.run(depth, VALUE, begun + SECOND);
-        // Also the chains that leave before the link's rate is known.
+        // This includes the chains that leave before the link's rate is known.
         assert!(first.took_max < PATIENCE, "{depth} lanes at first: {first:?}");
         let (begun, seen) = (link.now, link.run(depth, VALUE, begun + 20 * SECOND));
         let capacity = SLOW * (link.now - begun) / SECOND;
@@ -83,8 +86,8 @@ fn a_slow_link_is_busy_and_no_chain_queues_for_long() {
         // The next value queues while one is transferred.
         assert!(depth == 1 || seen.chains_max == 2, "{depth} lanes: {seen:?}");
         // The bytes in flight when a chain leaves take no longer than a third of patience.
-        let alone = VALUE * SECOND / SLOW;
-        assert!(seen.took_max <= PATIENCE / 3 + 2 * alone, "{depth} lanes: {seen:?}");
+        let transfer = VALUE * SECOND / SLOW;
+        assert!(seen.took_max <= PATIENCE / 3 + 2 * transfer, "{depth} lanes: {seen:?}");
     }
 }
 
@@ -110,7 +113,7 @@ fn the_budget_follows_a_link_that_becomes_slow_and_fast_again() {
     let mut link = Link::new(12_500_000_000);
     link.run(256, VALUE, 2 * SECOND);
     link.bytes_per_s = SLOW;
-    // The chains that left before, and those until the budget has followed.
+    // Leaves out the chains that leave before the budget has followed the link's rate.
     link.run(256, VALUE, 5 * SECOND);
     let seen = link.run(256, VALUE, 10 * SECOND);
     assert!(seen.took_max < PATIENCE, "{seen:?}");

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_inserters_one_sees_the_other() {
+    fn one_of_two_inserters_sees_the_other() {
         loom::model(|| two_inserters(order_read_after_swap::<LoomWord>));
     }
 

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_data_is_bounded() {
+    fn private_data_that_is_too_long_is_refused() {
         assert!(check_bytes(&[0; REQUEST_BYTES_MAX], REQUEST_BYTES_MAX).is_ok());
         assert!(check_bytes(&[0; REQUEST_BYTES_MAX + 1], REQUEST_BYTES_MAX).is_err());
     }

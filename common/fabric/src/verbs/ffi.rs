@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn each_convention_becomes_a_result() {
+    fn each_return_convention_becomes_a_result() {
         assert!(ibv(0).is_ok());
         assert_eq!(ibv(12).unwrap_err().raw_os_error(), Some(12));
         assert_eq!(ibv(-12).unwrap_err().raw_os_error(), Some(12));

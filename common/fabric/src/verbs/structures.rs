@@ -94,7 +94,7 @@ fn claims() -> Claims {
 }
 
 #[test]
-fn the_bindings_are_the_headers_of_this_machine() {
+fn the_bindings_agree_with_the_headers_of_this_machine() {
     let claims = claims();
     let mut source = "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n\
                       #include <rdma/rdma_cma.h>\nint main(void) {\n"

@@ -54,7 +54,7 @@ fn messages_keep_their_boundaries_and_carry_descriptors() {
     assert_eq!(client.receive(&mut buffer).unwrap().0, 0);
 }
 
-/// As if the process may open no more descriptors. The system does not report how many came.
+/// Emulates a process that may open no more descriptors. The system does not report how many came.
 #[test]
 fn a_descriptor_that_could_not_be_received_is_an_error() {
     let (client, server) = pair();
@@ -80,7 +80,8 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
     (sender.into(), receiver)
 }
 
-/// On kernels that refuse descriptors, and by the means for older kernels, which do not.
+/// Tests both ways: sockets that refuse descriptors, and the way for older kernels, whose sockets
+/// accept them.
 #[test]
 fn descriptors_of_strangers_delay_no_close() {
     for takes_descriptors in [false, true] {
@@ -173,7 +174,7 @@ fn a_listener_removes_its_own_socket_only() {
 }
 
 #[test]
-fn of_many_listeners_that_start_at_once_one_binds() {
+fn one_of_many_listeners_that_start_together_binds() {
     let (_folder, path) = new_path();
     // A dead socket, which each of them tries to replace.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

@@ -82,7 +82,7 @@ fn a_file_is_new_once_and_locked_while_it_is_used() {
 
 /// Of servers that start together, one gets the new file, and the others neither use nor remove it.
 #[test]
-fn of_many_servers_that_start_at_once_one_gets_the_new_file() {
+fn one_of_many_servers_that_start_together_gets_the_new_file() {
     use std::os::unix::fs::MetadataExt;
     use std::sync::Barrier;
     const STARTING: usize = 4;

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_nonce_is_another() {
+    fn no_two_nonces_are_equal() {
         let nonces: Vec<_> = (0..3).map(|_| random_nonce().unwrap()).collect();
         assert!(nonces[0] != nonces[1] && nonces[1] != nonces[2] && nonces[2] != nonces[0]);
     }
