@@ -114,7 +114,7 @@ impl Drop for Daemon {
 
 /// Makes the system end the program when this thread ends. Without it the program would outlive
 /// this process if this process were killed.
-#[allow(unsafe_code, reason = "between fork and exec few calls are allowed")]
+#[allow(unsafe_code, reason = "only few calls are allowed between fork and exec")]
 fn end_with_this_thread(command: &mut Command) {
     let parent = getpid();
     let prepare = move || {

@@ -72,7 +72,7 @@ struct Scramble {
 
 impl Scramble {
     fn new(items: u64) -> Self {
-        // Multiples of the golden section modulo 1 are spread evenly, however many are taken.
+        // Multiples of the golden section modulo 1 are spread evenly, for any number of them.
         let mut factor = ((items as f64 * 0.618_033_988_749_894_9) as u64).max(1);
         while common_divisor(factor, items) != 1 {
             factor += 1;

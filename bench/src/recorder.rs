@@ -21,19 +21,19 @@ pub fn latency_histogram() -> Histogram<u64> {
 /// The record of all operations of one kind.
 #[derive(Clone)]
 pub struct KindRecord {
-    /// Their latencies, in nanoseconds, one for each operation.
+    /// The latencies of the operations, in nanoseconds.
     pub latencies: Histogram<u64>,
-    /// Their service times, in nanoseconds, which count from the start of an operation. Only for a
+    /// The service times, in nanoseconds, which count from the start of an operation. Only for a
     /// run with a schedule, whose latencies count from when an operation was due.
     pub service_times: Option<Histogram<u64>>,
-    /// The verbs, bytes and round trips that they took.
+    /// The verbs, bytes and round trips that the operations took.
     pub counters: Counters,
 }
 
 /// The record of all operations of one thread, or of several threads.
 #[derive(Clone)]
 pub struct Recorder {
-    /// By [`Kind::index`]; `None` for kinds that the workload does not have.
+    /// The records, by [`Kind::index`]; `None` for kinds that the workload does not have.
     kinds: [Option<KindRecord>; Kind::COUNT],
     /// Operations that succeeded but did not find what the workload had left: the key was absent,
     /// the value had another length, or an inserted key was already there.
@@ -84,7 +84,7 @@ impl Recorder {
         }
     }
 
-    /// Adds what operations of this kind took of the fabric.
+    /// Adds the fabric's counts of operations of this kind.
     #[inline]
     pub fn attribute(&mut self, kind: Kind, counters: &Counters) {
         if let Some(record) = &mut self.kinds[kind.index()] {
@@ -99,7 +99,7 @@ impl Recorder {
                 self.kinds[kind.index()] = Some(added.clone());
                 continue;
             };
-            // Cannot fail: the histograms have the same bounds.
+            // This cannot fail, because the histograms have the same bounds.
             let _ = own.latencies.add(&added.latencies);
             if let (Some(own), Some(added)) = (&mut own.service_times, &added.service_times) {
                 let _ = own.add(added);

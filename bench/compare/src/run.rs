@@ -52,8 +52,8 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     }
     let mut connection = RawConnection::connect(&server.config)?;
     let (limit, raw) = limit(args, &mut connection)?;
-    // Memory for inserts: no store does more operations than the fabric does verbs. Twice the
-    // highest rate, because other load on the machine may have slowed one of them.
+    // The memory for inserts follows from the rate of raw verbs, which no store exceeds. The
+    // estimate doubles the highest rate, because other load may have slowed a measurement.
     let fastest = raw.read.max(raw.write).max(raw.cas);
     let demand = demand(args, (2.0 * fastest).min(OPERATIONS_PER_S_MAX as f64));
     let count = stores.iter().map(|store| segments(*store, demand)).sum();
@@ -63,7 +63,8 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
         connection.borrow_mut().answer_all()?;
         interrupt.check()
     };
-    // A server that already ran may hold the keys; the other stores are new and empty.
+    // A server that was not started for this run may hold the keys. The other stores are new and
+    // empty.
     let load_kind = |store| match store {
         StoreName::Farside if !server.is_own() => Kind::Put,
         _ => Kind::Insert,
@@ -116,7 +117,7 @@ fn obstacle(args: &Compare, store: StoreName) -> Option<&'static str> {
     (!services::is_installed(program)).then_some("it is not installed")
 }
 
-/// Runs one workload: each store has one turn in each round. Returns what each store did.
+/// Runs one workload: each store has one turn in each round. Returns the result of each store.
 fn take_turns(
     args: &Compare,
     workload: Workload,
@@ -128,13 +129,13 @@ fn take_turns(
     for handle in handles {
         handle.run_turn(Order::WarmUp(workload), Some(warm_up), &between_polls)?;
     }
-    let mut all: Vec<_> = handles.iter().map(|_| TurnResult::nothing(workload.mix())).collect();
+    let mut results: Vec<_> = handles.iter().map(|_| TurnResult::nothing(workload.mix())).collect();
     for _ in 0..args.rounds {
-        for (handle, all) in handles.iter().zip(&mut all) {
-            all.add(&handle.run_turn(Order::Measure, Some(round), &between_polls)?);
+        for (handle, result) in handles.iter().zip(&mut results) {
+            result.add(&handle.run_turn(Order::Measure, Some(round), &between_polls)?);
         }
     }
-    Ok(all)
+    Ok(results)
 }
 
 /// The settings from which a store is made.

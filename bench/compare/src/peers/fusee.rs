@@ -109,8 +109,8 @@ impl<F: Fabric> Peer for Fusee<F> {
             self.table.free(new);
             return Ok(false);
         }
-        let now = self.commit(lane, &slot, new, new).await?;
-        if now == slot.word {
+        let found = self.commit(lane, &slot, new, new).await?;
+        if found == slot.word {
             self.table.free(slot.word);
             self.cache.insert(tag, new);
         } else {

@@ -55,7 +55,7 @@ pub struct PeerDemand {
     pub depth: u16,
 }
 
-/// How many pieces there are besides the records' own: operations use them, or they rest before
+/// The number of pieces that belong to no record: operations use them, or they rest before
 /// reuse.
 const SPARE_PIECES: u64 = 1 << 14;
 
@@ -68,7 +68,7 @@ impl PeerDemand {
 
 /// A published store, over any fabric.
 pub trait Peer {
-    /// The fabric it is on.
+    /// The fabric that executes the store's verbs.
     type Fabric: Fabric;
     /// How many lanes of the fabric an operation uses. The second lane of operation n is n + depth.
     const LANES: u16 = 1;
@@ -95,7 +95,7 @@ pub trait Peer {
     ) -> impl Future<Output = Result<bool>>;
 
     /// Performs one operation, on a lane of its own. Returns whether the key was as required. A GET
-    /// puts the value into the buffer; a change takes it from there.
+    /// puts the value into the buffer. A change takes the value from the buffer.
     fn perform(
         &self,
         lane: LaneId,

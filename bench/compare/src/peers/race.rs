@@ -35,7 +35,7 @@ pub struct Race<F> {
 }
 
 impl<F: Fabric> Race<F> {
-    /// An empty store. `is_speculative`: with the speculative lookup of SMART.
+    /// An empty store, with the speculative lookup of SMART if `is_speculative` is true.
     pub fn new(
         fabric: F,
         memory: &mut Segments,
@@ -67,7 +67,7 @@ impl<F: Fabric> Race<F> {
         new: Word,
     ) -> Result<bool> {
         self.table.endpoint.chain(lane, &slots.reads()).await?;
-        let Some(ours) = self.table.endpoint.find(lane, slots, 0, |word| word == new) else {
+        let Some(own) = self.table.endpoint.find(lane, slots, 0, |word| word == new) else {
             return Ok(true);
         };
         let others = |word: Word| word.fits(slots.fingerprint) && word != new;
@@ -78,8 +78,8 @@ impl<F: Fabric> Race<F> {
             if !self.table.copy_if_found(lane, key, None) {
                 continue;
             }
-            let is_first = ours.number < other.number;
-            let loser = if is_first { &other } else { &ours };
+            let is_first = own.number < other.number;
+            let loser = if is_first { &other } else { &own };
             if self.swap(lane, loser, Word::FREE).await? {
                 self.table.free(loser.word);
             }
@@ -110,7 +110,7 @@ impl<F: Fabric> Peer for Race<F> {
         }
         self.table.endpoint.chain(lane, &slots.reads()).await?;
         let slot = self.table.search(lane, &slots, key, None, Some(value)).await?;
-        // Unless a PUT has cached a newer word meanwhile.
+        // If a PUT has cached a newer word meanwhile, that word stays.
         if let Some(slot) = slot
             && self.cache.get(tag) == cached
         {
