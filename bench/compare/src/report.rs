@@ -176,7 +176,7 @@ impl WorkloadReport {
             let count = grouped(result.unexpected);
             writeln!(
                 out,
-                "WARNING: {count} operations of {} had an unexpected result: see docs/benchmarks.md",
+                "WARNING: {count} operations of {} had unexpected results: see docs/benchmarks.md",
                 result.store
             )?;
         }
