@@ -1,7 +1,8 @@
-//! Finds lost blocks while clients run: those that a dead client held, and those that its last
-//! operation was about to link or had unlinked.
+//! Finds lost blocks while clients run: the blocks that a dead client held, and the blocks that its
+//! last operation was about to link or had unlinked.
 //!
-//! `docs/protocol.md` ("Lost blocks") has the argument, step by step.
+//! `docs/protocol.md` ("Lost blocks") proves step by step that no block in use is taken for a lost
+//! one.
 
 use std::collections::BTreeSet;
 
@@ -15,17 +16,19 @@ use crate::walk::{Budget, Cursor};
 
 /// How many subtables a step reads, 2 MiB. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 256;
-/// How many block headers a step reads. The chunk in which it reaches this number is completed.
+/// How many block headers a step reads. The step completes the chunk in which it reaches this
+/// number.
 const HEADERS_PER_STEP: usize = 1 << 14;
 /// In how many chunks a step turns blocks into suspects, or clears all suspicions.
 const CHUNKS_PER_STEP: u32 = 2048;
 /// A chunk without suspects costs a step as much as this many headers.
 const HEADERS_PER_CHUNK: usize = 64;
-/// How many headers are noted at a time, 32 MiB. The chunk in which this number is reached is
-/// completed. If there are more suspects, the collection takes another pass for the later chunks.
+/// How many headers a pass notes, 32 MiB of them. The pass completes the chunk in which it reaches
+/// this number. If there are more suspects, the collection takes another pass for the later chunks.
 const NOTED_MAX: usize = 1 << 22;
-/// How long a client may take to report what it holds. Then it is fenced.
-pub(crate) const ANSWER_NS: Nanos = 5_000_000_000;
+/// How long a client may take to report the blocks that it holds. Then the server fences the
+/// client.
+pub(crate) const REPORT_NS_MAX: Nanos = 5_000_000_000;
 /// Pause between the loss of a client and a collection. Clients that are lost meanwhile share it.
 const DEBOUNCE_NS: Nanos = 100_000_000;
 /// How long a collection waits at most for the sweep of the slots of lost clients.
@@ -36,7 +39,7 @@ enum Stage {
     Idle,
     /// Turns the blocks that the depot does not have into suspects.
     Suspect,
-    /// Walks the index to reduce the number of suspects. The argument does not need this walk.
+    /// Walks the index to reduce the number of suspects. The proof does not need this walk.
     Filter,
     /// Notes the headers of the suspects.
     Note,
@@ -48,7 +51,7 @@ enum Stage {
     Walk,
     /// Waits for the second reports of clients.
     SecondReport,
-    /// Waits as `FenceDelay` does. Then gives the remaining suspects to the depot.
+    /// Waits again as in `FenceDelay`. Then gives the remaining suspects to the depot.
     Finish,
     /// Clears all suspicions in the chunks of this pass.
     ClearSuspicions,
@@ -76,7 +79,7 @@ pub(crate) struct Collector {
     pub(crate) finished: u64,
     /// The number of lost blocks that finished collections have found.
     pub(crate) recovered: u64,
-    /// The tokens of the connections whose reports are not complete.
+    /// The numbers of the connections whose reports are not complete.
     awaiting: BTreeSet<u64>,
     /// The wait for their reports.
     waiting: WaitTimer,
@@ -126,9 +129,10 @@ impl Collector {
         self.wanted = Some((now, since));
     }
 
-    /// Notes that a connection ended. `fenced` if its client was a writer that was just fenced.
-    pub(crate) fn lost(&mut self, token: u64, fenced: bool, now: Nanos) {
-        self.awaiting.remove(&token);
+    /// Notes that a connection ended. `fenced` is true if its client was a writer that was just
+    /// fenced.
+    pub(crate) fn lost(&mut self, connection_number: u64, fenced: bool, now: Nanos) {
+        self.awaiting.remove(&connection_number);
         if fenced {
             self.fence_holds_at = now.saturating_add(self.fence_delay_ns);
             let (_, since) = self.wanted.unwrap_or((now, now));
@@ -136,12 +140,13 @@ impl Collector {
         }
     }
 
-    /// The value of `finished` once a collection that begins after now has finished.
+    /// Returns the value that `finished` will have once a collection that begins after this call
+    /// has finished.
     pub(crate) fn next(&self) -> u64 {
         self.finished + if self.stage == Stage::Idle { 1 } else { 2 }
     }
 
-    /// What the current collection does, encoded as in `ServerStatistics`.
+    /// Returns the activity of the current collection, encoded as in `ServerStatistics`.
     pub(crate) fn activity(&self) -> u64 {
         match self.stage {
             Stage::Idle => 0,
@@ -154,8 +159,8 @@ impl Collector {
         }
     }
 
-    /// When to call [`Collector::step`]; `None` if no collection is wanted. `swept` if the slots of
-    /// all lost clients are cleared.
+    /// Returns when to call [`Collector::step`]; `None` if no collection is wanted. `swept` is true
+    /// if the slots of all lost clients are cleared.
     pub(crate) fn next_step_at(&self, swept: bool) -> Option<Nanos> {
         match self.stage {
             Stage::Idle => {
@@ -167,25 +172,27 @@ impl Collector {
                 Some(0)
             }
             Stage::FirstReport | Stage::SecondReport if self.awaiting.is_empty() => Some(0),
-            Stage::FirstReport | Stage::SecondReport => Some(self.waiting.next_look_at(ANSWER_NS)),
+            Stage::FirstReport | Stage::SecondReport => {
+                Some(self.waiting.next_look_at(REPORT_NS_MAX))
+            }
             Stage::FenceDelay | Stage::Finish => Some(self.fence_holds_at),
         }
     }
 
     /// Notes the connections that were asked for a report.
-    pub(crate) fn asked(&mut self, tokens: BTreeSet<u64>, now: Nanos) {
-        self.awaiting = tokens;
+    pub(crate) fn asked(&mut self, connection_numbers: BTreeSet<u64>, now: Nanos) {
+        self.awaiting = connection_numbers;
         self.waiting = WaitTimer::since(now);
     }
 
     /// Whether a report with this number is still awaited from this connection.
-    pub(crate) fn is_awaited(&self, token: u64, number: u32) -> bool {
-        self.number == number && self.awaiting.contains(&token)
+    pub(crate) fn is_awaited(&self, connection_number: u64, number: u32) -> bool {
+        self.number == number && self.awaiting.contains(&connection_number)
     }
 
     /// Notes that the report of a client is complete.
-    pub(crate) fn answered(&mut self, token: u64) {
-        self.awaiting.remove(&token);
+    pub(crate) fn answered(&mut self, connection_number: u64) {
+        self.awaiting.remove(&connection_number);
     }
 
     /// Does a step of the current stage, or begins a collection.
@@ -221,7 +228,7 @@ impl Collector {
             }
             Stage::FirstReport | Stage::SecondReport if !self.awaiting.is_empty() => {
                 self.waiting.advance(now);
-                if self.waiting.waited() >= ANSWER_NS {
+                if self.waiting.waited() >= REPORT_NS_MAX {
                     return Ok(CollectorRequest::Disconnect(
                         self.awaiting.iter().copied().collect(),
                     ));
@@ -329,8 +336,8 @@ impl Collector {
     }
 }
 
-/// Clears the suspicion on the block that a slot with this word has. Also to be called for the
-/// subtables that a split has just filled, because the walk may have passed them before.
+/// Clears the suspicion on the block that a slot with this word has. A split calls it for the
+/// subtables that it has just filled, because the walk may have passed them before.
 pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
     use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
     let block = match word.state() {

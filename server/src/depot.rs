@@ -21,13 +21,14 @@ use class_pool::{BlockSpan, ClassPool, RestingBatch, RestingBlocks};
 pub(crate) use lost::NotedSuspects;
 
 /// One request gets at most a quarter of the blocks that its class could still give, so that one
-/// client does not take the remaining memory from the others.
-const HOARD_SHARE: u64 = 4;
+/// client does not take all of the remaining memory.
+const REQUEST_SHARE_DIVISOR: u64 = 4;
 
-/// Limit on the rested blocks that one refresh makes available. Clients wait for it meanwhile. The
-/// last batch may exceed it.
+/// Limit on the rested blocks that one refresh makes available. Clients wait while a refresh runs.
+/// The last batch may exceed the limit.
 const BLOCKS_PER_REFRESH: usize = 1 << 16;
-/// Limit on the spans whose chunks one refresh frees. It reads every block header of each.
+/// Limit on the spans whose chunks one refresh frees. The refresh reads every block header of these
+/// spans.
 const SPANS_PER_REFRESH: usize = 8;
 
 /// The depot's access to the region.
@@ -114,17 +115,19 @@ pub struct Depot {
     free_chunks: BTreeSet<u32>,
     /// One pool for each size class.
     pools: Vec<ClassPool>,
-    /// The spans all of whose blocks are available: since when, and their first chunk.
+    /// The spans all of whose blocks are available: the time since when, and their first chunk.
     whole_spans: BTreeSet<(Nanos, u32)>,
     /// How many chunks have lost their class since the server started.
     pub(crate) chunks_emptied: u64,
-    /// Whether blocks leave enough chunks for an index with a key for each of them.
-    is_cache: bool,
+    /// Whether classes leave enough chunks for an index that has a key for each block, as in a
+    /// cache.
+    reserves_for_index: bool,
 }
 
 impl Depot {
-    /// Creates a depot that holds every block of the chunks in use. [`Depot::link`] then removes
-    /// the linked ones. `uses` is the chunk table, in which a span of two chunks is complete.
+    /// Creates a depot that has every block of the chunks in use. [`Depot::note_linked`] then
+    /// removes the linked blocks. `uses` is the chunk table, in which every span of two chunks is
+    /// complete.
     pub fn new(geometry: Geometry, uses: &[ChunkUse], options: DepotOptions, now: Nanos) -> Self {
         let mut depot = Self {
             geometry,
@@ -134,7 +137,7 @@ impl Depot {
             pools: (0..SizeClass::COUNT).map(|_| ClassPool::default()).collect(),
             whole_spans: BTreeSet::new(),
             chunks_emptied: 0,
-            is_cache: false,
+            reserves_for_index: false,
         };
         for (chunk, chunk_use) in (0..).zip(uses) {
             match chunk_use {
@@ -150,10 +153,10 @@ impl Depot {
         depot
     }
 
-    /// Limits blocks to what leaves the index room to grow. A cache uses all of its blocks, so
-    /// without this limit none of its chunks would be left for subtables.
+    /// Limits the chunks with blocks, so that the index has room to grow. A cache uses all of its
+    /// blocks, so without this limit it would leave no chunk for subtables.
     pub(crate) fn reserve_for_index(&mut self) {
-        self.is_cache = true;
+        self.reserves_for_index = true;
     }
 
     fn pool(&mut self, class: SizeClass) -> &mut ClassPool {
@@ -201,8 +204,9 @@ impl Depot {
         Some(output)
     }
 
-    /// Removes a block that a slot links. Only before the first [`Depot::take`].
-    pub fn link(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
+    /// Notes that a slot links this block, so that the depot does not have it. To be called only
+    /// before the first [`Depot::take`].
+    pub fn note_linked(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, block.class)?;
         let linked = self.change_span(chunk, now, |span, pool| {
             if !span.in_depot.has(index) {
@@ -244,8 +248,9 @@ impl Depot {
         BlockAddress::from_offset(start + index * class.block_bytes())
     }
 
-    /// Takes up to `count` blocks of a class from the depot. A message and `HOARD_SHARE` limit how
-    /// many. At least one is returned if any is available.
+    /// Takes up to `count` blocks of a class from the depot: at most those of one message, and at
+    /// most a quarter of the available ones (`REQUEST_SHARE_DIVISOR`). Returns at least one block
+    /// if any is available.
     pub fn take(
         &mut self,
         class: SizeClass,
@@ -254,7 +259,7 @@ impl Depot {
         memory: &impl RegionAccess,
     ) -> Result<Vec<FreeBlock>, ChainError> {
         self.refresh(now, memory)?;
-        let share = (self.available(class) / HOARD_SHARE).max(1);
+        let share = (self.available(class) / REQUEST_SHARE_DIVISOR).max(1);
         let grant = u64::from(count).min(BLOCKS_PER_MESSAGE_MAX as u64).min(share) as usize;
         let mut blocks = Vec::with_capacity(grant);
         while blocks.len() < grant {
@@ -267,8 +272,8 @@ impl Depot {
         Ok(blocks)
     }
 
-    /// Makes rested blocks available, and frees the chunks that have rested. Does a bounded part of
-    /// this work, because all clients wait meanwhile.
+    /// Makes rested blocks available, and frees the chunks that have rested. One call does a
+    /// bounded part of this work, because all clients wait while it runs.
     pub(crate) fn refresh(
         &mut self,
         now: Nanos,
@@ -300,7 +305,7 @@ impl Depot {
 
     fn make_ready(&mut self, class: SizeClass, blocks: Vec<FreeBlock>, now: Nanos) {
         for block in blocks {
-            // Never an error: `accept` has located every one of these blocks.
+            // This is never an error, because `accept` has located every one of these blocks.
             if let Ok((chunk, _)) = self.locate(block.address, class) {
                 self.change_span(chunk, now, |span, _| span.ready.push(block));
             }
@@ -338,10 +343,11 @@ impl Depot {
         taken.unwrap_or(Ok(()))
     }
 
-    /// Takes blocks back. They are available at once if they are `rested`, otherwise after GRACE.
+    /// Puts blocks back into the depot. They are available at once if they have `rested`, otherwise
+    /// after GRACE.
     ///
-    /// Stops at the first block that is wrong. The blocks before it are taken; those after it are
-    /// not, because a client that gives a wrong block cannot be trusted.
+    /// Stops at the first wrong block. The depot accepts the blocks before it and no block after
+    /// it, because a client that gives a wrong block cannot be trusted.
     pub fn give(
         &mut self,
         class: SizeClass,
@@ -368,7 +374,7 @@ impl Depot {
         result
     }
 
-    /// Notes that the depot has this block, if its client could have had it.
+    /// Notes that the depot has this block again. An error if no client can have had the block.
     fn accept(&mut self, block: FreeBlock, class: SizeClass) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, class)?;
         let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(()) };
@@ -397,8 +403,8 @@ impl Depot {
         ReturnCounts { blocks: blocks.unwrap_or_default(), chunks: self.chunks_emptied }
     }
 
-    /// Whether a class without available blocks may have one at the time `then`. If `class` is
-    /// `None`: whether a chunk may be free then.
+    /// Whether a class without available blocks may have a block at the time `then`. If `class` is
+    /// `None`: whether a chunk may be free at that time.
     pub(crate) fn may_have_free_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
         let resting = class.map(|class| self.pools[usize::from(class.index())].resting_count);
         let first_whole = self.whole_spans.first();
@@ -407,12 +413,13 @@ impl Depot {
         resting.is_some_and(|count| count > 0) || emptied_at.is_some_and(|at| at <= then)
     }
 
-    /// The number of chunks without a use.
+    /// Returns the number of chunks without a use.
     pub(crate) fn chunks_free(&self) -> u64 {
         self.free_chunks.len() as u64
     }
 
-    /// The number of chunks that still have a class although all of their blocks are available.
+    /// Returns the number of chunks that still have a class although all of their blocks are
+    /// available.
     pub(crate) fn chunks_emptying(&self) -> u64 {
         let chunks = |chunk: u32| match self.chunks.get(chunk as usize) {
             Some(Chunk::Span(span)) => span.class.chunks_per_span(),
@@ -421,12 +428,12 @@ impl Depot {
         self.whole_spans.iter().map(|(_, chunk)| chunks(*chunk)).sum()
     }
 
-    /// The number of chunks with subtables.
+    /// Returns the number of chunks with subtables.
     pub(crate) fn chunks_index(&self) -> u64 {
         self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
     }
 
-    /// The block counts of each class that has chunks.
+    /// Returns the block counts of each class that has chunks.
     pub(crate) fn classes(&self) -> Vec<ClassStatistics> {
         let pools = SizeClass::all().zip(&self.pools).filter(|(_, pool)| pool.blocks > 0);
         pools

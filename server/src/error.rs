@@ -56,6 +56,8 @@ pub enum ServerError {
          its content is not needed", .path.display()
     )]
     NotARegion { path: PathBuf, source: LayoutError },
+    #[error("cannot make a region with these settings: {0}; correct them in the config file")]
+    Format(LayoutError),
     #[error(
         "the region in {} has format version {found}, and this server knows {known}: serve it with \
          the kv-server that made it, take a snapshot (`kv-cli snapshot FILE`), and start this \

@@ -70,7 +70,8 @@ impl Evictor {
             }
             // A value that was replaced meanwhile is not old any more.
             if own.unlink_to_tombstone(slot, word, block, deadline)? {
-                let removed = reaper.schedule_removal(slot, word, block, generation, own.now());
+                let removed =
+                    reaper.schedule_tomb_clearing(slot, word, block, generation, own.now());
                 blocks.push(removed.block);
             }
         }

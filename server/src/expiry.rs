@@ -1,7 +1,7 @@
 //! Expiry: removes expired values, so that their memory can be used again. To readers an expired
 //! value is absent anyway.
 //!
-//! While no value has a time to live there is nothing to do, and the server sleeps.
+//! While no value has a time to live, the server sleeps.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,16 +18,17 @@ use crate::walk::{Budget, Cursor};
 
 /// How many subtables a step reads. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 64;
-/// After how many removals a step ends: over RDMA each takes a round trip.
+/// Limit on the removals of a step, because over RDMA each removal takes a round trip. The step
+/// completes the subtable in which it reaches this number.
 const REMOVALS_PER_STEP: usize = 256;
 /// After a walk the next one waits this many times as long as the walk worked, and at least
 /// [`REST_NS_MIN`]. So expiry takes at most a twentieth of a processor.
 const REST_FACTOR: u64 = 19;
 const REST_NS_MIN: Nanos = 1_000_000_000;
-/// The longest wait for a value to expire. Bounds the delay if the clock is set meanwhile.
+/// The longest wait for a value to expire. It bounds the delay if the clock is set meanwhile.
 const PAUSE_NS_MAX: Nanos = 60_000_000_000;
-/// How long an expired value stays. So a server whose clock is ahead of a client's by less than
-/// this removes no value early.
+/// How long an expired value stays. So a server removes no value early if its clock is ahead of a
+/// client's clock by less than this time.
 const MARGIN_MS: u64 = 2000;
 
 /// A slot whose key was removed: a tombstone, until `ready_at`.
@@ -45,7 +46,7 @@ pub(crate) struct RemovedBlock {
 
 /// One walk through the index.
 #[derive(Default)]
-struct Pass {
+struct ExpiryWalk {
     cursor: Cursor,
     worked_ns: Nanos,
     /// When the first of the remaining values expires, in milliseconds since 1970.
@@ -65,9 +66,9 @@ pub(crate) struct Reaper {
     proof_age_max_ns: Nanos,
     /// Connected clients that store values with a time to live.
     clients: BTreeSet<u16>,
-    pass: Option<Pass>,
+    walk: Option<ExpiryWalk>,
     /// When the next walk begins; `None` while no value can expire.
-    next_pass_at: Option<Nanos>,
+    next_walk_at: Option<Nanos>,
     tombs: VecDeque<Tomb>,
     /// The number of expired values that were removed.
     pub(crate) expired: u64,
@@ -85,8 +86,8 @@ impl Reaper {
             grace,
             proof_age_max_ns,
             clients: BTreeSet::new(),
-            pass: None,
-            next_pass_at: (!is_new).then_some(0),
+            walk: None,
+            next_walk_at: (!is_new).then_some(0),
             tombs: VecDeque::new(),
             expired: 0,
         }
@@ -100,30 +101,30 @@ impl Reaper {
 
     fn walk_soon(&mut self, now: Nanos) {
         let at = now.saturating_add(REST_NS_MIN);
-        self.next_pass_at = Some(self.next_pass_at.map_or(at, |next| next.min(at)));
+        self.next_walk_at = Some(self.next_walk_at.map_or(at, |next| next.min(at)));
     }
 
     /// Notes that this client has disconnected. The values that it stored remain.
     pub(crate) fn forget(&mut self, client: u16) {
         let stored = self.clients.remove(&client);
-        if let Some(pass) = &mut self.pass {
-            pass.may_have_missed |= stored;
+        if let Some(walk) = &mut self.walk {
+            walk.may_have_missed |= stored;
         }
     }
 
-    /// Notes that this client was fenced. It may have stored a value with a time to live before it
-    /// announced that, so a walk is planned.
+    /// Notes that this client was fenced, and plans a walk. The client may have stored a value with
+    /// a time to live before the server read its announcement.
     pub(crate) fn note_fenced(&mut self, client: u16, now: Nanos) {
         self.forget(client);
         self.walk_soon(now);
-        self.pass.iter_mut().for_each(|pass| pass.may_have_missed = true);
+        self.walk.iter_mut().for_each(|walk| walk.may_have_missed = true);
     }
 
-    /// When to call [`Reaper::step`]; `None` if nothing is planned.
+    /// Returns when to call [`Reaper::step`]; `None` if no walk and no clearing is planned.
     pub(crate) fn next_step_at(&self) -> Option<Nanos> {
-        let pass = if self.pass.is_some() { Some(0) } else { self.next_pass_at };
+        let walk = if self.walk.is_some() { Some(0) } else { self.next_walk_at };
         let tomb = self.tombs.front().map(|tomb| tomb.ready_at);
-        [pass, tomb].into_iter().flatten().min()
+        [walk, tomb].into_iter().flatten().min()
     }
 
     /// Does one step. Returns the blocks that it unlinked.
@@ -133,57 +134,58 @@ impl Reaper {
         own: &OwnEndpoint,
     ) -> Result<Vec<RemovedBlock>, ChainError> {
         let now = own.now();
-        // These tombstones are older than every operation under way.
+        // These tombstones have rested for GRACE, so no operation under way still uses them.
         while let Some(tomb) = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now) {
             // If a split has moved the slot meanwhile, nothing is left to do.
             own.clear_tomb(tomb.slot, tomb.word)?;
         }
         let mut removed = Vec::new();
-        let due = self.next_pass_at.is_some_and(|at| at <= now);
-        let new_pass = || due.then(|| Pass { moves: index.moves, ..Default::default() });
-        let Some(mut pass) = self.pass.take().or_else(new_pass) else { return Ok(removed) };
-        self.next_pass_at = None;
+        let due = self.next_walk_at.is_some_and(|at| at <= now);
+        let new_walk = || due.then(|| ExpiryWalk { moves: index.moves, ..Default::default() });
+        let Some(mut walk) = self.walk.take().or_else(new_walk) else { return Ok(removed) };
+        self.next_walk_at = None;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ms = wall.as_millis() as u64;
-        let mut walk = pass.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
+        let mut step = walk.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
         let mut deadline = 0;
         loop {
-            if walk.is_between_subtables() {
+            if step.is_between_subtables() {
                 if removed.len() >= REMOVALS_PER_STEP {
                     break;
                 }
                 deadline = own.now().saturating_add(self.proof_age_max_ns);
             }
-            let Some((slot, content)) = walk.next()? else { break };
+            let Some((slot, content)) = step.next()? else { break };
             let word = content.word();
-            pass.may_have_missed |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
+            walk.may_have_missed |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
             let Some((block, expires_at_ms)) = self.expiring_block(word)? else { continue };
             if expires_at_ms + MARGIN_MS > wall_ms {
-                let first = pass.first_expires_at_ms.get_or_insert(expires_at_ms);
+                let first = walk.first_expires_at_ms.get_or_insert(expires_at_ms);
                 *first = expires_at_ms.min(*first);
-            } else if let Some(found) = self.reader.read(&content, block, &mut walk.budget)?
+            } else if let Some(found) = self.reader.read(&content, block, &mut step.budget)?
                 && found.expires_at_ms == expires_at_ms
                 && own.unlink_to_tombstone(slot, word, block, deadline)?
             {
                 self.expired += 1;
                 let generation = found.generation;
-                removed.push(self.schedule_removal(slot, word, block, generation, own.now()));
+                removed.push(self.schedule_tomb_clearing(slot, word, block, generation, own.now()));
             }
         }
-        let is_over = walk.is_over();
-        pass.worked_ns += own.now().saturating_sub(now);
+        let is_over = step.is_over();
+        walk.worked_ns += own.now().saturating_sub(now);
         if is_over {
             // A split may have moved entries to places that the walk had passed.
-            pass.may_have_missed |= index.moves != pass.moves;
-            self.plan_next_walk(&pass, wall_ms, own.now());
+            walk.may_have_missed |= index.moves != walk.moves;
+            self.plan_next_walk(&walk, wall_ms, own.now());
         } else {
-            self.pass = Some(pass);
+            self.walk = Some(walk);
         }
         Ok(removed)
     }
 
-    /// Schedules the removal of a tombstone that was just made. Returns its block for the depot.
-    pub(crate) fn schedule_removal(
+    /// Schedules the clearing of a tombstone that was just made, GRACE later. Returns its block for
+    /// the depot.
+    pub(crate) fn schedule_tomb_clearing(
         &mut self,
         slot: u64,
         word: SlotWord,
@@ -200,22 +202,22 @@ impl Reaper {
 
     /// Plans the next walk: after a rest if clients store values with a time to live, or if the
     /// walk may have missed one. Else when the first value expires, but in a minute at the latest.
-    fn plan_next_walk(&mut self, pass: &Pass, wall_ms: u64, now: Nanos) {
-        let rest = REST_NS_MIN.max(pass.worked_ns.saturating_mul(REST_FACTOR));
-        let until_first = pass.first_expires_at_ms.map(|first| {
+    fn plan_next_walk(&mut self, walk: &ExpiryWalk, wall_ms: u64, now: Nanos) {
+        let rest = REST_NS_MIN.max(walk.worked_ns.saturating_mul(REST_FACTOR));
+        let until_first = walk.first_expires_at_ms.map(|first| {
             let left_ms = (first + MARGIN_MS).saturating_sub(wall_ms);
             left_ms.saturating_mul(1_000_000)
         });
         let pause = match until_first {
-            _ if pass.may_have_missed || !self.clients.is_empty() => Some(rest),
+            _ if walk.may_have_missed || !self.clients.is_empty() => Some(rest),
             Some(left) => Some(left.min(PAUSE_NS_MAX).max(rest)),
             None => None,
         };
-        self.next_pass_at = pause.map(|pause| now.saturating_add(pause));
+        self.next_walk_at = pause.map(|pause| now.saturating_add(pause));
     }
 
-    /// Returns the block of a word and when its value expires; `None` if it never does. Only a
-    /// conditional word can lead to a value with a time to live (invariant I19).
+    /// Returns the block of a word, and when its value expires; `None` if the value never expires.
+    /// Only a conditional word can lead to a value with a time to live (invariant I19).
     fn expiring_block(&self, word: SlotWord) -> Result<Option<(BlockRef, u64)>, ChainError> {
         if word.state() != SlotState::Live || !word.is_conditional() {
             return Ok(None);
@@ -257,19 +259,19 @@ mod tests {
         assert!(reaper.clients.is_empty());
     }
 
-    /// The clock may be years ahead, and then be set right.
+    /// The clock may have been years ahead, and may be corrected during the wait.
     #[test]
     fn the_next_walk_begins_in_a_minute_if_the_first_value_expires_later() {
         let mut reaper = reaper();
         const END_MS: u64 = 2_000_000_000_500;
-        let mut pass =
-            Pass { worked_ns: 1, first_expires_at_ms: Some(END_MS), ..Default::default() };
-        reaper.plan_next_walk(&pass, END_MS / 2, 5);
+        let mut walk =
+            ExpiryWalk { worked_ns: 1, first_expires_at_ms: Some(END_MS), ..Default::default() };
+        reaper.plan_next_walk(&walk, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + PAUSE_NS_MAX));
-        reaper.plan_next_walk(&pass, END_MS - 3001, 5);
+        reaper.plan_next_walk(&walk, END_MS - 3001, 5);
         assert_eq!(reaper.next_step_at(), Some(5 + (3001 + MARGIN_MS) * 1_000_000));
-        pass.first_expires_at_ms = None;
-        reaper.plan_next_walk(&pass, END_MS / 2, 5);
+        walk.first_expires_at_ms = None;
+        reaper.plan_next_walk(&walk, END_MS / 2, 5);
         assert_eq!(reaper.next_step_at(), None);
     }
 }

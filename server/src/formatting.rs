@@ -16,11 +16,11 @@ use zerocopy::IntoBytes;
 use crate::error::{ServerError, system};
 
 /// The index of a new region gets at most half of the heap, so that blocks have room.
-const INDEX_SHARE_MAX: u64 = 2;
+const INDEX_SHARE_DIVISOR: u64 = 2;
 const SUBTABLES_PER_CHUNK: u64 = CHUNK_BYTES / SUBTABLE_BYTES;
 
 /// Formats a region whose memory is all zeros. The superblock is written last, and its magic after
-/// all else, so that an unfinished region is not mistaken for a complete one.
+/// all else, so that no server takes an unfinished region for a complete one.
 pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<(), ServerError> {
     let (mut region_id, mut hash_key) = ([0; 16], [0; 16]);
     for random in [&mut region_id, &mut hash_key] {
@@ -30,10 +30,7 @@ pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<()
     let format = config.format(region.bytes(), region_id, hash_key);
     let geometry = format.geometry();
     let depth = index_depth(&geometry, config.index)?;
-    let superblock = Superblock::new(&format, depth).map_err(|source| {
-        let path = config.region_file.clone().unwrap_or_default();
-        ServerError::NotARegion { path, source }
-    })?;
+    let superblock = Superblock::new(&format, depth).map_err(ServerError::Format)?;
     write_index(region, &geometry, depth)?;
     let mut words = [0; size_of::<Superblock>() / 8];
     words.as_mut_bytes().copy_from_slice(superblock.as_bytes());
@@ -49,7 +46,7 @@ fn index_depth(geometry: &Geometry, asked: Option<ByteSize>) -> Result<u8, Serve
         // One subtable: the index grows later.
         None => 0,
         Some(asked) => {
-            let subtables_max = heap_bytes / INDEX_SHARE_MAX / SUBTABLE_BYTES;
+            let subtables_max = heap_bytes / INDEX_SHARE_DIVISOR / SUBTABLE_BYTES;
             let subtables = asked.0.div_ceil(SUBTABLE_BYTES).max(1).checked_next_power_of_two();
             match subtables {
                 Some(subtables) if subtables <= subtables_max => subtables.ilog2(),

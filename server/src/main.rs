@@ -102,7 +102,7 @@ fn run(flags: Flags) -> Result<()> {
         }
         tracing::warn!("{exposed}");
     }
-    // Before the start, which may take minutes: a signal during the start stops it in order, too.
+    // Before the start, which may take minutes: a signal during a restore ends it cleanly.
     let (stop, mut signals) = register_signals().context("cannot wait for signals")?;
     let server = Server::start_unless(&config, &stop)?;
     let stopper = server.stopper();

@@ -177,8 +177,8 @@ pub(crate) fn open(
         // A region that was just restored has no former server, and fits the configuration.
         if config.restore.is_none() {
             let stop = match state {
-                RegionState::Clean => "stopped in order",
-                RegionState::InUse => "did not stop in order",
+                RegionState::Clean => "shut down cleanly",
+                RegionState::InUse => "did not shut down cleanly",
             };
             let region = path.display();
             tracing::info!(
@@ -317,7 +317,9 @@ impl Recovery<'_> {
                     let damaged = |source| Damage::Slot { slot, source };
                     let block = word.block().map_err(damaged)?;
                     self.geometry.check_block(block).map_err(damaged)?;
-                    depot.link(block, boot_time_ns()).map_err(|why| Damage::link(slot, why))?;
+                    depot
+                        .note_linked(block, boot_time_ns())
+                        .map_err(|why| Damage::link(slot, why))?;
                     linked += 1;
                 }
                 SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {

@@ -29,8 +29,8 @@ use crate::recovery::{self, ServedRegion, region_memory};
 /// The client id in the restored blocks. No client has it yet.
 const WRITER_ID: u16 = 1;
 
-/// Returns a new region with the snapshot's content. On failure, also when `stop` becomes true,
-/// nothing is left, and an existing region file is unchanged.
+/// Returns a new region with the snapshot's content. If the restore fails, or `stop` becomes true,
+/// it leaves no file, and an existing region file is unchanged.
 pub(crate) fn restored_memory(
     snapshot: &Path,
     config: &ServerConfig,
@@ -54,7 +54,7 @@ fn restore(
     config: &ServerConfig,
     stop: &AtomicBool,
 ) -> Result<RegionMemory, RestoreError> {
-    // Reads all of the file before there is a region, so that a damaged one is refused early.
+    // Reads the whole file before it makes a region, so that a damaged file is refused early.
     let mut reader = open(snapshot)?;
     while next_record(&mut reader, stop)?.is_some() {}
     let (total, limits) = (reader.records(), reader.limits());
@@ -72,6 +72,7 @@ fn restore(
     let opened = Arc::new(Mutex::new(recovery::open(&memory, &config).map_err(region_error)?));
     store_all(snapshot, &opened, (total, stop))?;
     lock(&opened).close().map_err(|error| region_error(error.into()))?;
+    // The region has content now: `recovery::open` must not format it again.
     memory.is_new = false;
     tracing::info!(keys = total, "restored the snapshot");
     Ok(memory)
@@ -129,7 +130,7 @@ impl BlockSource for DepotBlockSource {
 }
 
 fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
-    // Opening a pipe could wait for ever, and the snapshot is read twice.
+    // A pipe is refused: opening it could block without end, and the snapshot is read twice.
     if !fs::metadata(snapshot).map_err(RestoreError::Open)?.is_file() {
         return Err(RestoreError::NotAFile);
     }
@@ -148,8 +149,8 @@ fn next_record<'r>(
     Ok(reader.next_record()?)
 }
 
-/// Stores every record that has not expired. One after another, because a key may occur twice and
-/// its last record counts.
+/// Stores every record that has not expired, one after another: a key may occur twice, and then its
+/// last record counts.
 fn store_all(
     snapshot: &Path,
     opened: &Arc<Mutex<ServedRegion>>,
@@ -210,7 +211,7 @@ fn restore_error(failure: Failure, record: u64, total: u64) -> RestoreError {
 #[cfg(test)]
 mod tests {
     //! Checks that a restore neither removes nor replaces files of another server, and that a
-    //! failed or stopped one leaves nothing.
+    //! restore that fails or is stopped leaves no file.
 
     use std::os::unix::fs::MetadataExt;
 
@@ -284,7 +285,7 @@ mod tests {
         assert!(again.err().unwrap().to_string().contains("is there already"));
     }
 
-    /// It is stopped while it checks the file, and while it stores records.
+    /// The restore is stopped while it checks the file, and while it stores records.
     #[test]
     fn a_stopped_restore_says_so_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();

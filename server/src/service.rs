@@ -1,5 +1,5 @@
-//! The control service: one thread that sleeps until a client connects, sends a request or
-//! disconnects.
+//! The control service: the server's one serving thread, which sleeps until a client connects,
+//! sends a request or disconnects, or until a chore is due.
 //!
 //! The thread answers messages in turns of [`TURN_NS`]. Between two turns it checks whether it must
 //! stop, accepts connections, and does its chores.
@@ -41,9 +41,9 @@ use probing::Probing;
 use region_keeper::RegionKeeper;
 use roll_call::{DueClients, RollCall};
 
-/// How long messages are answered before the thread checks for everything else.
+/// How long the thread answers messages before it accepts connections and does chores.
 const TURN_NS: Nanos = 2_000_000;
-/// How many messages of one connection are answered before the next connection has its turn.
+/// Limit on the messages of one connection that are answered before the next connection's turn.
 const MESSAGES_MAX: usize = 16;
 
 /// Binds a listener to an address.
@@ -64,7 +64,7 @@ pub(crate) fn listen(
     }
 }
 
-/// The state of the control thread.
+/// The serving thread: its connections, and the region that it serves.
 pub(crate) struct ControlService {
     connections: Connections,
     admission: Admission,
@@ -103,7 +103,8 @@ impl ControlService {
         })
     }
 
-    /// Serves until the stop descriptor is readable or serving fails. Then shuts down in order.
+    /// Serves until the stop descriptor is readable or serving fails. Then fences all clients and
+    /// closes the region.
     pub(crate) fn run(mut self) -> Result<(), ServerError> {
         let served = self.serve();
         let shut_down = self.shut_down();
@@ -115,26 +116,27 @@ impl ControlService {
         loop {
             match self.connections.wait(&mut events, self.timeout().as_ref()) {
                 Ok(()) => {}
-                // The process may have been stopped for long. Messages are read before any chore.
+                // The process may have been stopped for long. It then reads the messages before it
+                // does any chore, because a chore may take an unread answer for silence.
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(system("wait for clients")(error)),
             }
-            let tokens = || events.iter().map(|event| event.data.u64());
-            if tokens().any(|token| token == STOP) {
+            let numbers = || events.iter().map(|event| event.data.u64());
+            if numbers().any(|number| number == STOP) {
                 return Ok(());
             }
-            if tokens().any(|token| token == LISTENER) {
+            if numbers().any(|number| number == LISTENER) {
                 self.accept()?;
             }
-            for token in tokens().filter(|token| *token >= FIRST_CONNECTION) {
-                self.connections.enqueue(token);
+            for connection_number in numbers().filter(|number| *number >= FIRST_CONNECTION) {
+                self.connections.enqueue(connection_number);
             }
             self.take_turn()?;
             self.do_chores()?;
         }
     }
 
-    /// How long the thread may sleep until a chore is due. `None` if no chore is planned.
+    /// Returns how long the thread may sleep until a chore is due; `None` if no chore is planned.
     fn timeout(&self) -> Option<Timespec> {
         if !self.connections.queue.is_empty() {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
@@ -156,25 +158,26 @@ impl ControlService {
         for _ in 0..self.admission.acceptor.arrivals_max() {
             match self.admission.next_arrival(&self.connections) {
                 None => break,
-                Some(Arrival::Stranger(stranger)) => {
-                    let surplus = self.admission.add_stranger(stranger, &mut self.connections);
-                    if let Some(token) = surplus {
-                        self.disconnect(token, &DisconnectReason::Crowded);
+                Some(Arrival::Unidentified(connection)) => {
+                    let surplus =
+                        self.admission.add_unidentified(connection, &mut self.connections);
+                    if let Some(connection_number) = surplus {
+                        self.disconnect(connection_number, &DisconnectReason::Crowded);
                     }
                 }
                 Some(Arrival::Request(request)) => {
-                    let is_first = self.connections.by_token.is_empty();
-                    let client = self.admission.decide(request, &mut self.connections);
-                    if let Some((token, role)) = client {
-                        self.note_connected(token, role, is_first);
+                    let is_first = self.connections.by_number.is_empty();
+                    let client = self.admission.admit_request(request, &mut self.connections);
+                    if let Some((connection_number, role)) = client {
+                        self.note_connected(connection_number, role, is_first);
                     }
                 }
                 Some(Arrival::Established) => {}
                 Some(Arrival::Ended(id)) => {
-                    if let Some(token) = self.connections.end_connection(id) {
+                    if let Some(connection_number) = self.connections.end_connection(id) {
                         // The messages that the client sent before are answered first.
-                        self.serve_connection(token)?;
-                        self.disconnect(token, &DisconnectReason::Gone);
+                        self.serve_connection(connection_number)?;
+                        self.disconnect(connection_number, &DisconnectReason::Gone);
                     }
                 }
             }
@@ -183,20 +186,20 @@ impl ControlService {
     }
 
     /// Begins to probe the host of this client, and to check the clock of its process.
-    fn note_connected(&mut self, token: u64, role: Role, is_first: bool) {
+    fn note_connected(&mut self, connection_number: u64, role: Role, is_first: bool) {
         let now = boot_time_ns();
         self.probing.note_connected(is_first, now);
         // A reader relies on no proof of a word, so its clock does not matter.
         if role == Role::Writer {
-            self.roll_call.add(token, now);
+            self.roll_call.add(connection_number, now);
         }
     }
 
     /// Serves the queued connections until none is left or the turn is over.
     fn take_turn(&mut self) -> Result<(), ChainError> {
         let ends_at = boot_time_ns().saturating_add(TURN_NS);
-        while let Some(token) = self.connections.dequeue() {
-            self.serve_connection(token)?;
+        while let Some(connection_number) = self.connections.dequeue() {
+            self.serve_connection(connection_number)?;
             if boot_time_ns() >= ends_at {
                 break;
             }
@@ -204,54 +207,59 @@ impl ControlService {
         Ok(())
     }
 
-    /// Sends the unsent messages of a connection, then receives and answers a bounded number.
-    fn serve_connection(&mut self, token: u64) -> Result<(), ChainError> {
+    /// Sends the unsent messages of a connection, then receives and answers at most
+    /// [`MESSAGES_MAX`] messages.
+    fn serve_connection(&mut self, connection_number: u64) -> Result<(), ChainError> {
         for _ in 0..MESSAGES_MAX {
-            match self.exchange(token) {
+            match self.exchange(connection_number) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 // The region cannot be used, so no client can be served. The server stops, and the
-                // next one resumes.
+                // next server continues.
                 Err(DisconnectReason::Failed(error)) => return Err(error),
                 Err(DisconnectReason::Goodbye) => {
-                    self.sign_off(token);
+                    self.sign_off(connection_number);
                     return Ok(());
                 }
                 Err(reason) => {
-                    self.disconnect(token, &reason);
+                    self.disconnect(connection_number, &reason);
                     return Ok(());
                 }
             }
         }
         // The rest of its messages wait until the other connections have had their turn.
-        self.connections.enqueue(token);
+        self.connections.enqueue(connection_number);
         Ok(())
     }
 
-    /// Sends the unsent messages of a connection, then receives and answers one. Returns false if
-    /// there was none.
-    fn exchange(&mut self, token: u64) -> Result<bool, DisconnectReason> {
-        let received = self.connections.receive(token)?;
+    /// Sends the unsent messages of a connection, then receives and answers one message. Returns
+    /// false if no message had arrived.
+    fn exchange(&mut self, connection_number: u64) -> Result<bool, DisconnectReason> {
+        let received = self.connections.receive(connection_number)?;
         let has_received = received.is_some();
         match received {
             None => {}
-            Some(ReceivedMessage::Hello(request)) => {
-                self.admission.admit_stranger(token, request, &mut self.connections)?;
+            Some(ReceivedMessage::ConnectRequest(request)) => {
+                self.admission.admit_unidentified(
+                    connection_number,
+                    request,
+                    &mut self.connections,
+                )?;
             }
             Some(ReceivedMessage::Request(id, role, request)) => {
-                self.answer(token, (id, role), request, boot_time_ns())?;
+                self.answer(connection_number, (id, role), request, boot_time_ns())?;
             }
         }
-        if let Some(connection) = self.connections.by_token.get_mut(&token) {
+        if let Some(connection) = self.connections.by_number.get_mut(&connection_number) {
             self.keeper.take_back(connection.take_undelivered());
         }
-        self.connections.update_interest(token)?;
+        self.connections.update_interest(connection_number)?;
         Ok(has_received)
     }
 
     fn answer(
         &mut self,
-        token: u64,
+        connection_number: u64,
         (client, role): (u16, Role),
         request: Request,
         now: Nanos,
@@ -265,7 +273,9 @@ impl ControlService {
             | Request::Expires
                 if role == Role::Reader =>
             {
-                return Err(DisconnectReason::broken("a reader has no use for memory"));
+                return Err(DisconnectReason::broken(
+                    "a reader sent a request that only a writer may send",
+                ));
             }
             Request::TakeBlocks { class, count } => self.keeper.take_blocks(class, count, now)?,
             Request::Split { directory_hash, local_depth } => {
@@ -282,7 +292,7 @@ impl ControlService {
                 return given.map_err(DisconnectReason::broken);
             }
             Request::Held { collection, last, blocks } => {
-                self.keeper.note_held(token, (collection, last), blocks);
+                self.keeper.note_held(connection_number, (collection, last), blocks);
                 return Ok(());
             }
             Request::Expires => {
@@ -290,16 +300,16 @@ impl ControlService {
                 return Ok(());
             }
             Request::Snapshot { permille } => {
-                self.connections.note_snapshot(token, permille);
+                self.connections.note_snapshot(connection_number, permille);
                 return Ok(());
             }
             Request::Alive { clock_ns } => {
-                let answered = self.roll_call.answered(token, clock_ns, now);
+                let answered = self.roll_call.answered(connection_number, clock_ns, now);
                 return answered.map_err(|ms| DisconnectReason::ClockBehind { ms });
             }
             Request::Goodbye => return Err(DisconnectReason::Goodbye),
         };
-        self.connections.reply(token, reply)?;
+        self.connections.reply(connection_number, reply)?;
         if begins_recall {
             self.connections.ask_writers(ServerRequest::Return);
         }
@@ -341,45 +351,49 @@ impl ControlService {
                 let asked = self.connections.ask_writers(ServerRequest::Report { collection });
                 self.keeper.collector.asked(asked.into_iter().collect(), now);
             }
-            CollectorRequest::Disconnect(tokens) => {
-                for token in tokens {
-                    self.disconnect_silent(token, &DisconnectReason::ReportOverdue);
+            CollectorRequest::Disconnect(connection_numbers) => {
+                for connection_number in connection_numbers {
+                    self.disconnect_silent(connection_number, &DisconnectReason::ReportOverdue);
                 }
             }
         }
         Ok(())
     }
 
-    /// When to probe the hosts of clients; `None` for never.
+    /// Returns when to probe the hosts of clients; `None` if there are no clients or no probes.
     fn next_probe_at(&self) -> Option<Nanos> {
-        self.probing.next_at().filter(|_| !self.connections.by_token.is_empty())
+        self.probing.next_at().filter(|_| !self.connections.by_number.is_empty())
     }
 
     /// Asks writers for their clocks when it is time, and fences those that have not answered.
     fn call_roll(&mut self, now: Nanos) {
         let DueClients { ask, silent } = self.roll_call.step(now);
-        ask.into_iter().for_each(|token| self.connections.ask(token, ServerRequest::Alive));
-        for (token, ms) in silent {
-            self.disconnect_silent(token, &DisconnectReason::ProcessSilent { ms });
+        ask.into_iter().for_each(|connection_number| {
+            self.connections.ask(connection_number, ServerRequest::Alive)
+        });
+        for (connection_number, ms) in silent {
+            self.disconnect_silent(connection_number, &DisconnectReason::ProcessSilent { ms });
         }
     }
 
     /// Disconnects a client that did not answer, unless it is in the queue: then its answer may be
     /// among the messages that are still unread.
-    fn disconnect_silent(&mut self, token: u64, reason: &DisconnectReason) {
-        if self.connections.is_idle(token) {
-            self.disconnect(token, reason);
+    fn disconnect_silent(&mut self, connection_number: u64, reason: &DisconnectReason) {
+        if self.connections.is_idle(connection_number) {
+            self.disconnect(connection_number, reason);
         }
     }
 
     /// Frees the id of a client that said goodbye. Its connection stays until it hangs up.
-    fn sign_off(&mut self, token: u64) {
-        let Some(connection) = self.connections.by_token.get_mut(&token) else { return };
+    fn sign_off(&mut self, connection_number: u64) {
+        let Some(connection) = self.connections.by_number.get_mut(&connection_number) else {
+            return;
+        };
         let ClientIdentity::Client { id, .. } = connection.client else { return };
         connection.client = ClientIdentity::Leaving;
         connection.close();
-        self.roll_call.remove(token);
-        self.keeper.sign_off(token, id);
+        self.roll_call.remove(connection_number);
+        self.keeper.sign_off(connection_number, id);
         let clients = &mut self.admission.clients;
         if let Err(error) = clients.fence(id) {
             tracing::error!(client = id, "cannot fence a client: {error}");
@@ -390,15 +404,15 @@ impl ControlService {
         // The client may wait until the server closes its direction of the channel. A channel that
         // cannot close one direction is dropped.
         if !connection.channel.hang_up() {
-            self.connections.remove(token);
+            self.connections.remove(connection_number);
         }
     }
 
     /// Ends a connection and fences its client, which may have been in the middle of an operation.
-    fn disconnect(&mut self, token: u64, reason: &DisconnectReason) {
+    fn disconnect(&mut self, connection_number: u64, reason: &DisconnectReason) {
         // Over verbs this is the fence: it destroys the client's queue pairs.
-        let Some(mut connection) = self.connections.remove(token) else { return };
-        self.roll_call.remove(token);
+        let Some(mut connection) = self.connections.remove(connection_number) else { return };
+        self.roll_call.remove(connection_number);
         self.keeper.take_back(connection.take_undelivered());
         let ClientIdentity::Client { id, role, .. } = connection.client else {
             match reason {
@@ -412,7 +426,7 @@ impl ControlService {
             tracing::error!(client = id, "cannot fence a client: {error}");
             return;
         }
-        if self.keeper.note_fenced(token, (id, role)) {
+        if self.keeper.note_fenced(connection_number, (id, role)) {
             clients.forget(id);
         }
         self.clients_lost += 1;
@@ -426,7 +440,7 @@ impl ControlService {
             match connection.client {
                 ClientIdentity::Client { id, .. } => self.admission.clients.fence(id)?,
                 ClientIdentity::Leaving => {}
-                ClientIdentity::Stranger => {
+                ClientIdentity::Unidentified => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
                     // If this does not reach the client, it only sees the connection close.
                     let _ = connection.channel.send(&bye);

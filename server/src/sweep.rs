@@ -14,11 +14,12 @@ const SUBTABLES_PER_STEP: usize = 256;
 pub(crate) struct Sweeper {
     /// Fenced clients, each with the time after which its verbs cannot take effect any more.
     waiting: Vec<(Nanos, u16)>,
-    pass: Option<Pass>,
+    walk: Option<SweepWalk>,
 }
 
-/// One walk, for all clients whose time had come when it began.
-struct Pass {
+/// One walk through the index, for all clients whose verbs could not take effect any more when it
+/// began.
+struct SweepWalk {
     clients: Vec<u16>,
     cursor: Cursor,
     cleared: u64,
@@ -30,9 +31,9 @@ impl Sweeper {
         self.waiting.push((now.saturating_add(fence_delay_ns), client));
     }
 
-    /// When to call [`Sweeper::step`]; `None` if there is no client to sweep for.
+    /// Returns when to call [`Sweeper::step`]; `None` if there is no client to sweep for.
     pub(crate) fn next_step_at(&self) -> Option<Nanos> {
-        match self.pass {
+        match self.walk {
             Some(_) => Some(0),
             None => self.waiting.iter().map(|(ready_at, _)| *ready_at).min(),
         }
@@ -40,7 +41,7 @@ impl Sweeper {
 
     /// Whether the slots of all fenced clients are cleared.
     pub(crate) fn is_done(&self) -> bool {
-        self.pass.is_none() && self.waiting.is_empty()
+        self.walk.is_none() && self.waiting.is_empty()
     }
 
     /// Does one step. Returns the clients of a walk once it is over.
@@ -50,29 +51,29 @@ impl Sweeper {
         own: &OwnEndpoint,
         now: Nanos,
     ) -> Result<Vec<u16>, ChainError> {
-        let mut pass = self.pass.take().unwrap_or_else(|| {
+        let mut walk = self.walk.take().unwrap_or_else(|| {
             let ready = self.waiting.extract_if(.., |(ready_at, _)| *ready_at <= now);
             let clients = ready.map(|(_, client)| client).collect();
-            Pass { clients, cursor: Cursor::default(), cleared: 0 }
+            SweepWalk { clients, cursor: Cursor::default(), cleared: 0 }
         });
-        if pass.clients.is_empty() {
+        if walk.clients.is_empty() {
             return Ok(Vec::new());
         }
-        let mut walk = pass.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
-        while let Some((slot, content)) = walk.next()? {
+        let mut step = walk.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
+        while let Some((slot, content)) = step.next()? {
             let slot = (slot, content.word());
             let memory = (&*index.region, &index.geometry);
-            let cleared = own.clear_left_by(&pass.clients, slot, memory, &mut walk.budget)?;
-            pass.cleared += u64::from(cleared);
+            let cleared = own.clear_left_by(&walk.clients, slot, memory, &mut step.budget)?;
+            walk.cleared += u64::from(cleared);
         }
-        if !walk.is_over() {
-            self.pass = Some(pass);
+        if !step.is_over() {
+            self.walk = Some(walk);
             return Ok(Vec::new());
         }
-        if pass.cleared > 0 {
-            tracing::info!(slots = pass.cleared, "cleared the unfinished inserts of lost clients");
+        if walk.cleared > 0 {
+            tracing::info!(slots = walk.cleared, "cleared the unfinished inserts of lost clients");
         }
-        Ok(pass.clients)
+        Ok(walk.clients)
     }
 }
 

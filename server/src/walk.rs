@@ -1,14 +1,14 @@
 //! Walks through the index in short steps, so that no client waits long for a chore.
 //!
-//! A step ends when its [`Budget`] is spent. The next one continues at the walk's [`Cursor`]. The
-//! chore decides what to do with each slot.
+//! A step ends when its [`Budget`] is spent. The next step continues at the walk's [`Cursor`]. The
+//! chore, which calls [`Walk::next`], decides what it does with each slot.
 
 use farside_fabric::ChainError;
 use farside_layout::{SLOTS_PER_SUBTABLE, Slot};
 
 use crate::index::{Index, SubtableImage};
 
-/// How many bytes of blocks a step of a chore reads, which takes some milliseconds.
+/// How many bytes of blocks a step of a chore reads. Reading them takes some milliseconds.
 const STEP_BYTES: u64 = 8 << 20;
 
 /// How many subtables and how many bytes of blocks a step may still read.
@@ -34,7 +34,7 @@ impl Budget {
         Self::new(subtables, STEP_BYTES)
     }
 
-    /// Takes the bytes of a block that was read from the budget.
+    /// Subtracts from the budget the bytes of a block that was read.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
@@ -42,8 +42,8 @@ impl Budget {
 
 /// The next slot of a walk: the number of its place, and of the slot in the place.
 ///
-/// An index only gains places, so a walk by their numbers misses none. But a split can move entries
-/// to places that the walk has passed: see [`Index::moves`].
+/// An index only gains places, so a walk by the numbers of places misses none of them. A split can
+/// move entries to places that the walk has passed: see [`Index::moves`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     place: usize,
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::recovery::{self, ServedRegion};
 
-    /// Including the slots of places that a split adds meanwhile.
+    /// The walk also visits the slots of places that a split adds meanwhile.
     #[test]
     fn a_walk_in_steps_visits_every_slot_once() {
         let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();

@@ -22,7 +22,7 @@ The server's address comes from --server, or FARSIDE_SERVER, or the config file:
 ~/.config/farside/client.toml, or /etc/farside/client.toml. Only the config file can have a secret.
 
 A command waits for a server that does not answer: 3 s, or connect_timeout_ms of the config file.
-If the server goes away meanwhile, it waits as long again.";
+If the server goes away during the command, the command waits for the same time once more.";
 
 /// Farside, a one-sided RDMA key-value store, from the command line.
 #[derive(Debug, Parser)]
@@ -59,7 +59,8 @@ pub(crate) enum Command {
     Update(KeyValue),
     /// Remove a key; exit 1 when it is absent
     Delete(Key),
-    /// Store NEW only if the key has the value VALUE, or is absent; exit 1 if it was not stored
+    /// Store NEW only if the key has the value VALUE (--expect) or is absent (--absent); exit 1 if
+    /// not
     ///
     /// A compare-and-swap. On a mismatch the current value goes to stdout.
     Cas(Cas),

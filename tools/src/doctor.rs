@@ -68,7 +68,8 @@ fn processors(machine: &Machine) -> Check {
     let found = count(machine.processors, "processor");
     match machine.processors {
         0 | 1 => {
-            let remedy = "server and clients share it, so benchmarks here say little";
+            let remedy =
+                "run benchmarks on two processors or more: here server and clients share one";
             Check::warn("processors", found, remedy)
         }
         _ => Check::ok("processors", found),
@@ -116,7 +117,7 @@ fn huge_pages(machine: &Machine) -> Check {
     match &machine.collapse_refusal {
         None => {
             let found =
-                format!("{pool}; a region that is too large for it gets 2 MiB pages anyway");
+                format!("{pool}; without the pool a region gets 2 MiB pages of ordinary memory");
             Check::ok(subject, found)
         }
         Some(refusal) if machine.huge_pages.as_ref().is_some_and(|pool| pool.free > 0) => {
@@ -292,7 +293,9 @@ mod tests {
             super::huge_pages(&Machine { huge_pages, collapse_refusal, ..machine() })
         };
         assert!(
-            check(0, None).line().starts_with("ok    huge pages    none in the pool; a region")
+            check(0, None)
+                .line()
+                .starts_with("ok    huge pages    none in the pool; without the pool")
         );
         assert!(check(4, Some("refused")).line().contains("4 free of 4 in the pool, 2.0 MiB each"));
         let lacking = check(0, Some("refused")).line();

@@ -41,7 +41,7 @@ pub(crate) fn dump(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStat
     Ok(tally.with_context(|| format!("cannot write {name}"))?.conclude("record", &options.to))
 }
 
-/// A failure that every further entry would have too: it ends the command.
+/// A failure that every further entry would have too, so it ends the command.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(crate) struct Fatal(pub(crate) std::io::Error);

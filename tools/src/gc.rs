@@ -1,4 +1,4 @@
-//! `gc` and `compact`: have blocks of dead clients collected, and free thinly used chunks.
+//! `gc` and `compact`: collect the blocks of dead clients, and empty chunks that are mostly free.
 
 use std::io::Write;
 use std::time::Instant;
@@ -39,7 +39,7 @@ pub(crate) fn compact(args: &Args) -> anyhow::Result<ExitStatus> {
         "{} moved, {}, out of {}, in {} ms",
         count(compaction.blocks_moved, "block"),
         output::bytes(compaction.bytes_moved),
-        count(compaction.chunks_thin, "thin chunk"),
+        count(compaction.chunks_thin, "mostly free chunk"),
         started.elapsed().as_millis()
     )?;
     output::finish(stdout)

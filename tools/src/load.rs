@@ -86,7 +86,7 @@ fn read_file(file: File, max: usize) -> anyhow::Result<Vec<u8>> {
     if bytes > max as u64 {
         return Err(TooLarge { bytes, max }.into());
     }
-    // The file may have grown since.
+    // The file may have grown since its length was read.
     let content = read_at_most(file, max)?;
     Ok(content.ok_or(TooLarge { bytes: max as u64 + 1, max })?)
 }
@@ -127,7 +127,7 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// Starts a PUT; if there is an error instead of the pair, counts it.
+    /// Starts a PUT of the pair. If `pair` is an error, counts it.
     fn put_or_fail(
         &mut self,
         origin: Origin,

@@ -24,7 +24,7 @@ pub(crate) enum ExitStatus {
     Done,
     /// The key was absent, or the condition of the change did not hold.
     No,
-    /// With this exit code. The error or damage was already reported.
+    /// The command failed, with this exit code. It has reported the error or the damage.
     Failed(u8),
 }
 

@@ -1,4 +1,5 @@
-//! Signals: code that writes a file checks for them, so that no half-written file is left.
+//! Signals: code that writes a file checks whether a signal came, so that it leaves no half-written
+//! file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use signal_hook::low_level::signal_name;
 pub(crate) struct StopSignal(Arc<AtomicUsize>);
 
 impl StopSignal {
-    /// Starts to record signals. A second one kills the process at once.
+    /// Starts to record signals. A second signal kills the process at once.
     pub(crate) fn listen() -> anyhow::Result<Self> {
         let (stop, is_second) = (Self::default(), Arc::new(AtomicBool::new(false)));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -45,7 +46,7 @@ pub(crate) struct Stopped {
 }
 
 impl Stopped {
-    /// The exit code by which shells report a process that a signal ended.
+    /// Returns the exit code by which shells report a process that a signal ended.
     pub(crate) fn exit_code(&self) -> u8 {
         128 + self.signal
     }

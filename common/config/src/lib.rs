@@ -118,7 +118,7 @@ pub struct ServerConfig {
     pub restore: Option<PathBuf>,
     /// Whether the region gets huge pages.
     pub huge_pages: HugePages,
-    /// How long an unlinked block of a new region stays unchanged, in milliseconds.
+    /// GRACE of a new region: how long an unlinked block stays unchanged, in milliseconds.
     pub grace_ms: u32,
     /// The longest key of a new region, in bytes; if unset, that of the snapshot that the region is
     /// restored from, or [`KEY_BYTES_MAX_DEFAULT`].
@@ -307,8 +307,8 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
-    /// Returns the config file that a command uses: the `given` one, otherwise the user's file,
-    /// otherwise the machine's.
+    /// Returns the config file that a command uses: the `given` file, otherwise the user's file,
+    /// otherwise the machine's file.
     pub fn file(given: Option<&Path>) -> Option<PathBuf> {
         if let Some(path) = given {
             return Some(path.to_owned());
@@ -387,8 +387,8 @@ pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigEr
         let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
         let mut message = error.message().replace('\n', " ");
         let line_text = text.lines().nth(line - 1).unwrap_or_default();
-        // Adds the key only if it looks like one: a wrong line may have anything before its `=`,
-        // also a part of a secret.
+        // Adds the text before the `=` only if it looks like a key: in a wrong line it may be a
+        // part of a secret.
         let is_key =
             |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
         if let Some((key, _)) = line_text.split_once('=')

@@ -56,7 +56,7 @@ impl RdmaConfig {
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if self.retry_count > 6 {
-            let advice = "write a number from 0 to 6; some devices resend for ever with 7";
+            let advice = "write a number from 0 to 6; with 7 some devices resend without end";
             return Err(bad_value("rdma.retry_count", self.retry_count, advice));
         }
         if !ACK_TIMEOUT.contains(&self.ack_timeout) {
@@ -78,7 +78,7 @@ mod tests {
             config.check_grace(grace_ms).is_err()
         };
         let default = RdmaConfig::default().ack_timeout;
-        // By default L is 8.2 s. T_word has to be above 0.
+        // By default L is 8.2 s, and T_word = 160 x `grace_ms` - L has to be above 0.
         assert!(refused(default, 52) && !refused(default, 53));
         assert!(refused(18, 193) && !refused(18, 194));
     }

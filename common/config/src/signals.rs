@@ -1,4 +1,4 @@
-//! Signals: those that end a process, and the message for a lost page of the region.
+//! Signals: the signals that end a process, and the message for a lost page of the region.
 
 use std::io;
 

@@ -28,7 +28,7 @@ impl Address {
         matches!(self, Self::Rdma { .. })
     }
 
-    /// The socket addresses of an [`Address::Rdma`]; empty for other addresses.
+    /// Returns the socket addresses of an [`Address::Rdma`]; none for other addresses.
     ///
     /// # Errors
     /// The resolver's error.
@@ -72,7 +72,7 @@ impl FromStr for Address {
     }
 }
 
-/// The host and the port of `host:port`. An IPv6 address has to be in brackets.
+/// Returns the host and the port in `host:port`. An IPv6 address has to be in brackets.
 fn rdma(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let port: u16 = port.parse().ok().filter(|port| *port != 0)?;

@@ -38,7 +38,7 @@ pub struct ConnectOptions {
     pub rdma: Options,
 }
 
-/// A connection to a server. It ends when that server process exits.
+/// A connection to a server. It ends when the server process exits.
 pub struct Attached {
     /// The server's answer.
     pub welcome: Welcome,
@@ -54,15 +54,15 @@ pub trait FabricFactory: Send + Sync {
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server does not know this client any more.
-    /// [`ConnectError::Rdma`] if it does not answer; other sessions may still work. Others for
-    /// failures of the system.
+    /// [`ConnectError::Rdma`] if the server does not answer; other sessions may still work.
+    /// Other errors for failures of the system.
     fn fabric(&self, lanes: u16) -> Result<AnyFabric>;
 
-    /// Makes the server's region one more of those that a session's fabric reaches.
+    /// Adds the server's region to the regions that a session's fabric reaches.
     ///
     /// # Errors
     /// As [`FabricFactory::fabric`]; [`ConnectError::OtherFabric`] if `fabric` is of another kind.
-    /// Then it is unchanged.
+    /// After an error `fabric` is unchanged.
     fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex>;
 }
 
@@ -132,7 +132,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns this error as it is for a client that the server has answered before.
+    /// Returns this error, worded for a client that the server has answered before.
     pub fn after_an_answer(mut self) -> Self {
         if let Self::Unreachable { contact, source, .. } = &mut self {
             *contact = contact.after_an_answer();

@@ -14,7 +14,7 @@ use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, 
 pub struct Token([u8; 32]);
 
 impl Token {
-    /// The token of a secret.
+    /// Returns the token of a secret.
     pub fn of(secret: &str) -> Self {
         Self(Sha256::digest(secret).into())
     }
@@ -22,7 +22,7 @@ impl Token {
     /// The token of a client without a secret.
     pub const NONE: Self = Self([0; 32]);
 
-    /// Whether both tokens are equal. The time that this takes does not depend on where they
+    /// Whether both tokens are equal. The time of the comparison does not depend on where they
     /// differ.
     pub fn matches(&self, other: &Self) -> bool {
         self.0.iter().zip(other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
@@ -48,8 +48,8 @@ pub enum Purpose {
     },
 }
 
-/// The largest minimum of a round trip that a client accepts from a server. No device has a larger
-/// one, and with it the client would trust hints for too long.
+/// The largest RTT_min, the minimum of a round trip, that a client accepts from a server. No device
+/// has a larger one. With a larger one the client would trust hints for too long.
 const ROUND_TRIP_MIN_NS_MAX: u32 = 1_000_000;
 
 const CONTROL: u8 = 0;
@@ -82,7 +82,7 @@ pub struct ConnectRequest {
 }
 
 impl ConnectRequest {
-    /// The request as bytes.
+    /// Returns the encoded request.
     pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
         let (purpose, client_id, session_secret) = match self.purpose {
             Purpose::Control => (CONTROL, 0, 0),
@@ -101,7 +101,7 @@ impl ConnectRequest {
         zerocopy::transmute!(bytes)
     }
 
-    /// The request in these bytes.
+    /// Returns the request in these bytes.
     ///
     /// # Errors
     /// The [`Refusal`] to send to the client.
@@ -136,12 +136,12 @@ impl ConnectRequest {
     }
 }
 
-/// Whether a client can have this id; 0 is no client's.
+/// Whether a client can have this id. No client has the id 0.
 fn is_client_id(id: u16) -> bool {
     id != 0 && u32::from(id) < CLIENT_IDS
 }
 
-/// Why a server does not accept a client.
+/// The reason why a server does not accept a client or a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -179,12 +179,17 @@ pub enum Refusal {
          other users: close some or raise `clients_max`"
     )]
     FullForUser { clients: u64 },
+    #[error(
+        "this client has {sessions} sessions, which is the maximum of one client: close some or \
+         open further sessions with another client"
+    )]
+    TooManySessions { sessions: u64 },
     #[error("the server refused with the unknown reason {code}: upgrade this client")]
     Unknown { code: u64 },
 }
 
 impl Refusal {
-    /// The code of the refusal, which is never 0, and its two numbers.
+    /// Returns the code of the refusal, which is never 0, and its two numbers.
     fn to_numbers(self) -> (u32, u64, u64) {
         match self {
             Self::Version { server, client } => (1, server, client),
@@ -196,6 +201,7 @@ impl Refusal {
             Self::Device => (7, 0, 0),
             Self::FullOfReaders { readers } => (8, readers, 0),
             Self::FullForUser { clients } => (9, clients, 0),
+            Self::TooManySessions { sessions } => (10, sessions, 0),
             Self::Unknown { code } => (code as u32, 0, 0),
         }
     }
@@ -211,6 +217,7 @@ impl Refusal {
             7 => Self::Device,
             8 => Self::FullOfReaders { readers: first },
             9 => Self::FullForUser { clients: first },
+            10 => Self::TooManySessions { sessions: first },
             code => Self::Unknown { code: code.into() },
         }
     }
@@ -246,7 +253,7 @@ pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
 pub struct Welcome {
     /// The client's number while it is connected; never 0.
     pub client_id: u16,
-    /// The value of the client's entry in the client table, as long as the server accepts it.
+    /// The value of the client's entry in the client table, until the server fences the client.
     pub lease: u64,
     /// The region's random number.
     pub region_id: [u8; 16],
@@ -294,7 +301,7 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
 /// reason is read, because it may come from a server of another version.
 ///
 /// # Errors
-/// [`ControlError`] if the bytes are no such answer.
+/// [`ControlError`] if the bytes are no answer to a connection request.
 pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlError> {
     let length = ControlError::Length { bytes: bytes.len() };
     let Ok((reply, padding)) = ReplyBytes::read_from_prefix(bytes) else { return Err(length) };
@@ -342,7 +349,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     let is_base =
         base_address.is_multiple_of(8) && base_address.checked_add(region_bytes).is_some();
     is_known("base address", base_address, is_base)?;
-    // All of the following are set over RDMA, and none on shared memory.
+    // The next three fields are set over RDMA, and 0 on shared memory.
     let is_shared = base_address == 0;
     is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };

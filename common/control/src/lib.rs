@@ -40,7 +40,7 @@ pub enum ControlError {
 }
 
 /// Sends a goodbye, and waits up to `timeout` until its delivery does not need this process any
-/// more. If the goodbye does not arrive, the server takes this client for a dead one.
+/// more. If the goodbye does not arrive, the server treats this client as dead.
 pub fn say_goodbye(channel: &mut dyn ControlChannel, timeout: Duration) {
     let mut goodbye = Vec::new();
     Request::Goodbye.encode(&mut goodbye);

@@ -13,7 +13,7 @@ pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Requests blocks. The answer is [`ServerMessage::Blocks`], with fewer or no blocks if the
-    /// server has not as many.
+    /// server has fewer.
     TakeBlocks {
         /// The size class.
         class: SizeClass,
@@ -64,7 +64,7 @@ pub enum Request {
         /// The client's clock, which dates its proofs of words, in nanoseconds.
         clock_ns: u64,
     },
-    /// Signs the client off, which holds no blocks any more. No answer.
+    /// Signs off the client, which holds no blocks any more. No answer.
     Goodbye,
 }
 
@@ -78,7 +78,8 @@ pub enum ServerMessage {
         class: SizeClass,
         /// Whether all of them were unlinked GRACE ago. If not, the client lets them rest.
         rested: bool,
-        /// The server has no blocks now, but may have some soon: ask again.
+        /// Whether the server, which has no blocks now, may have some soon. The client then asks
+        /// again.
         soon: bool,
         /// The blocks; empty if the server has none.
         blocks: Vec<FreeBlock>,
@@ -173,7 +174,7 @@ fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], in
 }
 
 impl Request {
-    /// The messages that answer a [`ServerRequest::Report`] with these blocks.
+    /// Returns the messages that answer a [`ServerRequest::Report`] with these blocks.
     pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
         let count = blocks.len().div_ceil(HELD_PER_MESSAGE_MAX).max(1);
         (0..count).map(move |at| {
@@ -214,7 +215,7 @@ impl Request {
         }
     }
 
-    /// The request in these bytes.
+    /// Returns the request in these bytes.
     ///
     /// # Errors
     /// [`ControlError`] for bytes that are no request.
@@ -253,7 +254,7 @@ impl Request {
 }
 
 impl ServerMessage {
-    /// Replaces the content of `into` by the encoded reply.
+    /// Replaces the content of `into` by the encoded message.
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::Blocks { class, rested, soon, blocks } => {
@@ -276,10 +277,10 @@ impl ServerMessage {
         }
     }
 
-    /// The reply in these bytes.
+    /// Returns the message in these bytes.
     ///
     /// # Errors
-    /// [`ControlError`] for bytes that are no reply.
+    /// [`ControlError`] for bytes that are no message of a server.
     pub fn decode(bytes: &[u8]) -> Result<Self, ControlError> {
         let message = decode(bytes)?;
         match message.kind {
@@ -310,7 +311,7 @@ impl ServerMessage {
     }
 }
 
-/// A message whose header is in order.
+/// A message whose header is valid.
 struct Decoded<'a> {
     kind: u8,
     class: u8,
@@ -339,7 +340,7 @@ fn unused(field: &'static str, value: impl Into<u64>) -> Result<(), ControlError
 }
 
 impl Decoded<'_> {
-    /// A message whose kind is its only content.
+    /// Checks that the kind of the message is its only content.
     fn bare(&self) -> Result<(), ControlError> {
         self.no_class_or_flags()?;
         unused("count", self.count)?;
@@ -363,14 +364,14 @@ impl Decoded<'_> {
             .map_err(|_| ControlError::Unknown { field: "size class", value })
     }
 
-    /// The local depth in a split's message.
+    /// Returns the local depth in a message about a split.
     fn depth(&self) -> Result<u8, ControlError> {
         let value = self.class.into();
         let depth = (self.class <= DEPTH_MAX).then_some(self.class);
         depth.ok_or(ControlError::Unknown { field: "local depth", value })
     }
 
-    /// The progress in a snapshot's message.
+    /// Returns the progress in a message about a snapshot.
     fn permille(&self) -> Result<u32, ControlError> {
         self.no_class_or_flags()?;
         self.no_payload()?;
@@ -378,7 +379,7 @@ impl Decoded<'_> {
         if self.count > 1000 { Err(ControlError::Unknown { field, value }) } else { Ok(self.count) }
     }
 
-    /// The clock in an answer to [`ServerRequest::Alive`].
+    /// Returns the clock in an answer to [`ServerRequest::Alive`].
     fn clock(&self) -> Result<u64, ControlError> {
         self.no_class_or_flags()?;
         unused("count", self.count)?;

@@ -78,8 +78,8 @@ pub struct ClassStatistics {
     pub class: SizeClass,
     /// All blocks of the class.
     pub blocks: u64,
-    /// Blocks in the depot, those that still rest for GRACE included. All others are linked or held
-    /// by clients.
+    /// Blocks in the depot, including the blocks that still rest for GRACE. All other blocks are
+    /// linked or held by clients.
     pub blocks_free: u64,
     /// Blocks in the depot that still rest.
     pub blocks_resting: u64,
@@ -91,7 +91,7 @@ const NUMBERS: usize = 28;
 const CLASS_NUMBERS: usize = 4;
 
 impl ServerStatistics {
-    /// The fields before the classes, in their order in a message.
+    /// Returns the fields before the classes, in the order of a message.
     fn numbers(&mut self) -> [&mut u64; NUMBERS] {
         [
             &mut self.incarnation,
@@ -136,7 +136,7 @@ impl ServerStatistics {
         }
     }
 
-    /// The statistics in the payload of a message.
+    /// Returns the statistics in the payload of a message.
     pub(super) fn decode(payload: &[u8]) -> Result<Self, ControlError> {
         let length = ControlError::Length { bytes: payload.len() };
         let Ok(numbers) = <[le::U64]>::ref_from_bytes(payload) else { return Err(length) };

@@ -13,7 +13,7 @@ const ROOT: u32 = 0;
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Whether this user may have a server at this socket.
+/// Whether a client trusts a server of this user at this socket.
 pub(crate) fn may_serve(user: u32, socket: &Path) -> bool {
     let own_user = rustix::process::geteuid().as_raw();
     if user == ROOT || user == own_user {
@@ -41,7 +41,8 @@ fn metadata(path: &Path) -> Option<Metadata> {
     fs::metadata(path).ok()
 }
 
-/// Whether only these users could have put the folder `inner` into the folder `outer`.
+/// Whether only root, this process's user and `user` could have put the folder `inner` into
+/// `outer`.
 fn is_step_protected(inner: &Metadata, outer: &Metadata, user: u32, own_user: u32) -> bool {
     let is_ours = |found: &Metadata| [ROOT, own_user].contains(&found.uid());
     // In a sticky folder, such as /tmp, all users make entries, but replace only their own.
@@ -77,15 +78,15 @@ mod tests {
         assert!(may_serve(OTHER, &of_server));
         assert!(!may_serve(OTHER + 1, &of_server));
         assert!(may_serve(0, &of_server), "root is always trusted");
-        // A socket directly in /tmp, and one in a folder that a stranger made there.
+        // A socket directly in /tmp, and one in a folder that another user made there.
         let shared = make("tmp", 0o1777, 0);
         assert!(!may_serve(OTHER, &shared));
-        let of_stranger = make("tmp/farside", 0o755, OTHER);
-        assert!(!may_serve(OTHER, &of_stranger));
-        // A stranger's link to the server's folder, and a link to the stranger's folder.
+        let of_other = make("tmp/farside", 0o755, OTHER);
+        assert!(!may_serve(OTHER, &of_other));
+        // Another user's link to the server's folder, and a link to the other user's folder.
         symlink(of_server.parent().unwrap(), folder.path().join("tmp/link")).unwrap();
         assert!(!may_serve(OTHER, &folder.path().join("tmp/link/kv.sock")));
-        symlink(of_stranger.parent().unwrap(), folder.path().join("link")).unwrap();
+        symlink(of_other.parent().unwrap(), folder.path().join("link")).unwrap();
         assert!(!may_serve(OTHER, &folder.path().join("link/kv.sock")));
     }
 }

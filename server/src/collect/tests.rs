@@ -67,12 +67,13 @@ fn collect_all(collector: &mut Collector) -> CollectionCost {
     };
     let blocks = take_all(&mut depot, 0);
     let mut cost = CollectionCost { blocks, ..Default::default() };
-    collector.want(5);
+    let now = 5;
+    collector.want(now);
     while collector.finished == 0 {
         memory.headers.set(0);
-        match collector.step(&mut depot, &index, &memory, 5).unwrap() {
+        match collector.step(&mut depot, &index, &memory, now).unwrap() {
             CollectorRequest::Ask { .. } => {
-                collector.asked(BTreeSet::new(), 5);
+                collector.asked(BTreeSet::new(), now);
                 cost.reports += 1;
             }
             step => assert_eq!(step, CollectorRequest::Nothing),
@@ -96,7 +97,7 @@ fn a_step_reads_a_bounded_number_of_headers() {
     assert!(cost.blocks >= 5 * CHUNK_HEADERS, "{} blocks", cost.blocks);
     assert_eq!((cost.recovered, cost.collections, cost.reports), (cost.blocks, 1, 2));
     assert_eq!(cost.headers, 2 * cost.blocks);
-    let headers_max = (1 << 14) + CHUNK_HEADERS;
+    let headers_max = HEADERS_PER_STEP as u64 + CHUNK_HEADERS;
     assert!(cost.headers_per_step_max <= headers_max, "{} in one step", cost.headers_per_step_max);
 }
 
@@ -125,7 +126,7 @@ fn a_server_that_was_stopped_itself_disconnects_no_client() {
     while !matches!(step(&mut collector, now), CollectorRequest::Ask { .. }) {}
     collector.asked(BTreeSet::from([7, 8]), now);
     // The server is stopped for an hour before each step.
-    for _ in 1..ANSWER_NS / WAITED_NS_MAX {
+    for _ in 1..REPORT_NS_MAX / WAITED_NS_MAX {
         assert_eq!(collector.next_step_at(true), Some(now + WAITED_NS_MAX));
         now += 3_600_000_000_000;
         assert_eq!(step(&mut collector, now), CollectorRequest::Nothing);

@@ -1,13 +1,13 @@
-//! Chunks of the heap: when a size class or the index gets one, and when it becomes free again.
+//! Chunks of the heap: gives them to a size class or to the index, and frees them again.
 
 use farside_control::BLOCKS_PER_MESSAGE_MAX;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
 
-use super::{Chunk, Depot, HOARD_SHARE, RegionAccess};
+use super::{Chunk, Depot, REQUEST_SHARE_DIVISOR, RegionAccess};
 
-/// Estimate of what the index takes for a key at most: 54 bytes when all subtables have just been
-/// split, and some more for emptied places that rest for GRACE.
+/// The largest number of bytes that the index takes for a key, as an estimate: 54 bytes when all
+/// subtables have just been split, and a few for emptied places that rest for GRACE.
 const INDEX_BYTES_PER_KEY: u64 = 60;
 
 impl Depot {
@@ -18,7 +18,7 @@ impl Depot {
         let spans = if class.chunks_per_span() == 1 {
             self.free_chunks.len() as u64
         } else {
-            let pairs_max = BLOCKS_PER_MESSAGE_MAX as u64 * HOARD_SHARE;
+            let pairs_max = BLOCKS_PER_MESSAGE_MAX as u64 * REQUEST_SHARE_DIVISOR;
             self.free_pairs(pairs_max)
         };
         pool.available + spans * class.blocks_per_span()
@@ -50,7 +50,7 @@ impl Depot {
         let chunk = if class.chunks_per_span() == 1 {
             self.free_chunks.first().copied()
         } else {
-            // From the other end of the heap: spans of one chunk start at the lowest chunk, and so
+            // Takes the last pair, because spans of one chunk take the first free chunk. So they
             // break up few pairs.
             self.free_chunks
                 .iter()
@@ -59,7 +59,7 @@ impl Depot {
                 .find(|chunk| self.free_chunks.contains(&(chunk + 1)))
         };
         let Some(chunk) = chunk else { return Ok(false) };
-        if self.is_cache && !self.leaves_room_for_index(class) {
+        if self.reserves_for_index && !self.leaves_room_for_index(class) {
             return Ok(false);
         }
         let chunks = chunk..chunk + class.chunks_per_span() as u32;
@@ -70,8 +70,8 @@ impl Depot {
         if age > 0 {
             self.write_headers(chunk, class, age, memory)?;
         }
-        // The last chunk first: a server that dies in between leaves a second chunk without a
-        // first, which the next server treats as free.
+        // Writes the last chunk first: a server that dies between the two stores leaves a second
+        // chunk without a first one, and the next server frees that chunk.
         for chunk in chunks.clone().skip(1).rev() {
             memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Continued).with_age(age))?;
             self.chunks[chunk as usize] = Chunk::Continued;
@@ -152,7 +152,7 @@ impl Depot {
         let Some(chunk) = self.free_chunks.first().copied() else { return Ok(None) };
         let age = memory.entry(chunk)?.age();
         if age > 0 {
-            // It had blocks before. A chunk that never had any is all zeros.
+            // The chunk had blocks before. A chunk that never had blocks is all zeros.
             memory.clear(chunk)?;
         }
         memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Subtables).with_age(age))?;

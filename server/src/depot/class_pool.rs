@@ -62,7 +62,7 @@ impl Bits {
         })
     }
 
-    /// The indices of all set bits.
+    /// Returns the indices of all set bits.
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
         let mut next = self.next(0);
         std::iter::from_fn(move || {
@@ -175,9 +175,9 @@ impl RestingBlocks {
 pub(super) struct ClassPool {
     /// Sorted by `ready_at`.
     resting: VecDeque<RestingBatch>,
-    /// The spans with available blocks: level and first chunk. Those with the fewest are first. So
-    /// blocks are taken from the fullest chunks. The others become empty and can
-    /// change their class.
+    /// The spans with available blocks: level and first chunk. The spans with the fewest available
+    /// blocks come first, so blocks are taken from the fullest chunks. The other chunks become
+    /// empty and can change their class.
     listed: BTreeSet<(u64, u32)>,
     /// The number of blocks in all spans of the class.
     pub(super) blocks: u64,
@@ -227,7 +227,7 @@ impl ClassPool {
     /// Adds a batch of resting blocks.
     pub(super) fn rest(&mut self, batch: RestingBatch) {
         self.resting_count += batch.blocks.count();
-        // Nearly always the end of the queue, because all blocks rest for GRACE.
+        // This is nearly always the end of the queue, because all blocks rest for GRACE.
         let index = self.resting.partition_point(|other| other.ready_at <= batch.ready_at);
         self.resting.insert(index, batch);
     }

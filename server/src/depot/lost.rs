@@ -1,4 +1,4 @@
-//! Lost blocks: those that neither the depot nor a slot nor a living client has.
+//! Lost blocks: the blocks that neither the depot nor a slot nor a living client has.
 //!
 //! Every block outside the depot is a suspect first. The suspicion is cleared when the collector
 //! finds an owner, or when the block is given to the depot or taken from it.
@@ -24,14 +24,14 @@ pub(crate) struct NotedSuspects {
 }
 
 impl NotedSuspects {
-    /// The number of suspects.
+    /// Returns the number of suspects.
     pub(crate) fn count(&self) -> usize {
         self.headers.len()
     }
 }
 
 impl Depot {
-    /// The number of chunks in the heap.
+    /// Returns the number of chunks in the heap.
     pub(crate) fn chunks(&self) -> u32 {
         self.chunks.len() as u32
     }
@@ -57,8 +57,8 @@ impl Depot {
     }
 
     /// Clears the suspicion of the block at this address, because a slot or a client has it.
-    /// Addresses of no block are ignored. The size class in a slot is not compared: the block of a
-    /// damaged slot is not lost.
+    /// Ignores an address at which no block starts. The size class in a slot is not compared: the
+    /// block of a damaged slot is not lost.
     pub(crate) fn clear_suspicion(&mut self, address: BlockAddress) {
         let chunk = self.geometry.chunk_of(address.offset());
         let Some(Chunk::Span(span)) = chunk.and_then(|chunk| self.chunks.get(chunk as usize))
@@ -89,8 +89,8 @@ impl Depot {
         Ok(Some(NotedSuspects { chunk, suspects: suspects.clone(), headers }))
     }
 
-    /// Returns lost blocks to the depot: suspects whose headers are the noted ones. Returns how
-    /// many there are.
+    /// Puts lost blocks back into the depot: the suspects whose headers still are the noted ones.
+    /// Returns the number of these blocks.
     ///
     /// They rest for GRACE and get another generation, because they may have been linked
     /// (invariants I2 and I3).

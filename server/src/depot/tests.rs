@@ -252,8 +252,8 @@ fn linked_blocks_are_unavailable_until_they_are_given() {
     let start = geometry.chunk_offset(1).unwrap();
     let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
     let linked = BlockRef { address: address(2), class, generation_low: 0 };
-    depot.link(linked, 0).unwrap();
-    assert!(matches!(depot.link(linked, 0), Err(BlockError::LinkedTwice { .. })));
+    depot.note_linked(linked, 0).unwrap();
+    assert!(matches!(depot.note_linked(linked, 0), Err(BlockError::LinkedTwice { .. })));
     // A client has unlinked the block and gives it back, before the depot has read its header.
     let block = FreeBlock { address: address(2), generation: 9 };
     depot.give(class, vec![block], false, 0).unwrap();

@@ -12,8 +12,8 @@ use crate::error::ServerError;
 use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::ServedRegion;
 
-/// A bound listener that does not accept yet. Clients that connect to it wait. It is bound before
-/// the region is opened, because binding is quick and may well fail.
+/// A bound listener that does not accept yet. Clients that connect to it wait. The server binds it
+/// before it opens the region, because binding is quick and fails more often.
 pub(crate) trait BoundListener: AsFd + Send {
     /// Begins to accept clients of a region. Returns the server's own endpoint of the region, too.
     fn open(
@@ -26,7 +26,7 @@ pub(crate) trait BoundListener: AsFd + Send {
 
 /// Accepts the clients of one fabric. Its descriptor is readable when there is an [`Arrival`].
 pub(crate) trait Acceptor: AsFd + Send {
-    /// Limit on the arrivals that one turn of the control thread takes.
+    /// Returns the limit on the arrivals that one turn of the serving thread takes.
     fn arrivals_max(&self) -> usize;
 
     /// Returns the next arrival; `None` if there is none at present.
@@ -35,12 +35,13 @@ pub(crate) trait Acceptor: AsFd + Send {
     /// The system cannot accept a connection at present. Most likely it is out of descriptors.
     fn next(&mut self) -> io::Result<Option<Arrival>>;
 
-    /// The region's descriptor for clients of this role, if they map the region.
+    /// Returns the region's descriptor for clients of this role, if they map the region.
     fn descriptor(&self, _: Role) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The region's address and rkey for clients of this role, if they reach it through a device.
+    /// Returns the region's address and rkey for clients of this role, if they reach the region
+    /// through a device.
     fn remote(&self, _: Role) -> Option<RemoteRegion> {
         None
     }
@@ -49,9 +50,9 @@ pub(crate) trait Acceptor: AsFd + Send {
 /// An event of a listener.
 #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "most need a device"))]
 pub(crate) enum Arrival {
-    /// A connection from this host, not yet identified, and its user; or why it failed.
-    Stranger(io::Result<(Box<dyn ControlChannel>, u32)>),
-    /// A request for a connection through a device. Its hello states its purpose.
+    /// A connection from this host that has not identified itself, and its user; or why it failed.
+    Unidentified(io::Result<(Box<dyn ControlChannel>, u32)>),
+    /// A request for a connection through a device. Its `ConnectRequest` states its purpose.
     Request(Box<dyn ConnectionRequest>),
     /// The peer of an accepted connection knows that it was accepted.
     Established,
@@ -61,8 +62,8 @@ pub(crate) enum Arrival {
 
 /// A request for a connection, until it is accepted or refused.
 pub(crate) trait ConnectionRequest {
-    /// Returns the hello, with zeros after it.
-    fn hello(&self) -> &[u8];
+    /// Returns the encoded `ConnectRequest`, with zeros after it.
+    fn connect_request(&self) -> &[u8];
 
     /// Whether the request arrived at the device with which the region is registered.
     fn reaches_region(&self) -> bool;
@@ -90,10 +91,10 @@ pub(crate) trait ConnectionRequest {
 /// A control channel, and the identifier of its connection in events.
 pub(crate) type IdentifiedChannel = (Box<dyn ControlChannel>, ConnectionId);
 
-/// The server's end of a session's connection to the region. Dropping it is the fence: this
-/// destroys its queue pair.
+/// The server's end of a session's connection to the region. Dropping it destroys its queue pair,
+/// which fences the session.
 pub(crate) trait DataConnection: Send {
-    /// The identifier of this connection in events of the device.
+    /// Returns the identifier of this connection in events of the device.
     fn id(&self) -> ConnectionId;
 
     /// Returns the state of the last probe.

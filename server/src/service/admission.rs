@@ -1,5 +1,4 @@
-//! Admission: connections are accepted here, and each is refused, or becomes a client or a
-//! session of one.
+//! Admission: accepts connections. Each is refused, or becomes a client or a session of a client.
 //!
 //! A client on this host states its purpose in its first message. A client that comes through a
 //! device states it in its request for a connection.
@@ -15,7 +14,9 @@ use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::{Nanos, boot_time_ns};
 
 use super::acceptor::{Acceptor, Arrival, ConnectionRequest};
-use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason, STRANGERS_MAX};
+use super::client_connection::{
+    CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason,
+};
 use super::connections::{Connections, LISTENER};
 use crate::clients::Clients;
 use crate::error::{ServerError, system};
@@ -24,11 +25,11 @@ use crate::recovery::ServedRegion;
 
 /// Limit on the sessions of one client. A request for another is refused.
 const SESSIONS_MAX: usize = 4096;
-/// How long the server accepts nothing after the system refused it a descriptor.
+/// How long the server accepts no connection after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
-/// Readers together get all client ids except one in this many, and so does one user. The others
-/// are left for writers and for other users.
-const RESERVED_SHARE: u32 = 8;
+/// All readers together get all client ids except this part of them, an eighth, and so does each
+/// user. The reserved ids are for writers and for other users.
+const RESERVED_DIVISOR: u32 = 8;
 
 /// A request that is refused, and the reason.
 type Refused = (Box<dyn ConnectionRequest>, Refusal);
@@ -39,7 +40,7 @@ pub(super) struct Admission {
     /// When to call [`Admission::resume`].
     pub(super) accept_again_at: Option<Nanos>,
     pub(super) clients: Clients,
-    tokens: Tokens,
+    secrets: SecretTokens,
     /// The fields of the welcome message that are the same for all clients.
     welcome: Welcome,
     refused: RateLimitedWarning,
@@ -58,7 +59,7 @@ impl Admission {
             acceptor,
             accept_again_at: None,
             clients: Clients::new(region, *geometry, *incarnation, config.clients_max),
-            tokens: Tokens::new(config),
+            secrets: SecretTokens::new(config),
             welcome: Welcome {
                 region_id: format.region_id,
                 incarnation: *incarnation,
@@ -76,8 +77,8 @@ impl Admission {
         self.acceptor.remote(Role::Writer).is_some()
     }
 
-    /// Returns the next arrival. `None` if there is none, or if the system is out of descriptors.
-    /// In the second case nothing is accepted for `ACCEPT_PAUSE_NS`.
+    /// Returns the next arrival; `None` if no arrival waits, or if the system is out of
+    /// descriptors. In the second case the server accepts no connection for `ACCEPT_PAUSE_NS`.
     pub(super) fn next_arrival(&mut self, connections: &Connections) -> Option<Arrival> {
         match self.acceptor.next() {
             Ok(arrival) => arrival,
@@ -91,7 +92,7 @@ impl Admission {
         }
     }
 
-    /// Accepts again if the pause after a failure has passed.
+    /// Accepts connections again if the pause after a failure has passed.
     pub(super) fn resume(
         &mut self,
         connections: &Connections,
@@ -103,20 +104,20 @@ impl Admission {
         Ok(())
     }
 
-    /// Adds the listener to the descriptors that the control thread polls.
+    /// Adds the listener to the descriptors that the serving thread polls.
     pub(super) fn watch(&self, connections: &Connections) -> Result<(), ServerError> {
         connections.watch(&self.acceptor, LISTENER).map_err(system("watch for clients"))
     }
 
-    /// Adds a connection that has not identified itself. Returns the token of the connection to
-    /// close if there are too many of this kind.
-    pub(super) fn add_stranger(
+    /// Adds a connection that has not identified itself. Returns the number of the connection to
+    /// close if too many connections have no client.
+    pub(super) fn add_unidentified(
         &mut self,
-        stranger: io::Result<(Box<dyn ControlChannel>, u32)>,
+        connection: io::Result<(Box<dyn ControlChannel>, u32)>,
         connections: &mut Connections,
     ) -> Option<u64> {
-        let added = stranger.and_then(|(channel, user)| {
-            let mut connection = ClientConnection::new(channel, ClientIdentity::Stranger);
+        let added = connection.and_then(|(channel, user)| {
+            let mut connection = ClientConnection::new(channel, ClientIdentity::Unidentified);
             connection.user = Some(user);
             connections.add(connection)
         });
@@ -128,29 +129,36 @@ impl Admission {
         if surplus.is_some() {
             warn_rarely!(
                 self.crowded,
-                "closed the oldest connection without a client: more than {STRANGERS_MAX} are open"
+                "closed a silent connection, the oldest of the user with most: more than \
+                 {CLIENTLESS_MAX} are open"
             );
         }
         surplus
     }
 
-    /// Makes a client of a stranger on this host, or refuses it.
-    pub(super) fn admit_stranger(
+    /// Makes a client of a connection from this host that sent its connection request, or refuses
+    /// it.
+    pub(super) fn admit_unidentified(
         &mut self,
-        token: u64,
+        connection_number: u64,
         request: Result<ConnectRequest, Refusal>,
         connections: &mut Connections,
     ) -> Result<(), DisconnectReason> {
-        let user = connections.by_token.get_mut(&token).and_then(|connection| connection.user);
+        let user = connections
+            .by_number
+            .get_mut(&connection_number)
+            .and_then(|connection| connection.user);
         let admitted = request.and_then(|request| {
-            self.tokens.check(&request)?;
+            self.secrets.check(&request)?;
             // A session of a client on this host uses the mapped region, so it needs no connection.
             if request.purpose != Purpose::Control {
                 return Err(Refusal::Malformed { bytes: REQUEST_BYTES_MAX as u64 });
             }
             Ok((request.role, self.admit(request.role, user, connections)?))
         });
-        let Some(connection) = connections.by_token.get_mut(&token) else { return Ok(()) };
+        let Some(connection) = connections.by_number.get_mut(&connection_number) else {
+            return Ok(());
+        };
         let (role, (id, lease)) = match admitted {
             Ok(admitted) => admitted,
             Err(refusal) => {
@@ -173,18 +181,18 @@ impl Admission {
         Ok(())
     }
 
-    /// Refuses a request that came through a device, or makes a client or a session of it. Returns
-    /// the token of a new client's connection and the client's role.
-    pub(super) fn decide(
+    /// Refuses a request that came through a device, or makes a client or a session of it. For a
+    /// new client it returns the number of the connection, and the client's role.
+    pub(super) fn admit_request(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         connections: &mut Connections,
     ) -> Option<(u64, Role)> {
-        let bytes = incoming.hello();
+        let bytes = incoming.connect_request();
         // RDMA-CM pads with zeros.
         let bytes = bytes.get(..REQUEST_BYTES_MAX).unwrap_or(bytes);
         let request = ConnectRequest::decode(bytes)
-            .and_then(|request| self.tokens.check(&request).map(|()| request));
+            .and_then(|request| self.secrets.check(&request).map(|()| request));
         let accepted = match request {
             Err(refusal) => Err((incoming, refusal)),
             Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
@@ -226,9 +234,9 @@ impl Admission {
             connections.add(connection).map_err(|error| error.to_string())
         });
         match added {
-            Ok(token) => {
+            Ok(connection_number) => {
                 tracing::info!(client = id, ?role, "a client connected");
-                Ok(Some((token, role)))
+                Ok(Some((connection_number, role)))
             }
             Err(error) => {
                 self.take_back(id);
@@ -245,20 +253,24 @@ impl Admission {
         connections: &mut Connections,
     ) -> Result<(), Refused> {
         let shown = (client_id, role, session_secret);
-        let found = connections.iter().find_map(|(token, connection)| match connection.client {
+        let found = connections.iter().find_map(|(connection_number, connection)| match connection
+            .client
+        {
             ClientIdentity::Client { id, role, lease, session_secret } => {
-                ((id, role, session_secret) == shown).then_some((token, lease))
+                ((id, role, session_secret) == shown).then_some((connection_number, lease))
             }
             _ => None,
         });
         let unknown = Refusal::UnknownClient { client: client_id.into() };
-        let Some((token, lease)) = found else { return Err((incoming, unknown)) };
+        let Some((connection_number, lease)) = found else { return Err((incoming, unknown)) };
         let welcome = self.welcome_with_key((client_id, lease), session_secret, role);
-        let (Some(welcome), Some(client)) = (welcome, connections.by_token.get_mut(&token)) else {
+        let (Some(welcome), Some(client)) =
+            (welcome, connections.by_number.get_mut(&connection_number))
+        else {
             return Ok(());
         };
         if client.data.len() >= SESSIONS_MAX {
-            return Err((incoming, Refusal::Full { clients: SESSIONS_MAX as u64 }));
+            return Err((incoming, Refusal::TooManySessions { sessions: SESSIONS_MAX as u64 }));
         }
         match incoming.accept_data(role, &encode_reply(&Ok(welcome))) {
             Ok(connection) => client.data.push(connection),
@@ -288,8 +300,9 @@ impl Admission {
         })
     }
 
-    /// Returns an id and a lease for another client in this role, of this user. The limit for a
-    /// user does not apply to the server's own user and to root: they could stop the server anyway.
+    /// Returns an id and a lease for one more client in this role, of this user. The limit for a
+    /// user applies neither to root nor to the server's own user, because both can stop the server
+    /// anyway.
     fn admit(
         &mut self,
         role: Role,
@@ -297,28 +310,28 @@ impl Admission {
         connections: &Connections,
     ) -> Result<(u16, u64), Refusal> {
         let clients_max = self.clients.clients_max;
-        let share = (clients_max - clients_max / RESERVED_SHARE) as usize;
+        let unreserved = (clients_max - clients_max / RESERVED_DIVISOR) as usize;
         let clients = || {
             connections.iter().map(|(_, connection)| connection).filter(|client| client.is_client())
         };
         if role == Role::Reader {
             let readers = clients().filter(|client| client.role() == Some(Role::Reader)).count();
-            if readers >= share {
+            if readers >= unreserved {
                 return Err(Refusal::FullOfReaders { readers: readers as u64 });
             }
         }
         let server_user = rustix::process::geteuid().as_raw();
         if let Some(user) = user.filter(|user| *user != 0 && *user != server_user) {
             let count = clients().filter(|client| client.user == Some(user)).count();
-            if count >= share {
+            if count >= unreserved {
                 return Err(Refusal::FullForUser { clients: count as u64 });
             }
         }
         self.clients.admit()
     }
 
-    /// Frees the id of an admitted client that could not be sent its welcome. No sweep is needed,
-    /// because it has stored nothing.
+    /// Frees the id of an admitted client whose welcome could not be sent. The id needs no sweep,
+    /// because the client has stored nothing.
     fn take_back(&mut self, client: u16) {
         if self.clients.fence(client).is_ok() {
             self.clients.forget(client);
@@ -328,14 +341,14 @@ impl Admission {
     /// Logs a refusal: as a warning, or for debugging only.
     pub(super) fn log_refusal(&mut self, refusal: Refusal) {
         match refusal {
-            // Routine: the client of a session that came too late just reconnects.
+            // Routine: a client whose session comes after its fence reconnects.
             Refusal::UnknownClient { .. } => tracing::debug!("refused a client: {refusal}"),
             _ => warn_rarely!(self.refused, "refused a client: {refusal}"),
         }
     }
 }
 
-/// Returns a number that cannot be guessed. It is never 0, which stands for no
+/// Returns a random number, which no other client can guess. It is never 0, which stands for no
 /// session secret.
 fn new_session_secret() -> io::Result<u64> {
     let mut random = [0; 8];
@@ -343,13 +356,14 @@ fn new_session_secret() -> io::Result<u64> {
     Ok(u64::from_le_bytes(random).max(1))
 }
 
-/// The tokens that admit clients. None are required if no secret is configured.
-struct Tokens {
+/// The hashes of the configured secrets, which clients must show. Without a secret every client is
+/// admitted.
+struct SecretTokens {
     full: Option<Token>,
     read_only: Option<Token>,
 }
 
-impl Tokens {
+impl SecretTokens {
     fn new(config: &ServerConfig) -> Self {
         let token = |secret: &Secret| Token::of(&secret.0);
         Self {
@@ -361,7 +375,7 @@ impl Tokens {
     /// Refuses a client whose token does not allow the role that it asks for.
     fn check(&self, request: &ConnectRequest) -> Result<(), Refusal> {
         let Some(full) = &self.full else { return Ok(()) };
-        // Both are always compared. Otherwise the time would tell which of them matched.
+        // Always compares both tokens. Otherwise the time would tell which of them matched.
         let may_read = self.read_only.is_some_and(|token| token.matches(&request.token));
         let is_admitted = full.matches(&request.token) | (may_read && request.role == Role::Reader);
         if is_admitted { Ok(()) } else { Err(Refusal::Credentials) }

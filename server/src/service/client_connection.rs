@@ -1,4 +1,4 @@
-//! One connection of the control thread: its client, and the messages that wait to be sent to it.
+//! One connection of the serving thread: its client, and the messages that wait to be sent.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,25 +9,25 @@ use farside_fabric::rdma::ConnectionId;
 use rustix::event::epoll::EventFlags;
 
 use super::acceptor::DataConnection;
-use crate::collect::ANSWER_NS;
+use crate::collect::REPORT_NS_MAX;
 
-/// Limit on connections without a client: not yet identified, or already signed off. Above it the
-/// oldest is closed.
-pub(super) const STRANGERS_MAX: usize = 64;
+/// Limit on connections without a client, which have not identified themselves, or have signed off.
+/// Above the limit the server closes one of them: see `Connections::surplus`.
+pub(super) const CLIENTLESS_MAX: usize = 64;
 
 /// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientIdentity {
     /// Not identified yet.
-    Stranger,
+    Unidentified,
     Client {
         id: u16,
         role: Role,
         lease: u64,
-        /// The secret number that its sessions must show, over verbs.
+        /// The random number that its sessions must show, over verbs; 0 on shared memory.
         session_secret: u64,
     },
-    /// A client that said goodbye. When it hangs up, the server learns whether it took its last
+    /// A client that said goodbye. When it hangs up, the server learns whether it read its last
     /// answer.
     Leaving,
 }
@@ -49,13 +49,13 @@ pub(super) enum DisconnectReason {
     Unreachable(io::Error),
     #[error("its host does not answer")]
     HostSilent,
-    #[error("it did not report its blocks within {} s", ANSWER_NS / 1_000_000_000)]
+    #[error("it did not report its blocks within {} s", REPORT_NS_MAX / 1_000_000_000)]
     ReportOverdue,
     #[error("its process did not answer for {ms} ms")]
     ProcessSilent { ms: u64 },
     #[error("its clock fell {ms} ms behind the server's")]
     ClockBehind { ms: u64 },
-    #[error("more than {STRANGERS_MAX} connections have no client")]
+    #[error("more than {CLIENTLESS_MAX} connections have no client")]
     Crowded,
 }
 
@@ -85,15 +85,15 @@ pub(super) struct ClientConnection {
     pub(super) client: ClientIdentity,
     /// The user of the client, if it is on this host.
     pub(super) user: Option<u32>,
-    /// Whether it is in the queue for a turn of the control thread.
+    /// Whether the connection is in the queue for a turn of the serving thread.
     pub(super) is_queued: bool,
-    /// The events for which epoll watches it.
+    /// The events for which epoll watches the connection.
     pub(super) watched: EventFlags,
     /// The progress of the snapshot that its client takes, in thousandths.
     pub(super) snapshot_permille: Option<u32>,
     unsent: Option<ServerMessage>,
     last_sent: Option<ServerMessage>,
-    /// The requests to send once there is room, by [`urgency`].
+    /// The requests to send once the channel has room, by [`urgency`].
     asks: [Option<ServerRequest>; 3],
     /// The client has closed its end. Nothing can be sent to it, but the messages that it sent
     /// before can still be read.
@@ -130,7 +130,7 @@ impl ClientConnection {
     pub(super) fn role(&self) -> Option<Role> {
         match self.client {
             ClientIdentity::Client { role, .. } => Some(role),
-            ClientIdentity::Stranger | ClientIdentity::Leaving => None,
+            ClientIdentity::Unidentified | ClientIdentity::Leaving => None,
         }
     }
 
@@ -139,7 +139,7 @@ impl ClientConnection {
         self.unsent.is_some()
     }
 
-    /// The events for which epoll should watch it.
+    /// Returns the events for which epoll should watch the connection.
     pub(super) fn wants(&self) -> EventFlags {
         let has_request = self.next_ask().is_some();
         match (self.is_waiting(), has_request && !self.is_closed) {
@@ -151,7 +151,7 @@ impl ClientConnection {
         }
     }
 
-    /// Receives one message; `None` if there is none after all.
+    /// Receives one message, and returns its length; `None` if no message has arrived.
     pub(super) fn receive(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, DisconnectReason> {
         match self.channel.receive(buffer) {
             Ok(Some(0)) => {
@@ -165,8 +165,8 @@ impl ClientConnection {
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData => Err(DisconnectReason::broken(error)),
                 io::ErrorKind::TimedOut => Err(DisconnectReason::HostSilent),
-                // The error is reported once, before the messages that the client sent. Those may
-                // include its goodbye.
+                // The system reports this error once, before the messages that the client sent, one
+                // of which may be its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {
                     (self.is_closed, self.missed_last) = (true, true);
                     Ok(None)
@@ -176,7 +176,7 @@ impl ClientConnection {
         }
     }
 
-    /// Sends an answer, now or once there is room.
+    /// Sends an answer, now or once the channel has room.
     pub(super) fn answer(
         &mut self,
         reply: ServerMessage,
@@ -187,7 +187,8 @@ impl ClientConnection {
         self.flush(buffer)
     }
 
-    /// Sends a request, now or once there is room. It replaces an unsent request of the same kind.
+    /// Sends a request, now or once the channel has room. It replaces an unsent request of the same
+    /// kind.
     pub(super) fn ask(
         &mut self,
         ask: ServerRequest,
@@ -221,7 +222,8 @@ impl ClientConnection {
         Ok(())
     }
 
-    /// Sends a message. Returns false if there is no room, or if the client has closed its end.
+    /// Sends a message. Returns false if the channel has no room, or if the client has closed its
+    /// end.
     fn send(&mut self, message: &[u8]) -> Result<bool, DisconnectReason> {
         if self.is_closed {
             return Ok(false);
@@ -243,14 +245,14 @@ impl ClientConnection {
         Ok(false)
     }
 
-    /// Sends no more answers, and closes the connections of the sessions. Over verbs this
-    /// fences the client: its queue pairs are destroyed when this returns.
+    /// Closes the connections of the sessions, and sends no more answers. Over verbs this fences
+    /// the client: it destroys the queue pairs before it returns.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.data.clear();
     }
 
-    /// Takes the answers that the client certainly never read.
+    /// Takes and returns the answers that the client certainly did not read.
     pub(super) fn take_undelivered(&mut self) -> [Option<ServerMessage>; 2] {
         let unsent = if self.is_closed { self.unsent.take() } else { None };
         let missed = if self.missed_last { self.last_sent.take() } else { None };

@@ -90,7 +90,7 @@ impl Acceptor for DeviceAcceptor {
         EVENTS_MAX
     }
 
-    /// Events that are not taken keep the descriptor readable.
+    /// Events that this turn leaves in the queue keep the descriptor readable.
     fn next(&mut self) -> io::Result<Option<Arrival>> {
         Ok(match self.listener.next_event() {
             Ok(event) => event.map(|event| match event {
@@ -125,7 +125,7 @@ struct DeviceRequest {
 }
 
 impl ConnectionRequest for DeviceRequest {
-    fn hello(&self) -> &[u8] {
+    fn connect_request(&self) -> &[u8] {
         self.incoming.private_data()
     }
 

@@ -1,4 +1,4 @@
-//! Probes of the hosts of clients: a host that lost power sends no disconnect.
+//! Probes the hosts of clients, because a host without power sends no disconnect.
 
 use farside_fabric::Nanos;
 use farside_fabric::rdma::ProbeState;
@@ -18,8 +18,8 @@ impl Probing {
         Self { period_ns, probed_at: 0 }
     }
 
-    /// Notes that a client connected. Only the first one sets the time of the next probe. If each
-    /// did, clients that keep connecting would postpone the probes for ever.
+    /// Notes that a client connected. Only the first client sets the time of the next probe.
+    /// Otherwise clients that keep connecting would postpone every probe.
     pub(super) fn note_connected(&mut self, is_first: bool, now: Nanos) {
         if is_first {
             self.probed_at = now;

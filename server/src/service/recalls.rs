@@ -1,16 +1,16 @@
-//! Recalls: when to ask all clients to return the blocks that they do not need.
+//! Recalls: decides when the server asks all clients for the blocks that they do not need.
 //!
-//! Each kind of memory has its own recalls: each class of blocks, and chunks for the index. Memory
-//! of another kind does not help the client whose request found none.
+//! Each kind of memory has recalls of its own: each class of blocks, and chunks for the index. A
+//! client whose request found no memory of one kind cannot use memory of another kind.
 
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
 
 use crate::depot::ReturnCounts;
 
-/// How long after a recall clients may still return blocks. A request that finds none until then is
-/// told to retry.
-const ANSWER_NS: Nanos = 100_000_000;
+/// How long after a recall clients may still return blocks. Until then the server tells a client
+/// whose request finds no block to ask again.
+const RETURN_NS_MAX: Nanos = 100_000_000;
 /// Pause between two recalls of one kind of memory.
 const PAUSE_NS: Nanos = 20_000_000;
 /// Pause after a recall in vain, after which nothing was returned. The server recalls again,
@@ -24,7 +24,7 @@ const HOPELESS_PAUSE_NS: Nanos = 500_000_000;
 #[derive(Clone, Copy, Default)]
 struct Recall {
     at: Option<Nanos>,
-    /// What had been returned when it was made.
+    /// The memory that had been returned when the recall was made.
     returned: ReturnCounts,
     /// The number of recalls in vain in a row.
     in_vain: u32,
@@ -57,9 +57,10 @@ impl Recalls {
         &mut self.0[class.map_or(SizeClass::COUNT, |class| class.index().into())]
     }
 
-    /// Whether to recall blocks now, for a request for blocks of this class, or for a chunk.
-    /// `returned` is what has been returned until now.
-    pub(super) fn begin(
+    /// Returns whether a recall is due now, for a request for blocks of this class, or for a chunk.
+    /// If it is due, notes that it is made. `returned` counts the memory that has been returned
+    /// until now.
+    pub(super) fn note_if_due(
         &mut self,
         class: Option<SizeClass>,
         returned: ReturnCounts,
@@ -71,9 +72,9 @@ impl Recalls {
         next.is_some()
     }
 
-    /// Whether clients may still return blocks after the last recall.
+    /// Whether clients may still return blocks of this class because of the last recall.
     pub(super) fn is_recent(&mut self, class: SizeClass, now: Nanos) -> bool {
-        self.of(Some(class)).at.is_some_and(|at| now.saturating_sub(at) < ANSWER_NS)
+        self.of(Some(class)).at.is_some_and(|at| now.saturating_sub(at) < RETURN_NS_MAX)
     }
 }
 
@@ -87,10 +88,10 @@ mod tests {
         let class = SizeClass::for_bytes(64).unwrap();
         let nothing = ReturnCounts::default();
         let mut at = 5;
-        assert!(recalls.begin(Some(class), nothing, at));
+        assert!(recalls.note_if_due(Some(class), nothing, at));
         let pauses = (0..10).map(|_| {
             let before = at;
-            while !recalls.begin(Some(class), nothing, at) {
+            while !recalls.note_if_due(Some(class), nothing, at) {
                 at += 10_000_000;
             }
             at - before
@@ -98,9 +99,9 @@ mod tests {
         let pauses: Vec<_> = pauses.collect();
         assert_eq!(pauses[..8], [IN_VAIN_PAUSE_NS; 8]);
         assert_eq!(pauses[8..], [HOPELESS_PAUSE_NS; 2]);
-        assert!(recalls.is_recent(class, at) && !recalls.is_recent(class, at + ANSWER_NS));
-        assert!(recalls.begin(None, nothing, at));
+        assert!(recalls.is_recent(class, at) && !recalls.is_recent(class, at + RETURN_NS_MAX));
+        assert!(recalls.note_if_due(None, nothing, at));
         let more = ReturnCounts { blocks: 1, ..nothing };
-        assert!(recalls.begin(Some(class), more, at + PAUSE_NS));
+        assert!(recalls.note_if_due(Some(class), more, at + PAUSE_NS));
     }
 }

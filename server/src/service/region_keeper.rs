@@ -1,5 +1,5 @@
-//! The serving thread's work on the region: requests of clients for memory, and the chores that
-//! keep the region in order.
+//! The serving thread's work on the region: it serves requests for memory, and does the chores: it
+//! sweeps, removes expired values and collects lost blocks.
 
 use farside_config::ServerConfig;
 use farside_control::{FreeBlock, Role, ServerMessage, ServerStatistics, SplitOutcome};
@@ -17,7 +17,7 @@ use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::{RegionTables, ServedRegion};
 use crate::sweep::Sweeper;
 
-/// How long readers get the same figures of the depot. Bounds the time that their requests cost.
+/// How long readers get the same figures of the depot, so that their requests cost little time.
 const FIGURES_AGE_NS_MAX: Nanos = 100_000_000;
 
 /// The region and its chores.
@@ -28,7 +28,7 @@ pub(super) struct RegionKeeper {
     sweeper: Sweeper,
     pub(super) collector: Collector,
     pub(super) reaper: Reaper,
-    /// Only if the region is a cache.
+    /// `None` unless the region is a cache.
     evictor: Option<Evictor>,
     memory_level: MemoryLevel,
     /// The number of splits when the log said that the index cannot grow. `None` if it can.
@@ -157,43 +157,48 @@ impl RegionKeeper {
 
     /// Returns whether to send a recall now, for a request that found no memory of this kind.
     fn begin_recall(&mut self, class: Option<SizeClass>, now: Nanos) -> bool {
-        let begins = self.recalls.begin(class, self.opened.depot.returned(class), now);
+        let begins = self.recalls.note_if_due(class, self.opened.depot.returned(class), now);
         self.statistics.recalls += u64::from(begins);
         begins
     }
 
-    /// Notes the blocks that a client reports to hold. `last` if its report is complete.
+    /// Notes the blocks that a client holds, according to its report. `last` is true in the last
+    /// message of the report.
     pub(super) fn note_held(
         &mut self,
-        token: u64,
+        connection_number: u64,
         (collection, last): (u32, bool),
         blocks: Vec<BlockAddress>,
     ) {
-        if self.collector.is_awaited(token, collection) {
+        if self.collector.is_awaited(connection_number, collection) {
             blocks.into_iter().for_each(|block| self.opened.depot.clear_suspicion(block));
             if last {
-                self.collector.answered(token);
+                self.collector.answered(connection_number);
             }
         }
     }
 
     /// Notes that this client said goodbye.
-    pub(super) fn sign_off(&mut self, token: u64, client: u16) {
+    pub(super) fn sign_off(&mut self, connection_number: u64, client: u16) {
         self.reaper.forget(client);
-        self.collector.lost(token, false, boot_time_ns());
+        self.collector.lost(connection_number, false, boot_time_ns());
     }
 
     /// Notes that this client was fenced, possibly in the middle of an operation. Returns whether
     /// its id can be used again at once: a writer's slots must be swept first.
-    pub(super) fn note_fenced(&mut self, token: u64, (client, role): (u16, Role)) -> bool {
+    pub(super) fn note_fenced(
+        &mut self,
+        connection_number: u64,
+        (client, role): (u16, Role),
+    ) -> bool {
         // A reader cannot have stored anything: its mapping is read-only.
         if role == Role::Reader {
-            self.sign_off(token, client);
+            self.sign_off(connection_number, client);
             return true;
         }
         let now = boot_time_ns();
         self.reaper.note_fenced(client, now);
-        self.collector.lost(token, true, now);
+        self.collector.lost(connection_number, true, now);
         self.sweeper.add(client, now, self.own.fence_delay_ns());
         false
     }
@@ -258,7 +263,7 @@ impl RegionKeeper {
         }
     }
 
-    /// The statistics of the region, for a client of this role.
+    /// Returns the statistics of the region, for a client of this role.
     pub(super) fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
         let is_recent = |at: Nanos| now.saturating_sub(at) < FIGURES_AGE_NS_MAX;
         if role == Role::Writer || !self.figures_at.is_some_and(is_recent) {

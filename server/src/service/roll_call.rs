@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
 
-/// A clock may run slow or fast by one part in this many of the time that has passed. This much is
-/// not counted as lag.
-const DRIFT_SHARE: i128 = 16;
+/// A clock may run slow or fast by a sixteenth of the time that has passed, which does not count as
+/// lag.
+const DRIFT_DIVISOR: i128 = 16;
 
 /// The clock of a client.
 struct Client {
@@ -43,7 +43,7 @@ pub(super) struct DueClients {
     pub(super) silent: Vec<(u64, u64)>,
 }
 
-/// All writers, by the token of their connection.
+/// All writers, by the number of their connection.
 pub(super) struct RollCall {
     lag_max_ns: Nanos,
     clients: BTreeMap<u64, Client>,
@@ -54,37 +54,40 @@ pub(super) struct RollCall {
 }
 
 impl RollCall {
-    /// Ensures that no clock falls behind by more than `lag_max_ns` before its client is fenced.
+    /// Creates a roll call without writers. It fences a client before the client's clock falls
+    /// behind by more than `lag_max_ns`.
     pub(super) fn new(lag_max_ns: Nanos) -> Self {
         Self { lag_max_ns, clients: BTreeMap::new(), awaited: 0, asked_at: 0, stepped_at: 0 }
     }
 
-    /// How often each client is asked.
+    /// Returns the time between two questions to a client.
     fn period_ns(&self) -> Nanos {
         self.lag_max_ns / 8
     }
 
-    /// The lag up to which an answer is accepted.
+    /// Returns the largest lag that an answer may show.
     fn shown_max_ns(&self) -> Nanos {
         self.lag_max_ns / 4
     }
 
-    /// How long a client may take to answer.
+    /// Returns how long a client may take to answer.
     fn silence_max_ns(&self) -> Nanos {
         self.lag_max_ns / 2
     }
 
     /// Adds a writer that connected. The first one also starts the time until the next questions.
-    pub(super) fn add(&mut self, token: u64, now: Nanos) {
+    pub(super) fn add(&mut self, connection_number: u64, now: Nanos) {
         if self.clients.is_empty() {
             self.asked_at = now;
         }
-        self.clients.insert(token, Client { ahead_ns: None, answered_at: now, awaited: None });
+        self.clients
+            .insert(connection_number, Client { ahead_ns: None, answered_at: now, awaited: None });
     }
 
-    /// Removes a client, if it is there.
-    pub(super) fn remove(&mut self, token: u64) {
-        let awaited = self.clients.remove(&token).is_some_and(|client| client.awaited.is_some());
+    /// Removes a client, unless it was removed before.
+    pub(super) fn remove(&mut self, connection_number: u64) {
+        let awaited =
+            self.clients.remove(&connection_number).is_some_and(|client| client.awaited.is_some());
         self.awaited -= usize::from(awaited);
     }
 
@@ -101,18 +104,18 @@ impl RollCall {
         let mut call = DueClients::default();
         let asks_now = now >= self.asked_at.saturating_add(self.period_ns());
         let silence_max_ns = self.silence_max_ns();
-        for (token, client) in &mut self.clients {
+        for (connection_number, client) in &mut self.clients {
             match &mut client.awaited {
                 Some((_, waiting)) => {
                     waiting.advance(now);
                     if waiting.waited() >= silence_max_ns {
-                        call.silent.push((*token, waiting.waited() / 1_000_000));
+                        call.silent.push((*connection_number, waiting.waited() / 1_000_000));
                     }
                 }
                 None if asks_now => {
                     client.awaited = Some((now, WaitTimer::since(now)));
                     self.awaited += 1;
-                    call.ask.push(*token);
+                    call.ask.push(*connection_number);
                 }
                 None => {}
             }
@@ -124,14 +127,19 @@ impl RollCall {
         call
     }
 
-    /// Takes a client's answer: what its clock reads.
+    /// Takes a client's answer, the time that its clock shows.
     ///
     /// # Errors
-    /// The clock fell too far behind the server's, by this many milliseconds.
-    pub(super) fn answered(&mut self, token: u64, clock: Nanos, now: Nanos) -> Result<(), u64> {
+    /// The clock fell too far behind the server's clock; the error is the lag in milliseconds.
+    pub(super) fn answered(
+        &mut self,
+        connection_number: u64,
+        clock: Nanos,
+        now: Nanos,
+    ) -> Result<(), u64> {
         let shown_max_ns = self.shown_max_ns();
-        let Some(client) = self.clients.get_mut(&token) else { return Ok(()) };
-        // Without a question it is unknown when the clock was read.
+        let Some(client) = self.clients.get_mut(&connection_number) else { return Ok(()) };
+        // An answer without a question does not count: it is unknown when the clock was read.
         let Some((asked_at, mut waiting)) = client.awaited.take() else { return Ok(()) };
         self.awaited -= 1;
         // The client read its clock between the question and now. If the server was stopped
@@ -143,7 +151,7 @@ impl RollCall {
             (clock - i128::from(asked_at), clock - i128::from(answered_at));
         let passed = i128::from(now.saturating_sub(client.answered_at));
         let ahead = client.ahead_ns.map_or(ahead_max, |before| {
-            ahead_max.clamp(before - passed / DRIFT_SHARE, before + passed / DRIFT_SHARE)
+            ahead_max.clamp(before - passed / DRIFT_DIVISOR, before + passed / DRIFT_DIVISOR)
         });
         (client.ahead_ns, client.answered_at) = (Some(ahead), now);
         let behind = ahead - ahead_min;
@@ -227,7 +235,7 @@ mod tests {
         let (mut asked, started) = (0, world.now);
         let silent = loop {
             let call = world.step(1000);
-            asked += call.ask.iter().filter(|token| **token == 9).count();
+            asked += call.ask.iter().filter(|connection_number| **connection_number == 9).count();
             if call.ask.contains(&9) {
                 world.roll_call.answered(9, world.now, world.now).unwrap();
             }

@@ -50,7 +50,7 @@ pub(crate) fn bind(path: &Path, config: &ServerConfig) -> Result<Listener, Serve
     })
 }
 
-/// Returns the owner of a file if that is another user than this process's.
+/// Returns the owner of a file, unless it is the user of this process.
 fn other_owner(path: &Path) -> Option<u32> {
     let this_user = rustix::process::geteuid().as_raw();
     let owner = std::fs::symlink_metadata(path).ok()?.uid();
@@ -87,11 +87,11 @@ impl Acceptor for SocketAcceptor {
             Err(error) => return Err(error),
         };
         let user = connection.peer_user();
-        let stranger = ShmChannel::over(connection).and_then(|channel| {
+        let connection_and_user = ShmChannel::over(connection).and_then(|channel| {
             let channel: Box<dyn ControlChannel> = Box::new(channel);
             Ok((channel, user?))
         });
-        Ok(Some(Arrival::Stranger(stranger)))
+        Ok(Some(Arrival::Unidentified(connection_and_user)))
     }
 
     fn descriptor(&self, role: Role) -> Option<BorrowedFd<'_>> {

@@ -27,7 +27,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
 }
 
 /// The descriptor comes before the hello, with it, and from an accepted reader. The test fails if
-/// the control thread closes descriptors that it receives.
+/// the serving thread closes descriptors that it receives.
 #[test]
 fn a_descriptor_that_closes_slowly_delays_no_client() {
     let folder = TestFolder::new();
@@ -53,7 +53,7 @@ fn a_descriptor_that_closes_slowly_delays_no_client() {
     server.signal(Signal::CONT);
     // The timeouts here are far below the minute that a close takes.
     assert_eq!(folder.writer().take(class(64), 1).len(), 1);
-    assert_eq!(server.terminate(), Some(0), "the control thread closes a descriptor");
+    assert_eq!(server.terminate(), Some(0), "the serving thread closes a descriptor");
 }
 
 /// In each round a new client connects and is served.

@@ -1,4 +1,5 @@
-//! The region checker: walks a whole region with READs alone and reports what is invalid in it.
+//! The region checker: walks a whole region with READs alone, and reports all that is invalid
+//! there.
 //!
 //! Clients may continue to work, so a problem is reported only if a second READ confirms it:
 //!
@@ -24,12 +25,11 @@ use farside_layout::{
 const REREADS_MAX: u32 = 8;
 /// The pause before a table with a problem is read again: the server may be between two stores.
 const PAUSE_NS: Nanos = 2_000_000;
-/// Limit on walks, each of which starts over because the directory was replaced during the last
-/// one.
+/// Limit on walks. A walk during which the directory is replaced is repeated.
 const WALKS_MAX: u32 = 4;
 /// How much of a table one READ reads, in bytes.
 const TABLE_READ_BYTES: u64 = 64 << 10;
-/// The deadline of all READs here: they need none.
+/// The deadline of all READs of the checker, which need no deadline.
 const NO_DEADLINE: Nanos = Nanos::MAX;
 
 /// How much of a region is checked.
@@ -75,8 +75,8 @@ pub enum CheckError {
     },
 }
 
-/// Checks a region of this length through a lane of the endpoint, with READs alone. The flag
-/// says that nothing changes the region meanwhile: then the check does not pause.
+/// Checks a region of this length through a lane of the endpoint, with READs alone. If
+/// `is_at_rest`, nothing changes the region meanwhile, so the check does not pause.
 ///
 /// # Errors
 /// [`CheckError`] if there is no report. Damage is not an error: it is in the report.
@@ -201,8 +201,8 @@ impl<'a, F: Fabric> Walk<'a, F> {
         let (superblock, format) = Superblock::decode(&superblock, region_bytes)?;
         let geometry = format.geometry();
         let depth = superblock.directory_depth(&geometry)?;
-        // No other READ reaches the end of the region. This one fails if the region is shorter than
-        // stated.
+        // No other READ reaches the end of the region. This READ fails if the region is shorter
+        // than stated.
         reads.word(region_bytes - size_of::<u64>() as u64).await?;
         Ok(Self {
             reads,
@@ -238,7 +238,7 @@ impl<'a, F: Fabric> Walk<'a, F> {
     }
 
     /// Pauses, so that a change of the server can end. Does nothing once the report is full:
-    /// otherwise the check of a region full of problems would take for ever.
+    /// otherwise the check of a region full of problems would take hours.
     async fn pause(&self) {
         if !self.report.is_full() {
             let until = self.reads.endpoint.now() + self.pause_ns;
@@ -246,7 +246,7 @@ impl<'a, F: Fabric> Walk<'a, F> {
         }
     }
 
-    /// Whether there was a moment at which both slots had the words that were read before.
+    /// Whether both slots had, at one moment, the words that were read before.
     async fn are_unchanged(
         &self,
         first: LinkedSlot,

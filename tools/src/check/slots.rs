@@ -88,7 +88,7 @@ impl<F: Fabric> Walk<'_, F> {
                 }
                 Err(problem) => problem,
             };
-            // Without a change, the problem is real: see the module's documentation.
+            // If the slot has not changed, the problem is real: see the documentation of `check`.
             let reread = self.reads.slot(location.offset).await?;
             let block = word.block().ok();
             let chunk = block.and_then(|block| self.geometry.chunk_of(block.address.offset()));
@@ -172,8 +172,7 @@ impl<F: Fabric> Walk<'_, F> {
         }
     }
 
-    /// Checks that the block that was read last is the one that the slot links. Returns its
-    /// content.
+    /// Checks that the slot links the block that was read last. Returns the content of the block.
     fn check_block(
         &self,
         location: SlotLocation,

@@ -154,8 +154,9 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
-    /// Visits the subtables to which a split moves the keys of the one that was visited last. If a
-    /// split of those has begun too, also visits its targets, and so on.
+    /// Visits the targets of a split: the subtables to which it moves the keys of the subtable that
+    /// was visited last. If a split of a target has begun too, also visits the targets of that
+    /// split, and so on.
     async fn visit_split_targets(
         &mut self,
         old: Subtable,
@@ -190,7 +191,8 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
-    /// Returns the subtables to which the one that was read last forwards, each paired with it.
+    /// Returns the subtables to which the subtable that was read last forwards, each as a pair
+    /// (old, new).
     fn split_targets(&self, old: Subtable) -> Result<Vec<(Subtable, Subtable)>, LayoutError> {
         let Some(forward) = self.forward()? else { return Ok(Vec::new()) };
         let new = |side: usize| Subtable {
@@ -304,9 +306,9 @@ impl<F: Fabric> Walk<'_, F> {
         Ok((entries, Subtable { offset: subtable, prefix, local_depth }))
     }
 
-    /// Checks that all directory entries for the subtable that was read last lead to it, or to
-    /// where a split moved its keys. A split changes the entries one by one, from the last to the
-    /// first.
+    /// Checks that all directory entries for the subtable that was read last lead to it, or to the
+    /// subtables to which a split moved its keys. A split changes the entries one by one, from the
+    /// last to the first.
     fn group_problem(&self, index: u64, entries: u64) -> Result<Option<Problem>, LayoutError> {
         let group = &self.directory[index as usize..(index + entries) as usize];
         let first = DirectoryEntry::from_bits(group[0]);
@@ -336,8 +338,8 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(Row::read_from_prefix(bytes).map_err(|_| short)?.0)
     }
 
-    /// Checks the rows of the subtable that was read last. It may still be `filling` only if a
-    /// split leads to it.
+    /// Checks the rows of the subtable that was read last. `may_fill` is true if a split leads to
+    /// the subtable, so that its rows may still be marked as filling.
     fn row_problems(
         &self,
         subtable: Subtable,

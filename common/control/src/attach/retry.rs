@@ -1,7 +1,7 @@
 //! The policy for connecting, which every command and every call follows.
 //!
-//! Attempts are made with growing pauses until the timeout, and the last one exactly then. The
-//! error says how far the last attempt came.
+//! A client makes attempts with growing pauses until the timeout. The last attempt begins exactly
+//! at the timeout. The error says how far it came.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use super::{Attached, ConnectError, ConnectOptions, Result};
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// The longest pause, and so the longest delay before a restarted server is found.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
-/// The shortest timeout of an attempt. The last one begins when the whole time is used up.
+/// The shortest timeout of an attempt. The last attempt gets it, because it begins when no time is
+/// left.
 const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 /// How far an attempt to reach a server came.
@@ -29,12 +30,12 @@ pub enum Contact {
 }
 
 impl Contact {
-    /// This result, for a client that the server has answered before.
+    /// Returns this contact as it is for a client that the server has answered before.
     pub(super) fn after_an_answer(self) -> Self {
         if self == Self::Silent { self } else { Self::Lost }
     }
 
-    /// The error message, after attempts for this long.
+    /// Returns the error message. `tried` is the time since the first attempt began.
     pub fn message(self, server: &str, tried: Duration) -> impl fmt::Display {
         let ms = tried.as_millis();
         fmt::from_fn(move |f| match self {

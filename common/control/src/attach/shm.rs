@@ -91,7 +91,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
     Ok(Attached { welcome, factory, channel: Box::new(channel) })
 }
 
-/// The offset of this client's entry in the client table.
+/// Returns the offset of this client's entry in the client table.
 fn lease_offset(region: &Region, welcome: &Welcome) -> Result<u64> {
     let mut words = [0u64; SUPERBLOCK_BYTES as usize / 8];
     let short = || LayoutError::Truncated { what: "region", bytes: region.bytes() };

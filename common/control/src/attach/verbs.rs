@@ -47,8 +47,8 @@ impl FabricFactory for VerbsFactory {
 }
 
 impl VerbsFactory {
-    /// A transient error stays `Rdma`, so that the session retries on this connection.
-    /// `Unreachable` would end the connection.
+    /// Returns the error of a session. A transient error becomes `Rdma`, so that the session
+    /// retries on this connection. `Unreachable` would end the connection.
     fn failed(&self, error: VerbsError) -> ConnectError {
         match error.is_transient() {
             true => ConnectError::Rdma(error),
@@ -56,7 +56,7 @@ impl VerbsFactory {
         }
     }
 
-    /// A data connection, in several attempts, to the server that answered before.
+    /// Makes a data connection, in several attempts, to the server that answered before.
     fn connect(
         &self,
         attempt: impl Fn(&Options) -> std::result::Result<DataLink, VerbsError>,

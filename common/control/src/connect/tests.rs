@@ -61,6 +61,7 @@ fn requests_and_replies_round_trip() {
         Refusal::ShuttingDown,
         Refusal::FullOfReaders { readers: 7 },
         Refusal::FullForUser { clients: 7 },
+        Refusal::TooManySessions { sessions: 8 },
         Refusal::UnknownClient { client: 12 },
         Refusal::Device,
         Refusal::Unknown { code: 77 },
