@@ -26,8 +26,8 @@ pub(crate) struct Clients {
     pub(crate) clients_max: u32,
     last_id: u16,
     incarnation: u64,
-    /// How many clients have had each id. Counted for each id, because a lease is compared only
-    /// with leases of the same id. So the ids last for 2^42 clients.
+    /// How many clients have had each id. Each id has a count of its own, because a lease is
+    /// compared only with leases of the same id. So the ids last for 2^42 clients.
     admitted: Vec<u32>,
 }
 
@@ -56,12 +56,14 @@ impl Clients {
         if self.connected >= self.clients_max {
             return Err(full);
         }
-        // In turn, so that an id is reused as late as possible. Id 0 is no client's.
-        let ids = CLIENT_IDS as u16;
+        // Takes the ids in turn, so that an id is reused as late as possible. No client has the id
+        // 0.
+        let ids = CLIENTS_MAX as u16;
         let mut next_ids = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
         let is_free = |id: usize| self.ids[id] == IdState::Free && self.admitted[id] < u32::MAX;
         let id = next_ids.find(|id| is_free(usize::from(*id))).ok_or(full)?;
-        // Unique among the leases of an id: the server's incarnation differs, or the count does.
+        // The lease is unique among the leases of an id, because the server's incarnation or the
+        // count differs.
         self.admitted[usize::from(id)] += 1;
         let lease = self.incarnation << 32 | u64::from(self.admitted[usize::from(id)]);
         self.set_lease(id, lease).map_err(|_| full)?;
@@ -101,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// The table of a server that is the third of its region. It admits two clients.
+    /// Returns the table of the third server of a region. It admits two clients.
     fn clients() -> Clients {
         let memory = RegionMemory::anonymous(8 << 20, HugePages::Never).unwrap();
         let format = ServerConfig::default().format(8 << 20, [0; 16], [0; 16]);
@@ -121,8 +123,9 @@ mod tests {
         clients.fence(first).unwrap();
         assert_eq!(clients.region.load(entry).unwrap(), 0);
         let mut seen = vec![(first, lease)];
-        // Goes twice round all ids. Those of the fenced and of the connected client are not reused.
-        for _ in 0..2 * CLIENT_IDS {
+        // Admits twice as many clients as there are ids. The ids of the fenced and of the connected
+        // client are not reused.
+        for _ in 0..2 * CLIENTS_MAX {
             let (id, lease) = clients.admit().unwrap();
             assert!(id != 0 && id != first && id != second);
             assert!(!seen.contains(&(id, lease)));
@@ -140,7 +143,8 @@ mod tests {
         assert_eq!(clients.connected, 1);
     }
 
-    /// When all ids shared one count, a client that reconnected in a loop used it up in some days.
+    /// Each id needs a count of its own: a client that reconnected in a loop used up one shared
+    /// count in some days.
     #[test]
     fn an_id_whose_count_is_used_up_is_skipped() {
         let mut clients = clients();

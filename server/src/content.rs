@@ -54,9 +54,9 @@ impl BlockReader {
         Self { region: region.clone(), geometry: format.geometry(), hasher }
     }
 
-    /// Reads the slot's block. Returns `None` if it was rewritten meanwhile, or if the slot or the
-    /// block is damaged. A slot's word has no checksum, so all of its fields are compared with the
-    /// block: a damaged word must not remove the block of another key.
+    /// Reads the slot's block. Returns `None` if the block was rewritten meanwhile, or if the slot
+    /// or the block is damaged. A slot's word has no checksum, so all of its fields are compared
+    /// with the block: a damaged word must not remove the block of another key.
     pub(crate) fn read(
         &self,
         slot: &Slot,
@@ -106,7 +106,7 @@ mod tests {
     use crate::recovery::{self, ServedRegion};
 
     const SUBTABLES_PER_CHUNK: usize = 256;
-    /// Longer than these tests run.
+    /// A time that is longer than these tests run.
     const HOUR: u64 = 3_600_000_000_000;
 
     /// A region in which many LIVE words lead to the same block, whose value has expired.
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(steps.len(), SUBTABLES_PER_CHUNK / 64);
     }
 
-    /// It removes one of five blocks that it reads, so two of the eight in 32 MiB.
+    /// The request removes one of five blocks that it reads: two of the eight blocks in 32 MiB.
     #[test]
     fn a_request_for_room_reads_no_more_than_32_mib_of_blocks() {
         assert_eq!(OneBlockRegion::new(BLOCK_BYTES_MAX, 40, 0, 2 << 20).evict()[0], 2);
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(OneBlockRegion::new(64, words, 0, 2 << 20).evict()[0], 1024);
     }
 
-    /// The next request continues where this one ended.
+    /// The second request continues where the first one ended.
     #[test]
     fn a_request_for_room_walks_no_more_than_32_mib_of_index() {
         let subtables = 32 << 20 >> 13;

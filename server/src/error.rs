@@ -1,4 +1,4 @@
-//! The errors that keep a server from starting, and the damage in a region.
+//! The errors for which a server does not start, and the kinds of damage in a region.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ pub enum Damage {
 }
 
 impl ServerError {
-    /// The error for a file whose superblock is not that of a region of this format.
+    /// Returns the error for a file whose superblock is invalid or has another format version.
     pub(crate) fn no_region(path: &Path, source: LayoutError) -> Self {
         let path = path.to_owned();
         match source {

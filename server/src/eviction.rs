@@ -16,10 +16,11 @@ use crate::walk::{Budget, Cursor};
 
 /// Limit on the keys that are removed for one request.
 const EVICTIONS_MAX: usize = 1024;
-/// How many blocks are read for each that is unlinked.
+/// How many blocks are read for each block that is unlinked.
 const SAMPLE: usize = 5;
-/// How many bytes of blocks are read for one request; the last block may exceed this. It is enough
-/// for a sample for the request of a session, which is for 2 MiB or one block.
+/// How many bytes of blocks are read for one request; the last block may exceed this limit. The
+/// limit is enough for the sample of a session's request, which is for 2 MiB of blocks or for one
+/// block.
 const SAMPLE_BYTES_MAX: u64 = 32 << 20;
 /// Limit on the subtables that are read for one request: 32 MiB.
 const SUBTABLES_MAX: usize = 4096;
@@ -39,7 +40,8 @@ pub(crate) struct Evictor {
     reader: BlockReader,
     /// How old a word may be for a CAS that expects it (invariant I4).
     proof_age_max_ns: Nanos,
-    /// Where the next sample begins. Samples go round the index, which is in the order of hashes.
+    /// The slot at which the next sample begins. Samples go round the index, which is sorted by
+    /// hash.
     cursor: Cursor,
     /// The number of keys that were removed.
     pub(crate) evicted: u64,

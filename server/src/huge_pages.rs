@@ -12,7 +12,7 @@ use farside_fabric::shm::{Collapse, RegionMemory};
 /// How long a server makes pages before it starts to serve. The rest are made in the background.
 const WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// Makes pages for at most `WAIT_MAX`, and returns the work that is left for the background.
+/// Makes pages for at most `WAIT_MAX`, and returns the remaining work for the background.
 ///
 /// Over RDMA it makes all of them, because a device pins the pages of a region, and the kernel
 /// cannot replace pinned pages later.
@@ -51,8 +51,8 @@ fn log_refusal(work: &Collapse) {
     }
 }
 
-/// A thread that makes pages while clients are served. It ends when all are made, or when this is
-/// dropped.
+/// A thread that makes pages while clients are served. It ends when it has made all pages, or when
+/// this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct BackgroundCollapse {
     stop: Arc<AtomicBool>,

@@ -23,10 +23,10 @@ const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
 pub(crate) struct Index {
     pub(crate) region: Arc<Region>,
     pub(crate) geometry: Geometry,
-    /// How many bits of a hash select an entry of the directory in use.
+    /// How many bits of a hash select an entry of the current directory.
     pub(crate) depth: u8,
-    /// All places for subtables, in use or not. None is ever removed, so a walk by their numbers
-    /// misses none.
+    /// All places for subtables, in use or free. The server never removes a place, so a walk by
+    /// their numbers misses none.
     pub(crate) places: Vec<u64>,
     /// The chunks of these places.
     chunks: HashSet<u32>,
@@ -34,9 +34,10 @@ pub(crate) struct Index {
     pub(crate) in_use: u64,
     /// Places to which no directory entry leads, with all words MOVED.
     pub(crate) free: Vec<u64>,
-    /// Places that a split has emptied, and when clients no longer use what they read there before.
+    /// Places that a split has emptied, each with the time at which clients no longer use what they
+    /// read there before.
     pub(crate) resting: VecDeque<(Nanos, u64)>,
-    /// Unfinished splits, by their old subtable, and when to try again.
+    /// Unfinished splits, by their old subtable, each with the time of the next attempt.
     pub(crate) unfinished: BTreeMap<u64, Nanos>,
     /// The number of splits since the server started.
     pub(crate) splits: u64,
@@ -53,8 +54,8 @@ pub(crate) struct SubtableImage {
 }
 
 impl Index {
-    /// Reads the directory of this depth, and checks the header of every row. Also returns the
-    /// unfinished splits of a former server.
+    /// Reads the directory of this depth, and checks the header of every row. Returns the index and
+    /// the unfinished splits of a former server.
     pub(crate) fn read(
         region: &Arc<Region>,
         geometry: &Geometry,
@@ -129,7 +130,7 @@ impl Index {
         if first.local_depth() > self.depth || !self.is_place(offset) {
             return Err(Damage::DirectoryEntry { entry });
         }
-        // All entries that share the bits of a subtable lead to it.
+        // All entries that share the leading bits of a subtable lead to it.
         let entries = 1u64 << (self.depth - first.local_depth());
         if !entry.is_multiple_of(entries) {
             return Err(Damage::DirectoryEntry { entry });
@@ -218,7 +219,8 @@ impl SubtableImage {
         self.rows().iter().any(|row| row.header.is_valid() && !row.header.is_filling())
     }
 
-    /// The new subtables of a split, from any row: a split writes them to one row after the other.
+    /// Returns the new subtables of a split, from any row, because a split writes them to one row
+    /// after the other.
     pub(crate) fn forward(&self) -> Option<[u64; 2]> {
         self.rows().iter().find_map(|row| row.header.forward())
     }

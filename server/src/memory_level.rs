@@ -1,4 +1,4 @@
-//! Decides when the log says how much of the memory is in use.
+//! Decides when the server logs how much of the memory is in use.
 
 /// The levels of use that are logged, in percent of the heap's chunks.
 const LEVELS: [u64; 3] = [100, 90, 80];

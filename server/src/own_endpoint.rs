@@ -48,7 +48,7 @@ impl OwnEndpoint {
         Ok(Self { endpoint: Box::new(endpoint), _peer: Some(Box::new(peer)) })
     }
 
-    /// How long the verbs of a client can still take effect after it was fenced.
+    /// Returns how long the verbs of a client can still take effect after the server fenced it.
     pub(crate) fn fence_delay_ns(&self) -> Nanos {
         // Over a device the fence destroys the queue pairs of the client.
         if self.is_remote() { 0 } else { self.endpoint.fabric().timing(REGION).lateness_max_ns }
@@ -58,7 +58,7 @@ impl OwnEndpoint {
         self.endpoint.fabric().is_remote()
     }
 
-    /// How old a word may be for a CAS that expects it (invariant I4).
+    /// Returns how old a word may be for a CAS that expects it (invariant I4).
     pub(crate) fn proof_age_max_ns(&self, grace: Nanos) -> Nanos {
         proof_age_max_ns(grace, self.endpoint.fabric().timing(REGION).lateness_max_ns)
     }
@@ -70,7 +70,7 @@ impl OwnEndpoint {
     }
 
     /// Empties a slot if its word is an unfinished INSERT of one of these fenced clients. Returns
-    /// whether it did. Of a block of another client only the header is read.
+    /// whether it emptied the slot. Reads only the header of a block of another client.
     pub(crate) fn clear_left_by(
         &self,
         clients: &[u16],
@@ -88,10 +88,11 @@ impl OwnEndpoint {
     }
 
     /// Makes a LIVE slot a tombstone if it still has this word, at the latest at `deadline`.
-    /// Returns false if it does not, or if it is too late. The mark is written first (I2).
+    /// Returns false if the word has changed, or if the deadline has passed. Writes the mark first
+    /// (I2).
     ///
-    /// A PUT that loses to this must not count as overwritten: the key is removed because of its
-    /// old value. So the state becomes TOMB, which absorbs no PUT.
+    /// A PUT that loses to this removal must not count as overwritten, because the key is removed
+    /// for its old value. So the state becomes TOMB, which absorbs no PUT.
     pub(crate) fn unlink_to_tombstone(
         &self,
         slot: u64,
@@ -118,7 +119,7 @@ impl OwnEndpoint {
         self.chain(&[swap], Nanos::MAX).map(drop)
     }
 
-    /// The present time on the clock of deadlines.
+    /// Returns the present time on the clock of deadlines.
     pub(crate) fn now(&self) -> Nanos {
         self.endpoint.fabric().now()
     }

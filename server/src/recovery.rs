@@ -39,8 +39,8 @@ pub(crate) struct ServedRegion {
     pub(crate) is_new: bool,
 }
 
-/// A session is told to ask again if a block or a chunk becomes free within this time. Sessions
-/// give up one second later than this. A restore asks again as well.
+/// The server tells a session to ask again if a block or a chunk becomes free within this time.
+/// Sessions stop asking one second later. A restore also asks again.
 const WORTH_WAITING_NS: Nanos = 4_000_000_000;
 
 impl ServedRegion {
@@ -139,7 +139,7 @@ pub(crate) fn region_memory(config: &ServerConfig) -> Result<RegionMemory, Serve
     })
 }
 
-/// Opens the region in this memory: formats it if it is new, else checks it.
+/// Opens the region in this memory: formats a new region, and checks an existing one.
 pub(crate) fn open(
     memory: &RegionMemory,
     config: &ServerConfig,
@@ -163,8 +163,8 @@ pub(crate) fn open(
     }
     region.store(INCARNATION_OFFSET, incarnation)?;
     region.store(STATE_OFFSET, Superblock::state_word(RegionState::InUse, depth))?;
-    // Takes the leases of all former clients.
-    for entry in (0..CLIENT_IDS as u16).filter_map(|client| geometry.client_entry(client)) {
+    // Clears the leases of all former clients, which fences them.
+    for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
         region.store(entry, 0)?;
     }
     let fenced_at = boot_time_ns();
@@ -216,7 +216,7 @@ fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<()
     Ok(())
 }
 
-/// Warns of settings without effect, because the region was formatted with others.
+/// Warns of settings that have no effect, because the region was formatted with other values.
 fn warn_of_ignored_settings(config: &ServerConfig, format: &Format) {
     for (key, asked, has) in [
         ("grace_ms", Some(config.grace_ms), format.grace_ms),
@@ -246,7 +246,7 @@ impl Recovery<'_> {
         let uses = self.chunk_uses()?;
         let own = OwnEndpoint::over_memory(self.region);
         if !is_new {
-            // Until then the last verb of a former client may take effect.
+            // Until this time the last verb of a former client may take effect.
             sleep_until(self.fenced_at + own.fence_delay_ns());
         }
         let (mut index, splits) = Index::read(self.region, &self.geometry, self.depth, &uses)?;
@@ -260,7 +260,7 @@ impl Recovery<'_> {
         }
         let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
-        // Until then a former client may read a block that its last verb unlinked.
+        // Until this time a former client may read a block that its last verb unlinked.
         sleep_until(self.fenced_at + own.fence_delay_ns() + grace_ns);
         Ok((index, depot))
     }
@@ -334,8 +334,8 @@ impl Recovery<'_> {
 }
 
 fn sleep_until(moment: Nanos) {
-    // The sleep does not count time in which the host is suspended, but the clock does. So it can
-    // only be too long.
+    // The clock counts the time in which the host is suspended, and the sleep does not. So the
+    // sleep can only be too long.
     std::thread::sleep(Duration::from_nanos(moment.saturating_sub(boot_time_ns())));
 }
 

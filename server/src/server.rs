@@ -17,8 +17,8 @@ use crate::recovery::{self, region_memory};
 use crate::restore::restored_memory;
 use crate::service::{ControlService, listen};
 
-/// A running server: a region, a listener, and a thread that sleeps until it is needed, as when a
-/// client connects, asks for blocks or signs off. It stops when dropped.
+/// A running server: a region, a listener, and a thread that sleeps until a client needs it: to
+/// connect, to get blocks or to sign off. Dropping the server stops it.
 ///
 /// It handles no signal, has no global state and installs no log subscriber.
 #[derive(Debug)]
@@ -31,11 +31,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a region, or re-opens the one in the region file, and serves it in the background.
+    /// Creates a region, or opens the region in the region file, and serves it in the background.
     ///
     /// # Errors
-    /// A [`ServerError`] that says what to do. Then nothing is left running, and an existing region
-    /// is not reformatted.
+    /// A [`ServerError`] that says what to do. After an error no thread runs, and an existing
+    /// region is not reformatted.
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         Self::start_unless(config, &AtomicBool::new(false))
     }
@@ -44,13 +44,14 @@ impl Server {
     /// snapshot, which may take minutes.
     ///
     /// # Errors
-    /// Those of [`Server::start`], and that it was told to stop.
+    /// The errors of [`Server::start`], and
+    /// [`RestoreError::Stopped`](crate::RestoreError::Stopped).
     pub fn start_unless(config: &ServerConfig, stop: &AtomicBool) -> Result<Self, ServerError> {
         config.validate()?;
         let address = config.address()?.clone();
         let is_new = !config.region_file.as_deref().is_some_and(Path::exists);
         if address.is_rdma() && is_new {
-            // Before memory for the region is allocated.
+            // Checked before memory for the region is allocated.
             config.rdma.check_grace(config.grace_ms)?;
         }
         let listener = listen(&address, config)?;
@@ -70,7 +71,7 @@ impl Server {
         }
         let bytes = ByteSize(opened.format.region_bytes);
         let incarnation = opened.incarnation;
-        // Before a device pins the memory: pinned pages cannot be replaced.
+        // Makes the pages before a device pins the memory, because pinned pages cannot be replaced.
         let pages_left = huge_pages::make(&memory, address.is_rdma(), stop);
         let memory = Arc::new(memory);
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -92,7 +93,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The address at which clients connect.
+    /// Returns the address at which clients connect.
     pub fn address(&self) -> &Address {
         &self.address
     }

@@ -1,4 +1,4 @@
-//! Growth of the index: splits a full subtable into two new ones, and uses its place again.
+//! Growth of the index: splits a full subtable into two new subtables, and later reuses its place.
 
 use farside_control::SplitOutcome;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
@@ -72,7 +72,8 @@ impl Index {
         own: &OwnEndpoint,
     ) -> Result<SplitOutcome, ChainError> {
         self.moves += 1;
-        // The entry stays until the split is done, and for ever if the endpoint fails.
+        // The entry stays until the split is done. It stays for the life of the server if the
+        // endpoint fails.
         self.unfinished.insert(split.old, Nanos::MAX);
         let (progress, depth) = own.split(split, format, self.depth)?;
         self.depth = depth;
@@ -100,7 +101,7 @@ impl Index {
         }
     }
 
-    /// Takes two free places. If there are fewer, first wakes rested places, then takes a chunk.
+    /// Takes two free places. If there are fewer, first frees rested places, then takes a chunk.
     fn take_pair(
         &mut self,
         format: &Format,
@@ -122,7 +123,7 @@ impl Index {
                 self.clear(*place)?;
             }
             self.add_chunk(chunk);
-            // The lowest one is taken first.
+            // The lowest place is taken first.
             self.free.extend(places.iter().rev());
         }
         Ok(match self.free[..] {
@@ -178,8 +179,8 @@ impl Index {
         Ok(())
     }
 
-    /// Completes the splits that a former server began, and clears the free places. Only before
-    /// there are clients.
+    /// Completes the splits that a former server began, and clears the free places. To be called
+    /// only before there are clients.
     pub(crate) fn resume(
         &mut self,
         splits: &[Split],
@@ -223,7 +224,8 @@ impl Index {
             }
             tracing::warn!(
                 words = 1 + linked.count(),
-                "cleared damaged words from {slot:#x} on, in a place that no key is looked for"
+                "cleared damaged words from {slot:#x} on, in a free place, where no client looks \
+                 for keys"
             );
         }
         Ok(self.clear(place)?)

@@ -59,8 +59,8 @@ pub(crate) enum Command {
     Update(KeyValue),
     /// Remove a key; exit 1 when it is absent
     Delete(Key),
-    /// Store NEW only if the key has the value VALUE (--expect) or is absent (--absent); exit 1 if
-    /// not
+    /// Store NEW if the key has the value VALUE (--expect) or is absent (--absent); otherwise exit
+    /// 1
     ///
     /// A compare-and-swap. On a mismatch the current value goes to stdout.
     Cas(Cas),

@@ -50,8 +50,8 @@ fn check_exposure(path: &Path, strict: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Connects with the role of the config file: a writer by default. Without a location cache: no
-/// command uses a key twice, so a cache would only take time to set up.
+/// Connects with the role of the config file: a writer by default. The client has no location
+/// cache: no command uses a key twice, so a cache would only take time to set up.
 pub(crate) fn writer(args: &Args) -> anyhow::Result<Client> {
     Ok(Client::builder().config(&config(args)?).cache_bytes(0).connect()?)
 }

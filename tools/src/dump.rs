@@ -46,8 +46,8 @@ pub(crate) fn dump(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStat
 #[error(transparent)]
 pub(crate) struct Fatal(pub(crate) std::io::Error);
 
-/// Calls `write` with every entry, until a signal stops it. A failure of one entry is printed and
-/// counted, and the scan continues with the others.
+/// Calls `write` with every entry, until a signal stops the scan. Prints and counts the failure of
+/// an entry, and continues with the next entry.
 pub(crate) fn for_each_entry(
     session: &mut Session,
     (bar, stop): (&ProgressBar, &StopSignal),

@@ -22,7 +22,7 @@ impl Encoding {
     /// Decodes a text.
     ///
     /// # Errors
-    /// If the text is not in this encoding, why.
+    /// The reason why the text is not in this encoding.
     pub fn decode(self, text: &[u8]) -> anyhow::Result<Vec<u8>> {
         match self {
             Self::Raw => Ok(text.to_vec()),
@@ -49,7 +49,8 @@ impl Encoding {
         }
     }
 
-    /// Encodes bytes that are the whole output: raw bytes unchanged, the others as a line.
+    /// Encodes bytes that are the whole output: raw bytes stay unchanged, encoded bytes become a
+    /// line.
     pub fn encode_whole(self, bytes: &[u8]) -> Vec<u8> {
         match self {
             Self::Raw => bytes.to_vec(),
@@ -135,7 +136,7 @@ pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
 /// The longest key that a message has in full, in characters.
 const BRIEF_CHARS_MAX: usize = 100;
 
-/// As [`escape`], shortened for a message.
+/// Escapes bytes as [`escape`] does, and shortens them for a message.
 pub fn brief(bytes: &[u8]) -> String {
     let whole = escape(bytes);
     match whole.char_indices().nth(BRIEF_CHARS_MAX) {

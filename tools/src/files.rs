@@ -30,7 +30,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Lists everything below a folder.
+    /// Lists all files below a folder.
     pub(crate) fn list(root: &Path) -> io::Result<Self> {
         let (root, files, failures) = (Folder::open(root)?, Vec::new(), Vec::new());
         let mut tree = Self { root, files, links: 0, others: 0, failures };
@@ -99,8 +99,8 @@ impl DumpFolder {
     }
 }
 
-/// Writes a file, which gets its name once it is complete and on the disk. On failure nothing of it
-/// is left.
+/// Writes a file, which gets its name once it is complete and on the disk. A failure leaves no
+/// file.
 pub(crate) fn write_whole<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<&File>) -> anyhow::Result<T>,
@@ -118,7 +118,7 @@ pub(crate) fn write_whole<T>(
     Ok(written)
 }
 
-/// Fails if something has this name and must not be replaced.
+/// Fails if a file has this name and must not be replaced.
 pub(crate) fn check_free(name: &Path, may_replace: bool) -> anyhow::Result<()> {
     if !may_replace && fs::symlink_metadata(name).is_ok() {
         let name = name.display();
@@ -245,7 +245,7 @@ mod tests {
             }
         };
         std::thread::scope(|scope| {
-            // The swaps stop also when the other thread fails.
+            // The swaps also stop if the worker fails.
             let worker = scope.spawn(use_d);
             while !worker.is_finished() {
                 renameat_with(CWD, &link, CWD, &d, RenameFlags::EXCHANGE).unwrap();
@@ -278,7 +278,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         fs::write(path("own"), "").unwrap();
         fs::set_permissions(path("own"), fs::Permissions::from_mode(0o640)).unwrap();
-        // A link's mode is 0777, which must not be taken.
+        // A link has the mode 0777, which the new file must not get.
         symlink("nowhere", path("link")).unwrap();
         target.write(b"own", b"value").unwrap();
         assert_eq!(fs::metadata(path("own")).unwrap().permissions().mode() & 0o777, 0o640);

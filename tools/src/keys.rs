@@ -37,7 +37,8 @@ pub(crate) fn store(
         (None, Some(text)) => ValueSource::of_argument(args, text)?,
         (None, None) => return Err(Usage::error("give a value, --file FILE, or - for stdin")),
     };
-    // Connect before reading stdin: a wrong address must not cost people the value they typed.
+    // Connects before it reads stdin: a wrong address must not cost people the value that they
+    // typed.
     let mut session = connect::writer(args)?.session()?;
     let value = source.read(session.limits().value_bytes_max)?;
     let store = options.ttl.map_or(store, |ttl| store.ttl(ttl));
@@ -100,7 +101,7 @@ impl ValueSource<'_> {
         Ok(Self::Argument(connect::decode(args.value_encoding, "value", text)?))
     }
 
-    /// Returns the value. Stops reading once it is longer than a value may be.
+    /// Returns the value. Stops reading once the content is longer than a value may be.
     fn read(self, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
         let too_long = |name: &str| {
             format!(
@@ -126,7 +127,7 @@ impl ValueSource<'_> {
     }
 }
 
-/// Reads to the end; returns `None` if that is more than `bytes_max`.
+/// Reads to the end. Returns `None` if the content has more than `bytes_max` bytes.
 pub(crate) fn read_at_most(from: impl Read, bytes_max: usize) -> std::io::Result<Option<Vec<u8>>> {
     let mut content = Vec::new();
     from.take(bytes_max as u64 + 1).read_to_end(&mut content)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::bail;
 
-/// The longest path below a folder: the system refuses longer ones.
+/// The longest path below a folder, in bytes: the system refuses longer paths.
 pub const PATH_BYTES_MAX: usize = 4095;
 
 /// Returns the path of a key's file, relative to the folder.

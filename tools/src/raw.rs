@@ -97,7 +97,7 @@ impl Observer for BarObserver<'_> {
 /// Checks a region file, under a lock that keeps servers from using it meanwhile.
 pub(crate) fn check_file(path: &Path, observer: &mut dyn Observer) -> anyhow::Result<Report> {
     let name = path.display();
-    // NONBLOCK: do not wait for the other end if the file is a pipe.
+    // NONBLOCK: if the file is a pipe, opening it does not wait for a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = File::from(opened.with_context(|| format!("cannot open {name}"))?);

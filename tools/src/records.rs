@@ -12,7 +12,7 @@ use crate::encoding::to_json;
 /// The longest line of JSON: enough for the largest block with each byte as `\u00XX`.
 const LINE_BYTES_MAX: u64 = 32 << 20;
 
-/// Some programs begin a UTF-8 file with this.
+/// The mark with which some programs begin a UTF-8 file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// A key and a value.
@@ -33,7 +33,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of a key and a value.
+    /// Creates the record of a key and a value.
     pub fn new(key: &[u8], value: &[u8]) -> Self {
         let (key, key_base64) = text_or_base64(key);
         let (value, value_base64) = text_or_base64(value);
@@ -50,7 +50,7 @@ impl Record {
 
     fn from_line(line: &[u8]) -> anyhow::Result<Pair> {
         let record: Self = serde_json::from_slice(line).map_err(|error| {
-            // serde names the line too, which is always 1 here.
+            // serde also names the line, which is always 1 here.
             anyhow!("{}", error.to_string().replace(" at line 1 column ", " at column "))
         })?;
         let key = bytes_of("key", record.key, record.key_base64)?;
@@ -81,7 +81,7 @@ fn bytes_of(name: &str, text: Option<String>, base64: Option<String>) -> anyhow:
 pub struct NumberedRecord {
     /// The line, counted from 1.
     pub line: u64,
-    /// The key and value, or what is wrong with the line.
+    /// The key and value, or the mistake in the line.
     pub pair: anyhow::Result<Pair>,
 }
 

@@ -34,8 +34,8 @@ pub(crate) fn snapshot(args: &Args, options: &args::Snapshot) -> anyhow::Result<
     Ok(tally.conclude("key", &options.to))
 }
 
-/// Counts the keys, for the progress bar only. `None` after any error, such as a server without
-/// room for another client: the scan reports what matters.
+/// Returns the number of keys, for the progress bar only. `None` after any error, such as a server
+/// without room for another client: the scan reports errors that matter.
 fn count_keys(args: &Args) -> Option<u64> {
     let mut region = RawRegion::open(&connect::config(args).ok()?).ok()?;
     Some(region.check(Scope::Index, &output::progress("counting keys")).ok()?.keys)

@@ -17,7 +17,8 @@ use crate::raw::RawRegion;
 /// `stat`: combines the server's statistics with a walk through the index.
 pub(crate) fn stat(args: &Args, json: bool) -> anyhow::Result<ExitStatus> {
     let config = connect::config(args)?;
-    // Before the walk connects, so that the server counts one client of this command, not two.
+    // Asks before the walk connects, so that the server counts one client of this command instead
+    // of two.
     let statistics = connect::reader(args)?.statistics()?;
     let bar = output::progress("reading the index");
     let report = RawRegion::open(&config)?.check(Scope::Index, &bar)?;
@@ -44,7 +45,7 @@ struct Overview {
     server: String,
     uptime_ms: u64,
     incarnation: u64,
-    /// Connected clients, without this command.
+    /// The number of connected clients, without this command.
     clients: u64,
     clients_lost: u64,
     keys: u64,
@@ -74,7 +75,7 @@ struct Index {
     directory_depth: u64,
     /// Places for subtables that are not in use.
     subtables_free: u64,
-    /// Since the server started.
+    /// The number of splits since the server started.
     splits: u64,
     /// Subtables that were being split when the walk read them.
     splitting: u64,

@@ -29,7 +29,7 @@ pub(crate) fn verify(args: &Args, region_file: Option<&Path>) -> anyhow::Result<
     Ok(if report.is_clean() { ExitStatus::Done } else { ExitStatus::Failed(exit_code::DAMAGE) })
 }
 
-/// Advice on what to do about the damage.
+/// Returns advice on repairing the damage.
 fn advice(report: &Report, is_offline: bool) -> &'static str {
     let in_blocks_only = report.problems.len() as u64 == report.problem_count
         && report.problems.iter().all(|problem| matches!(problem, Problem::Block { .. }));
@@ -82,7 +82,7 @@ fn describe(report: &Report) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Counts of states that are not damage, but that most regions do not have.
+/// Counts the slots and subtables in states that most regions do not have, and that are no damage.
 fn unusual_states(report: &Report) -> impl Iterator<Item = String> {
     let slots = |state| report.slots(state);
     let counts = [

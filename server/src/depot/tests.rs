@@ -1,5 +1,5 @@
-//! Checks that the depot never gives two clients the same block or overlapping ones, and gives none
-//! that is linked. Returned blocks are given again. Blocks that a client cannot have are refused.
+//! Checks that the depot never gives two clients the same block or overlapping blocks, and gives no
+//! linked block. It gives returned blocks again. It refuses blocks that a client cannot have.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
