@@ -40,8 +40,8 @@ pub(crate) struct Evictor {
     reader: BlockReader,
     /// How old a word may be for a CAS that expects it (invariant I4).
     proof_age_max_ns: Nanos,
-    /// The slot at which the next sample begins. Samples go round the index, which is sorted by
-    /// hash.
+    /// The slot at which the next sample begins. Samples go round the index, where the hash of a
+    /// key decides its place.
     cursor: Cursor,
     /// The number of keys that were removed.
     pub(crate) evicted: u64,

@@ -27,8 +27,8 @@ use crate::recovery::ServedRegion;
 const SESSIONS_MAX: usize = 4096;
 /// How long the server accepts no connection after the system refused it a descriptor.
 const ACCEPT_PAUSE_NS: Nanos = 100_000_000;
-/// All readers together get all client ids except this part of them, an eighth, and so does each
-/// user. The reserved ids are for writers and for other users.
+/// An eighth of the client ids is reserved for writers and for other users: all readers together,
+/// and each user, get at most the rest.
 const RESERVED_DIVISOR: u32 = 8;
 
 /// A request that is refused, and the reason.
