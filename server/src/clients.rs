@@ -58,7 +58,7 @@ impl Clients {
         }
         // Takes the ids in turn, so that an id is reused as late as possible. No client has the id
         // 0.
-        let ids = CLIENTS_MAX as u16;
+        let ids = CLIENT_IDS as u16;
         let mut next_ids = (1..=ids).map(|step| (self.last_id + step) % ids).filter(|id| *id != 0);
         let is_free = |id: usize| self.ids[id] == IdState::Free && self.admitted[id] < u32::MAX;
         let id = next_ids.find(|id| is_free(usize::from(*id))).ok_or(full)?;
@@ -125,7 +125,7 @@ mod tests {
         let mut seen = vec![(first, lease)];
         // Admits twice as many clients as there are ids. The ids of the fenced and of the connected
         // client are not reused.
-        for _ in 0..2 * CLIENTS_MAX {
+        for _ in 0..2 * CLIENT_IDS {
             let (id, lease) = clients.admit().unwrap();
             assert!(id != 0 && id != first && id != second);
             assert!(!seen.contains(&(id, lease)));

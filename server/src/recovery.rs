@@ -164,7 +164,7 @@ pub(crate) fn open(
     region.store(INCARNATION_OFFSET, incarnation)?;
     region.store(STATE_OFFSET, Superblock::state_word(RegionState::InUse, depth))?;
     // Clears the leases of all former clients, which fences them.
-    for entry in (0..CLIENTS_MAX as u16).filter_map(|client| geometry.client_entry(client)) {
+    for entry in (0..CLIENT_IDS as u16).filter_map(|client| geometry.client_entry(client)) {
         region.store(entry, 0)?;
     }
     let fenced_at = boot_time_ns();

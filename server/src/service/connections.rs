@@ -27,7 +27,7 @@ use crate::error::{ServerError, system};
 /// How many events one call of epoll returns: one for each connection, the listener and the stop
 /// descriptor. So every client with an unread message is in the queue before a chore may declare it
 /// unresponsive.
-pub(super) const EVENTS_MAX: usize = CLIENTS_MAX as usize + CLIENTLESS_MAX + 2;
+pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + 2;
 
 /// The number of the listener in epoll's events.
 pub(super) const LISTENER: u64 = 0;
