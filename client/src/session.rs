@@ -156,10 +156,10 @@ impl Session {
     /// two round trips with three READs, or three round trips.
     ///
     /// # Errors
-    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Contended`; `Layout` if the block is
-    /// damaged, and `Unregistered` if the system refuses memory for RDMA. [`Error::Connect`]:
-    /// `Unreachable`. If the call reconnects, also the errors of
-    /// [`Client::session`](crate::Client::session).
+    /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `Contended`;
+    /// `Layout` if the block is damaged, and `Unregistered` if the system refuses memory for RDMA.
+    /// [`Error::Connect`](crate::Error::Connect): `Unreachable`. If the call reconnects, also the
+    /// errors of [`Client::session`](crate::Client::session).
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
         let found = self.run(|handle| handle.get(key))?;
         Ok(found.map(|found| self.value(&found)))
@@ -186,9 +186,9 @@ impl Session {
     /// it is not, three if the key is absent.
     ///
     /// # Errors
-    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `ValueTooLong`, `OutOfSpace`, `Denied`,
-    /// `Contended`, and `Indeterminate` if the connection broke during the operation; otherwise as
-    /// [`Session::get`].
+    /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `ValueTooLong`,
+    /// `OutOfSpace`, `Denied`, `Contended`, and `Indeterminate` if the connection broke during the
+    /// operation; otherwise as [`Session::get`].
     #[inline]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
@@ -246,8 +246,8 @@ impl Session {
     /// One round trip if the key's location is cached, two if not; one if the key was absent.
     ///
     /// # Errors
-    /// [`Error::Operation`]: `KeyEmpty`, `KeyTooLong`, `Denied`, `Contended`, `Indeterminate`;
-    /// otherwise as [`Session::get`].
+    /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `Denied`,
+    /// `Contended`, `Indeterminate`; otherwise as [`Session::get`].
     pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
         Ok(self.change(Action::Delete, key, &[])?.applied)
     }
@@ -337,9 +337,9 @@ impl Session {
     ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if the call reconnects. Of the scan's own
-    /// errors, those about one entry do not end it: [`Error::Operation`] with `Layout`, `Contended`
-    /// or `Unregistered`. All others do, among them [`Error::Disconnected`] when the server has
-    /// another region now.
+    /// errors, those about one entry do not end it: [`Error::Operation`](crate::Error::Operation)
+    /// with `Layout`, `Contended` or `Unregistered`. All others do, among them
+    /// [`Error::Disconnected`](crate::Error::Disconnected) when the server has another region now.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
         Scan::new(self)
     }
