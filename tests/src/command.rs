@@ -4,7 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::binary;
 
-/// A command of Farside with the environment of a user without a config file.
+/// Returns a command of Farside with the environment of a user without a config file.
 pub fn command(name: &str) -> Command {
     let mut command = Command::new(binary(name));
     command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());

@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 /// One completed operation on a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// Which counter.
+    /// The number of the counter.
     pub counter: u64,
     /// The value of the counter after the increment, or the value that was read.
     pub value: u64,
     /// Whether the operation was an increment, which made this value.
     pub is_increment: bool,
-    /// When the call began, by the clock of the observers' host. Nanoseconds.
+    /// The time when the call began, by the clock of the observers' host, in nanoseconds.
     pub invoked_ns: u64,
-    /// When the call returned, by the same clock.
+    /// The time when the call returned, by the same clock, in nanoseconds.
     pub returned_ns: u64,
 }
 

@@ -127,7 +127,7 @@ pub fn open_region<F: Fabric>(
     engine.open(index, blocks, options, &ConnectionCache::default()).unwrap()
 }
 
-/// An engine over the fabric that `around` makes of a shared-memory fabric.
+/// Returns an engine over the fabric that `around` makes of a shared-memory fabric.
 pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
     let (Attached { welcome, factory, channel }, lanes) = (attach(address), 64);
     let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };

@@ -12,7 +12,7 @@ use farside_fabric::{
 };
 use rustix::process::{Signal, getpid, kill_process};
 
-/// The rates of the faults: how many chains in a million have each.
+/// The rates of the faults: the number of chains in a million that have each.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
     /// A chain is handed to the fabric late, with its deadline unchanged.
@@ -197,16 +197,16 @@ pub struct Injector {
     random: u64,
     /// The chain of each lane; `None` for a lane that waits for a time.
     flights: Vec<Option<Flight>>,
-    /// Lanes whose chains are held back, and until when.
+    /// Lanes whose chains are held back, each with the time of its release.
     held_chains: Vec<(Nanos, LaneId)>,
-    /// Completions that are held back, and until when.
+    /// Completions that are held back, each with the time of its release.
     held_completions: Vec<(Nanos, Completion)>,
-    /// Whether the connection has broken: then no chain is executed, as with a broken queue pair.
+    /// Whether the connection has broken. If so, no chain is executed, as with a broken queue pair.
     is_broken: bool,
 }
 
-/// A delay is below two to this power microseconds, which exceeds the deadlines of `shm`. Each
-/// magnitude is equally frequent.
+/// A delay is shorter than two to this power microseconds, a limit beyond the deadlines of `shm`.
+/// Each magnitude is equally frequent.
 const MAGNITUDES: u64 = 17;
 /// The pause between two polls while a chain or a completion is held back.
 const PAUSE: Duration = Duration::from_micros(20);

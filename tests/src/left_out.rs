@@ -28,7 +28,7 @@ pub fn left_out_over_rdma(why: &str) -> bool {
     is_left_out
 }
 
-/// Returns the address of the RDMA device; without one prints that this test is left out.
+/// Returns the address of the RDMA device. Without a device, prints that this test is left out.
 pub fn device_or_left_out() -> Option<String> {
     let device = device();
     if device.is_none() {
@@ -46,16 +46,16 @@ pub fn left_out_without_root(why: &str) -> bool {
     is_left_out
 }
 
-/// Runs `work` on a thread of a user that is neither root nor the tests' own. Takes root.
-pub fn as_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let become_stranger_and_work = || {
+/// Runs `work` on a thread of a user that is neither root nor the user of the tests. Needs root.
+pub fn as_other_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let become_other_user_and_work = || {
         // The system call changes only this thread, not the process.
-        let user = Uid::from_raw(STRANGER);
+        let user = Uid::from_raw(OTHER_USER);
         set_thread_res_uid(user, user, user).unwrap();
         work()
     };
-    std::thread::scope(|scope| scope.spawn(become_stranger_and_work).join().unwrap())
+    std::thread::scope(|scope| scope.spawn(become_other_user_and_work).join().unwrap())
 }
 
-/// The user id of [`as_stranger`].
-pub const STRANGER: u32 = 54_321;
+/// The user id of [`as_other_user`].
+pub const OTHER_USER: u32 = 54_321;

@@ -1,4 +1,4 @@
-//! Helpers of the tests: real processes, faults, and values that carry their own proof.
+//! Helpers of the tests: real processes, faults, and self-describing values.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "only tests use this")]
 
 use std::ops::Range;
@@ -17,18 +17,19 @@ pub mod engine;
 pub mod faults;
 pub mod ledger;
 mod left_out;
-pub mod proof;
 pub mod recorder;
+pub mod self_describing;
 mod server_process;
 mod worker;
 
 pub use left_out::{
-    STRANGER, as_stranger, device_or_left_out, left_out, left_out_over_rdma, left_out_without_root,
+    OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_over_rdma,
+    left_out_without_root,
 };
 pub use server_process::ServerProcess;
 pub use worker::Worker;
 
-/// The binary of this name, built from the present sources (unless `FARSIDE_BUILT` is set).
+/// Returns the path of the binary of this name, built from the present sources (unless `FARSIDE_BUILT` is set).
 pub fn binary(name: &str) -> PathBuf {
     static BUILT: Mutex<Vec<String>> = Mutex::new(Vec::new());
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
@@ -53,7 +54,8 @@ pub fn binary(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// Tells threads to stop, also when the test fails: otherwise a scope would wait for them forever.
+/// Sets its flag when dropped, which tells threads to stop. Without this, the scope of a test that
+/// fails would wait for its threads without end.
 pub struct StopOnDrop<'f>(pub &'f AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -74,18 +76,18 @@ pub fn wait_until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool
     }
 }
 
-/// The address of the RDMA device to test with; without one, tests use shared memory.
+/// Returns the address of the RDMA device to test with. `None` without a device: then tests use shared memory.
 pub fn device() -> Option<String> {
     std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
 }
 
-/// `count`, reduced over RDMA, where an operation takes a hundred times as long, and even longer in
+/// Returns `count`, reduced over RDMA, where an operation takes a hundred times as long, and even longer in
 /// emulation.
 pub fn scaled(count: u64) -> u64 {
     if device().is_some() { count.div_ceil(50) } else { count }
 }
 
-/// An address at which no server listens.
+/// Returns an address at which no server listens.
 pub fn new_address(folder: &Path) -> String {
     static SERVERS: AtomicU32 = AtomicU32::new(0);
     match device() {
@@ -98,7 +100,8 @@ pub fn new_address(folder: &Path) -> String {
     }
 }
 
-/// The number of blocks that are neither with the server nor linked. No client may be at work.
+/// Returns the number of blocks that clients hold: neither the server has them, nor a slot links
+/// them. No client may be at work.
 pub fn blocks_with_clients(client: &Client) -> i64 {
     let linked = client.session().unwrap().scan().unwrap().count() as i64;
     let classes = client.statistics().unwrap().classes;

@@ -1,5 +1,4 @@
-//! A session that records its operations in a file, which survives its process: the history of real
-//! processes.
+//! A session that records its operations in a file, the history of a real process.
 //!
 //! A session's file is mapped, so its records survive any exit of the process. An operation is
 //! recorded before it starts, and its result as soon as it is known. The operations that a killed
@@ -16,7 +15,7 @@ use farside_fabric::shm::Region;
 use farside_linearizability::{Ended, HistoryOperation, Record};
 use farside_protocol::{Action, Expected, Lifetime};
 
-use crate::proof;
+use crate::self_describing;
 
 /// Recorded sessions use the keys below this number.
 pub const HOT_KEYS: u64 = 64;
@@ -47,10 +46,10 @@ const OPERATIONS: [HistoryOperation; 7] = [
 ];
 const ENDS: [Ended; 4] = [Ended::Unknown, Ended::Done, Ended::Refused, Ended::Failed];
 
-/// The number of a value that no session wrote. The number of any other value is its writer and
-/// that writer's count of values.
+/// The number of a value that no session wrote. The number of any other value consists of its
+/// writer and the writer's count of values.
 const FOREIGN: u64 = u64::MAX;
-/// No value.
+/// The number for no value.
 const NONE: u64 = 0;
 
 /// Creates and maps a file of `bytes` zeros. Its words survive this process.
@@ -63,17 +62,17 @@ pub fn create_mapped(path: &Path, bytes: u64) -> std::io::Result<Region> {
     Region::map(&file)
 }
 
-/// A key outside the recorded ones, and its value. `first` is the first session of its client.
+/// Returns a key that recorded sessions do not use, and its value. `first` is the first session of its client.
 pub fn new_key(first: u64, number: u64) -> ([u8; 8], Vec<u8>) {
     let key = 1 << 63 | first << 32 | number;
-    (key.to_le_bytes(), proof::value(key, first, number, proof::HEADER_BYTES))
+    (key.to_le_bytes(), self_describing::value(key, first, number, self_describing::HEADER_BYTES))
 }
 
 /// A session that records all its operations.
 pub struct RecordingSession {
     session: Session,
     process: u64,
-    /// The number of values that it has made.
+    /// The number of values that the session has made.
     values: u64,
     words: Region,
     /// The offset of the next record.
@@ -105,7 +104,7 @@ fn exchanged(exchange: Exchange) -> (Ended, Option<Value>) {
 fn number(key: u64, bytes: &[u8]) -> u64 {
     let words = bytes.as_chunks::<8>().0;
     match words {
-        [_, writer, count, ..] if proof::holds(key, bytes) => {
+        [_, writer, count, ..] if self_describing::holds(key, bytes) => {
             u64::from_le_bytes(*writer) << 32 | u64::from_le_bytes(*count)
         }
         _ => FOREIGN,
@@ -176,14 +175,14 @@ impl RecordingSession {
         self.session.clear_cache();
     }
 
-    /// Records an operation. If it stores a value, that is a new one of `bytes` bytes.
+    /// Records an operation. If the operation stores a value, the value is new and has `bytes` bytes.
     fn begin(&mut self, key: u64, action: Action<'_>, bytes: usize) -> OpenRecord {
         let (at, stores) = (self.next_record, !matches!(action, Action::Get | Action::Delete));
         self.next_record += RECORD_BYTES;
         self.values += u64::from(stores);
         let argument = if stores { self.process << 32 | self.values } else { NONE };
         let value = match stores {
-            true => proof::value(key, self.process, self.values, bytes),
+            true => self_describing::value(key, self.process, self.values, bytes),
             false => Vec::new(),
         };
         let (operation, expected) = recorded(action, key);
@@ -210,7 +209,7 @@ impl RecordingSession {
             Ok((ended, found)) => {
                 if let Some(value) = found {
                     let number = number(record.key, value);
-                    assert_ne!(number, FOREIGN, "key {:x}: a value of no session", record.key);
+                    assert_ne!(number, FOREIGN, "key {:x}: no session wrote its value", record.key);
                     store(FOUND, number);
                     store(VERSION, value.version.to_u64());
                 }
@@ -227,7 +226,8 @@ impl RecordingSession {
         store(RETURNED, returned);
     }
 
-    /// Runs one operation on a key. If it stores a value, that is a new one of `bytes` bytes.
+    /// Runs one operation on a key. If the operation stores a value, the value is new and has `bytes`
+    /// bytes.
     ///
     /// # Errors
     /// The error of the session, as in all these functions.
@@ -280,7 +280,7 @@ impl RecordingSession {
                 Action::Insert(_) => batch.insert(key, &record.value),
                 Action::Update(_) => batch.update(key, &record.value),
                 Action::Delete => batch.delete(key),
-                Action::Exchange(..) => unreachable!("its outcome would lack what was found"),
+                Action::Exchange(..) => unreachable!("the outcome of a batch has no found value"),
             };
         }
         // Without a connection no operation happened, and all records stay without a result.
@@ -300,8 +300,8 @@ impl RecordingSession {
     }
 }
 
-/// Reads the records of a file. After the time `died` its process executed nothing: an operation
-/// without a result has happened by then or never will.
+/// Reads the records of a file. Its process executed nothing after the time `died`. So an operation
+/// without a result has happened before `died`, or never will.
 ///
 /// # Errors
 /// The error of the system.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::command::{CommandOutput, command};
 use crate::{TEST_TIMEOUT, binary, device, new_address, send_signal};
 
-/// A server's arguments, with GRACE raised to its default over RDMA: in emulation a READ often
+/// Returns a server's arguments. Over RDMA, raises GRACE to its default: in emulation a READ often
 /// takes longer than a shorter GRACE.
 fn adapted(arguments: &str) -> Vec<String> {
     const GRACE_MS_MIN: u64 = 100;
@@ -28,7 +28,7 @@ fn adapted(arguments: &str) -> Vec<String> {
 /// A kv-server process; killed when dropped. Its arguments are words without spaces.
 pub struct ServerProcess {
     folder: PathBuf,
-    /// The folder, if it is the server's own: then it is removed with the server.
+    /// The folder, if the server has a folder of its own, which is removed when this is dropped.
     _own_folder: Option<TempDir>,
     address: String,
     arguments: Vec<String>,
@@ -49,8 +49,8 @@ impl ServerProcess {
         Self::in_own_folder(folder, &arguments).connected()
     }
 
-    /// Starts a server with a config file of this text. Waits until it listens: it may refuse this
-    /// process.
+    /// Starts a server with a config file of this text. Waits until the server listens,
+    /// and connects no client, which the server may refuse.
     pub fn start_with_config(config: &str, arguments: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("server.toml");
@@ -100,12 +100,12 @@ impl ServerProcess {
         }
     }
 
-    /// The address at which it listens.
+    /// The address at which the server listens.
     pub fn address(&self) -> String {
         self.address.clone()
     }
 
-    /// Its region file, if it was started with one.
+    /// The path of the server's region file, if the server was started with one.
     pub fn region_file(&self) -> PathBuf {
         self.folder.join("region")
     }
@@ -115,12 +115,12 @@ impl ServerProcess {
         &self.folder
     }
 
-    /// The text that it logged.
+    /// The text that the server has logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// A builder of clients that connect to it.
+    /// Returns a builder of clients that connect to the server.
     pub fn client_builder(&self) -> ClientBuilder {
         Client::builder().server(&self.address())
     }
@@ -135,63 +135,67 @@ impl ServerProcess {
         self.client().session().unwrap()
     }
 
-    /// Its process id.
+    /// The server's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends the server a signal.
     pub fn signal(&self, signal: Signal) {
         send_signal(&self.child, signal);
     }
 
-    /// Sends SIGSTOP, and returns when all its threads have stopped.
+    /// Sends SIGSTOP, and returns when all threads of the server have stopped.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
         waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED).unwrap();
     }
 
-    /// Sends SIGKILL, and waits for its exit.
+    /// Sends SIGKILL, and waits for the server's exit.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Sends SIGTERM, waits for its exit, and returns the exit code.
+    /// Sends SIGTERM, waits for the server's exit, and returns the exit code.
     pub fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::TERM);
         self.wait().code()
     }
 
-    /// Whether it has exited.
+    /// Whether the server has exited.
     pub fn has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its exit.
+    /// Waits for the server's exit.
     pub fn wait(&mut self) -> ExitStatus {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < TEST_TIMEOUT, "it does not stop: {}", self.log());
+            assert!(
+                started.elapsed() < TEST_TIMEOUT,
+                "kv-server has not exited in time: {}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Starts it again with the same arguments, after its exit.
+    /// Starts the server again with the same arguments, after its exit.
     pub fn restart(&mut self) {
         self.start_again();
         self.wait_until_serving();
     }
 
-    /// Starts it again, without waiting until it serves.
+    /// Starts the server again, without waiting until it serves.
     pub fn start_again(&mut self) {
         self.child = kv_server(&self.folder, &self.address, &self.arguments).spawn().unwrap();
     }
 
-    /// The number of voluntary context switches of its threads, that is, how often they slept.
+    /// The number of voluntary context switches of the server's threads. Each is a sleep.
     pub fn wakeups(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         tasks
@@ -204,14 +208,14 @@ impl ServerProcess {
             .sum()
     }
 
-    /// A command of Farside that connects to it.
+    /// Returns a command of Farside that connects to the server.
     pub fn command(&self, name: &str) -> Command {
         let mut command = command(name);
         command.env("FARSIDE_SERVER", self.address());
         command
     }
 
-    /// Runs `kv-cli <arguments>` against it.
+    /// Runs `kv-cli <arguments>` against the server.
     pub fn cli(&self, arguments: &[&str]) -> CommandOutput {
         CommandOutput::of(self.command("kv-cli").args(arguments))
     }

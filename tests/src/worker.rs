@@ -52,14 +52,14 @@ impl Worker {
         self.wait_checked();
     }
 
-    /// Returns whether SIGKILL has ended the process, which it may have sent itself. Panics if it
-    /// failed in another way.
+    /// Returns whether SIGKILL has ended the process. The process may have sent the signal itself.
+    /// Panics if the process failed in another way.
     pub fn was_killed(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some() && self.wait_checked()
     }
 
-    /// Waits until the process exits, and returns whether SIGKILL ended it. Panics if it failed in
-    /// another way.
+    /// Waits until the process exits, and returns whether SIGKILL ended it. Panics if the
+    /// process failed in another way.
     pub fn wait_checked(&mut self) -> bool {
         let status = self.child.wait().unwrap();
         assert_eq!(self.errors(), "", "a worker that ended had reported an error");

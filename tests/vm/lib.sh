@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Functions of tests/vm/run and tests/vm/hosts: they make a temporary folder, and boot guests that
-# have their files in it. Sourced.
+# Functions of tests/vm/run and tests/vm/hosts, which source this file. They make a temporary folder,
+# and boot guests whose files are in that folder.
 #
 # Each guest has a folder of its own:
 #   job/main      the bash script that its init runs      job/share   the shared folder's path
@@ -28,15 +28,15 @@ vm_close() {
     trap - EXIT
     trap '' HUP INT TERM
     vm_kill "${vm_pids[@]}"
-    # No QEMU is left that could write into the folder meanwhile.
+    # No QEMU runs any more that could write into the folder meanwhile.
     rm -rf "$vm_folder"
 }
 
-# vm_kill PID...: kills processes, without bash's message about it.
+# vm_kill PID...: kills processes, and hides bash's message that they were killed.
 vm_kill() { { kill -KILL "$@"; wait "$@"; } 2>/dev/null || true; }
 vm_alive() { kill -0 "$1" 2>/dev/null; }
 
-# vm_background COMMAND...: a process that does not outlive this script, not even by kill -9.
+# vm_background COMMAND...: starts a process that ends with this script, even after kill -9.
 vm_background() {
     setpriv --pdeathsig KILL -- "$@" &
     vm_pid=$!
@@ -57,8 +57,8 @@ vm_surroundings() {
     done
 }
 
-# vm_boot FOLDER MEMORY CPUS SHARE ARGUMENT...: a guest, with more arguments for QEMU; SHARE may be
-# empty. Sets $vm_pid.
+# vm_boot FOLDER MEMORY CPUS SHARE ARGUMENT...: boots a guest, with more arguments for QEMU. SHARE
+# may be empty. Sets $vm_pid.
 vm_boot() {
     local folder=$1 memory=$2 cpus=$3 share=$4 arguments
     shift 4
@@ -68,8 +68,9 @@ vm_boot() {
         # PVH, hence a bare ELF kernel. thread=multi: one thread of the machine per processor.
         -machine q35,usb=off,vmport=off,smm=off -nodefaults -no-user-config -no-reboot
         -accel tcg,thread=multi,tb-size=256 -smp "$cpus" -m "$memory"
-        # Without the instructions that emulation makes slow: it moves strings byte by byte, and sums
-        # bit by bit. With them 48 bytes more took a READ 2 us, 4 KiB 60; no hardware is like that.
+        # Without the instructions that are slow in emulation, which moves strings byte by byte and
+        # computes checksums bit by bit. With these instructions, 48 more bytes made a READ 2 us
+        # longer, and 4 KiB made it 60 us longer. No hardware is like that.
         -cpu max,-erms,-fsrm,-sse4.2,-pclmulqdq
         -kernel "$vm_build/vmlinux" -initrd "$vm_build/initramfs"
         # Less to do at boot, and QEMU ends when the kernel panics. A kernel that hangs says where.

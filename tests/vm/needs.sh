@@ -22,7 +22,7 @@ installed() { dpkg-query -W -f '${db:Status-Status}\n' "$1" 2>/dev/null | grep -
 
 missing=()
 for package in "${wanted[@]}"; do
-    # Derivatives know some of them under other names.
+    # Derivatives of Debian know some packages under other names.
     case $package in
     pkg-config) command -v pkg-config >/dev/null && continue ;;
     qemu-system-x86) command -v qemu-system-x86_64 >/dev/null && continue ;;

@@ -141,14 +141,14 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
     encoded
 }
 
-/// A server's answer to a hello. A refusal may come from a server of another version. So its bytes
-/// may differ from ours, and only the decoded refusal must round-trip.
+/// A server's answer to a hello. A refusal may come from a server of another version. So the bytes
+/// may differ from the encoding of this version, and only the decoded refusal must round-trip.
 pub(crate) fn welcome(bytes: &[u8]) -> bool {
     match decode_reply(bytes) {
         Ok(reply @ Ok(_)) => {
-            let mut again = encode_reply(&reply).to_vec();
-            again.resize(bytes.len(), 0);
-            assert_eq!(again, bytes);
+            let mut encoded_again = encode_reply(&reply).to_vec();
+            encoded_again.resize(bytes.len(), 0);
+            assert_eq!(encoded_again, bytes);
             true
         }
         Ok(Err(refusal)) => {

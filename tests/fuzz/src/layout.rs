@@ -65,8 +65,8 @@ pub(crate) fn superblock(bytes: &[u8]) -> bool {
     let geometry = format.geometry();
     let depth = superblock.directory_depth(&geometry).unwrap();
     let state = superblock.state().unwrap();
-    let again = Superblock::new(&format, depth).unwrap();
-    assert_eq!(Superblock::decode(again.as_bytes(), region_bytes).unwrap().1, format);
+    let rebuilt = Superblock::new(&format, depth).unwrap();
+    assert_eq!(Superblock::decode(rebuilt.as_bytes(), region_bytes).unwrap().1, format);
     let word = Superblock::state_word(state, depth);
     let state_offset = farside_layout::STATE_OFFSET as usize;
     assert_eq!(word, integer::<8>(&sealed, state_offset));

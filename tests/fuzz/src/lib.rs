@@ -8,7 +8,7 @@
 //! If a decoder checks a checksum first, its target also corrects the checksum. Otherwise the code
 //! after it would never run, and an attacker who damages a region can compute a checksum, too.
 #![deny(unsafe_code)]
-#![allow(clippy::unwrap_used, reason = "what panics here is a finding")]
+#![allow(clippy::unwrap_used, reason = "a panic here is a finding")]
 
 mod config;
 mod control;
@@ -26,7 +26,7 @@ use farside_config::command_line::one_line;
 /// A decoder under test.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name, which is also that of its folder in `kept`.
+    /// The target's name, and the name of its folder in `kept`.
     pub name: &'static str,
     /// Decodes the bytes, and panics if a check fails. Returns whether the decoder accepted them.
     pub accepts: fn(&[u8]) -> bool,
@@ -66,18 +66,20 @@ const CHOICE: &str = "FARSIDE_FUZZ_TARGET";
 static CHOSEN: LazyLock<&Target> = LazyLock::new(|| {
     let name = std::env::var(CHOICE).unwrap_or_default();
     let named = TARGETS.iter().find(|target| target.name == name);
-    named.unwrap_or_else(|| panic!("{CHOICE} is {name:?}, which names no target"))
+    named.unwrap_or_else(|| {
+        panic!("{CHOICE} is {name:?}, which is no target: TARGETS lists the names")
+    })
 });
 
 /// Runs the target that `FARSIDE_FUZZ_TARGET` names.
 ///
 /// # Panics
-/// If it names no target, and if a check fails.
+/// If `FARSIDE_FUZZ_TARGET` names no target, and if a check fails.
 pub fn run(bytes: &[u8]) {
     (CHOSEN.accepts)(bytes);
 }
 
-/// Returns what was decoded. Checks the error of a refused input.
+/// Returns the decoded object. Checks the error of a refused input.
 fn decoded<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Option<T> {
     result.inspect_err(|error| check_error_line(error)).ok()
 }

@@ -1,4 +1,4 @@
-//! Random changes of inputs, for the test `smoke`. libFuzzer has its own.
+//! Random changes of inputs, for the test `smoke`. libFuzzer makes its own changes.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

@@ -40,7 +40,7 @@ pub struct Record {
     pub process: u64,
     /// The operation.
     pub operation: HistoryOperation,
-    /// Its key.
+    /// The operation's key.
     pub key: String,
     /// The value to be stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ pub struct Record {
     /// The value, or the version, that an exchange required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// Its result.
+    /// The operation's result.
     pub result: Ended,
     /// The value that a GET found, or that an exchange found instead of the required one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,9 +56,9 @@ pub struct Record {
     /// The version of the found value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// When it began, on a clock that all processes share.
+    /// The time when the operation began, on a clock that all processes share.
     pub invoke: u64,
-    /// When it ended, on the same clock; absent if it never did.
+    /// The time when the operation ended, on the same clock; `None` if it never ended.
     #[serde(rename = "return", default, skip_serializing_if = "Option::is_none")]
     pub returned: Option<u64>,
 }
@@ -66,7 +66,7 @@ pub struct Record {
 /// Reads a history; empty lines are skipped.
 ///
 /// # Errors
-/// The number of the first line that is no record, and why.
+/// The number of the first line that is no record, and the reason.
 pub fn read(input: impl BufRead) -> Result<Vec<Record>, String> {
     let mut records = Vec::new();
     for (number, line) in input.lines().enumerate() {
@@ -83,7 +83,7 @@ pub fn read(input: impl BufRead) -> Result<Vec<Record>, String> {
 /// Writes a history.
 ///
 /// # Errors
-/// Those of the output.
+/// The errors of the output.
 pub fn write(records: &[Record], mut output: impl Write) -> std::io::Result<()> {
     for record in records {
         serde_json::to_writer(&mut output, record)?;

@@ -21,7 +21,7 @@ pub use register::{
     CONFIGURATIONS_MAX, HistoryAnswer, HistoryCall, Register, RegisterFault, Value,
 };
 
-/// Why a history was not accepted.
+/// The reason why a history was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// No order of the operations explains the answers.
@@ -39,7 +39,7 @@ pub enum Violation {
         key: String,
         /// The version.
         version: String,
-        /// The operations that saw it.
+        /// The operations that found the version or the value.
         around: Vec<Record>,
     },
     /// An invalid record: a field that its operation needs is missing, or it ends before it begins.
@@ -137,7 +137,7 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
         } else {
             let result = match answer {
                 Some(answer) => register.respond(id, answer),
-                None => register.give_up(id),
+                None => register.end_without_answer(id),
             };
             result.map_err(|fault| {
                 let key = key.to_owned();
@@ -174,8 +174,8 @@ struct Values<'r> {
 }
 
 impl<'r> Values<'r> {
-    /// Checks that each version belongs to one write. So it has one value, and a value that was
-    /// stored once has one version, unless compactions move values.
+    /// Checks that each version belongs to one write: a version has one value, and a value that was
+    /// stored once has one version. Compactions (`values_move`) give a value more versions.
     fn new(key: &str, records: &[&'r Record], values_move: bool) -> Result<Self, Violation> {
         let mut numbers = HashMap::new();
         let mut stored: HashMap<Value, u32> = HashMap::new();
@@ -194,9 +194,9 @@ impl<'r> Values<'r> {
             let (Some(version), Some(found)) = (&record.version, &record.found) else { continue };
             let value = numbers[found.as_str()];
             let same_value = *versions.entry(version).or_insert(value) == value;
-            let once = stored.get(&value).is_none_or(|times| *times == 1);
+            let is_stored_once = stored.get(&value).is_none_or(|times| *times == 1);
             let same_version = *version_of_value.entry(value).or_insert(version) == version;
-            if !(same_value && (same_version || values_move || !once)) {
+            if !(same_value && (same_version || values_move || !is_stored_once)) {
                 let saw = |other: &&&Record| {
                     other.version.as_ref() == Some(version) || other.found.as_ref() == Some(found)
                 };
@@ -229,7 +229,7 @@ impl<'r> Values<'r> {
         Ok(HistoryCall { operation, argument, expected })
     }
 
-    /// The answer that the caller got; `None` if it got none.
+    /// Returns the answer that the caller got; `None` if the operation ended without an answer.
     fn answer(&self, record: &Record) -> Option<HistoryAnswer> {
         let found = record.found.as_ref().map(|text| self.numbers[text.as_str()]);
         match record.result {

@@ -1,9 +1,9 @@
 //! The orders of the operations on one key that explain the answers so far.
 //!
 //! The algorithm is Wing and Gong's search with Lowe's memo, made incremental. It keeps a set of
-//! configurations. Each stands for the orders of the operations so far that explain every answer
-//! and agree in what matters later. That is the key's value, and which unanswered operations have
-//! taken effect, with which answer. An answer that no configuration can give is a violation.
+//! configurations. Each configuration stands for orders of the operations so far that explain every
+//! answer. These orders agree in all that matters later: the key's value, the unanswered operations
+//! that have taken effect, and their answers. An answer that no configuration can give is a violation.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -64,19 +64,19 @@ impl HistoryCall {
     }
 
     /// Returns all possible pairs of new value and answer. With a `known_answer`, returns only the
-    /// pairs that have it.
+    /// pairs with this answer.
     fn outcomes(
         self,
         held: Option<Value>,
         known_answer: Option<HistoryAnswer>,
     ) -> impl Iterator<Item = (Option<Value>, HistoryAnswer)> {
-        // The unknown version may be that of the current value.
+        // The unknown version may be the current value's version.
         let may_match = self.operation == HistoryOperation::ExchangeVersion
             && self.expected.is_none()
             && held.is_some();
         let matched = (Some(self.argument), HistoryAnswer { done: true, found: None });
-        let all = [self.apply(held)].into_iter().chain(may_match.then_some(matched));
-        all.filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
+        let outcomes = [self.apply(held)].into_iter().chain(may_match.then_some(matched));
+        outcomes.filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
     }
 }
 
@@ -118,7 +118,7 @@ struct Pending {
 /// The reason why a history was not accepted, with the id of the operation that showed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegisterFault {
-    /// No order of the operations explains the answer of this one.
+    /// No order of the operations explains this operation's answer.
     NotLinearizable(u32),
     /// There are more explanations than [`CONFIGURATIONS_MAX`], so there is no verdict.
     TooMany(u32),
@@ -143,8 +143,8 @@ impl Default for Register {
 }
 
 impl Register {
-    /// Begins an operation. The caller chooses a unique id. If it knows the answer already, passing
-    /// it saves work.
+    /// Begins an operation. The caller chooses a unique id. A caller that knows the answer already
+    /// passes it, which saves work.
     pub fn invoke(&mut self, id: u32, call: HistoryCall, known_answer: Option<HistoryAnswer>) {
         self.pending.insert(id, Pending { call, known_answer });
     }
@@ -166,11 +166,11 @@ impl Register {
         self.end(id, Some(answer))
     }
 
-    /// Ends an operation without an answer. It has taken effect by now, or never will.
+    /// Ends an operation without an answer. The operation has taken effect by now, or never will.
     ///
     /// # Errors
     /// [`RegisterFault::TooMany`].
-    pub fn give_up(&mut self, id: u32) -> Result<(), RegisterFault> {
+    pub fn end_without_answer(&mut self, id: u32) -> Result<(), RegisterFault> {
         self.end(id, None)
     }
 
@@ -236,12 +236,12 @@ impl Register {
         configuration
     }
 
-    /// A hash of everything on which the verdict about later operations depends.
+    /// Returns a hash of all state on which the verdict about later operations depends.
     pub fn state(&self) -> u64 {
         use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
         let build = BuildHasherDefault::<DefaultHasher>::default();
-        let all = self.configurations.iter().map(|configuration| build.hash_one(configuration));
+        let hashes = self.configurations.iter().map(|configuration| build.hash_one(configuration));
         let pending: Vec<u32> = self.pending.keys().copied().collect();
-        all.fold(build.hash_one(pending), u64::wrapping_add)
+        hashes.fold(build.hash_one(pending), u64::wrapping_add)
     }
 }

@@ -24,20 +24,20 @@ use crate::script::{Op, Script};
 use crate::session::TestSession;
 use crate::task::Event;
 use crate::trace::Line;
-use crate::turns;
+use crate::two_regions;
 use crate::world::World;
 
-/// The state of an execution.
+/// The state of an execution. `actor` is the index of the process that a method acts for.
 pub(crate) struct Execution<'s> {
     prepared: &'s Prepared<'s>,
     pub(crate) world: Rc<RefCell<World>>,
     sessions: Vec<Rc<TestSession>>,
     processes: Vec<Process>,
     pub(crate) monitor: Monitor,
-    /// The process that acted last.
+    /// The index of the process that acted last.
     last: Option<usize>,
-    /// Only `last` may act, because no other process can notice its present step.
-    bound: bool,
+    /// Whether only `last` may act, because no other process can notice its present step.
+    last_continues: bool,
     /// The events that have happened.
     events: EventCounts,
     /// Each client's id on its present connection.
@@ -53,12 +53,12 @@ pub(crate) struct Execution<'s> {
 }
 
 impl Execution<'_> {
-    /// Collects all possible next actions. Those of the process that acted last come first.
+    /// Collects all possible next actions. The actions of the process that acted last come first.
     pub(crate) fn actions(&self, actions: &mut Vec<SchedulerAction>) {
         actions.clear();
         if let Some(last) = self.last {
             self.actions_of(last, actions);
-            if self.bound {
+            if self.last_continues {
                 return;
             }
         }
@@ -72,7 +72,7 @@ impl Execution<'_> {
         }
         let scenario = self.prepared.scenario;
         if self.events.jumps < scenario.limits.jumps {
-            actions.extend(scenario.jumps.iter().map(|by| SchedulerAction::Jump(*by)));
+            actions.extend(scenario.jumps.iter().map(|time| SchedulerAction::Jump(*time)));
         }
         if self.events.deaths < scenario.limits.deaths {
             let alive = |client: &usize| self.is_working(*client);
@@ -90,27 +90,27 @@ impl Execution<'_> {
         processes.any(|process| process.client == client && process.state == State::Working)
     }
 
-    fn actions_of(&self, at: usize, actions: &mut Vec<SchedulerAction>) {
-        let process = &self.processes[at];
+    fn actions_of(&self, actor: usize, actions: &mut Vec<SchedulerAction>) {
+        let process = &self.processes[actor];
         match process.state {
             State::Finished | State::Gone => {}
-            State::Between if self.has_nothing_to_do(at) => {}
+            State::Between if self.has_nothing_to_do(actor) => {}
             State::Between if self.is_paused(process.client) => {}
-            State::Between => actions.push(SchedulerAction::Begin(at)),
+            State::Between => actions.push(SchedulerAction::Begin(actor)),
             State::Working | State::Dying => {
                 let fabric = self.sessions[process.client].endpoint().fabric();
                 for id in process.lanes() {
                     let lane = fabric.lane(id);
                     match lane.phase {
                         Phase::Posted => {
-                            let access = |unit| SchedulerAction::Access(at, id, unit);
+                            let access = |unit| SchedulerAction::Access(actor, id, unit);
                             actions.extend((0..lane.units.len()).map(access));
                         }
                         _ if process.state == State::Dying || fabric.clock.stopped_at.is_some() => {
                         }
                         Phase::Waiting(until) if self.is_in_vain(process, until) => {}
-                        Phase::Waiting(_) => actions.push(SchedulerAction::Wake(at, id)),
-                        Phase::Complete => actions.push(SchedulerAction::Complete(at, id)),
+                        Phase::Waiting(_) => actions.push(SchedulerAction::Wake(actor, id)),
+                        Phase::Complete => actions.push(SchedulerAction::Complete(actor, id)),
                         Phase::Idle => {}
                     }
                 }
@@ -118,14 +118,14 @@ impl Execution<'_> {
         }
     }
 
-    /// Whether nothing has changed since the process began the wait before this one.
+    /// Whether nothing has changed since the process began its previous wait.
     fn is_in_vain(&self, process: &Process, until: Nanos) -> bool {
         let pause = until.saturating_sub(self.world.borrow().now);
-        pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.moment())
+        pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.visible_state())
     }
 
     /// A hash of the state that a waiting process could see.
-    fn moment(&self) -> u64 {
+    fn visible_state(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
     }
@@ -146,134 +146,134 @@ impl Execution<'_> {
 
     /// Executes an action.
     pub(crate) fn act(&mut self, action: SchedulerAction) -> Result<(), Violation> {
-        self.bound = false;
+        self.last_continues = false;
         match action {
-            SchedulerAction::Begin(at) => self.start_operation(at)?,
-            SchedulerAction::Access(at, lane, unit) => {
-                self.last = Some(at);
-                self.fabric_mut(at).advance(lane, unit);
-                self.poll_completed(at, self.late_completions)?;
-                self.bind(at);
+            SchedulerAction::Begin(actor) => self.start_operation(actor)?,
+            SchedulerAction::Access(actor, lane, unit) => {
+                self.last = Some(actor);
+                self.fabric_mut(actor).advance(lane, unit);
+                self.poll_completed(actor, self.late_completions)?;
+                self.let_unnoticed_continue(actor);
             }
-            SchedulerAction::Wake(at, lane) => {
-                self.last = Some(at);
-                self.fabric_mut(at).noticed = true;
-                self.fabric_mut(at).wake(lane);
-                self.poll_lane(at, lane)?;
-                self.poll_completed(at, self.late_completions)?;
+            SchedulerAction::Wake(actor, lane) => {
+                self.last = Some(actor);
+                self.fabric_mut(actor).noticed = true;
+                self.fabric_mut(actor).wake(lane);
+                self.poll_lane(actor, lane)?;
+                self.poll_completed(actor, self.late_completions)?;
             }
-            SchedulerAction::Complete(at, lane) => {
-                self.last = Some(at);
-                self.poll_lane(at, lane)?;
-                self.poll_completed(at, self.late_completions)?;
+            SchedulerAction::Complete(actor, lane) => {
+                self.last = Some(actor);
+                self.poll_lane(actor, lane)?;
+                self.poll_completed(actor, self.late_completions)?;
             }
             SchedulerAction::RestartSplit => self.restart_split(),
-            SchedulerAction::Jump(by) => {
+            SchedulerAction::Jump(time) => {
                 self.events.jumps += 1;
                 // After a jump any process may act next without a preemption.
                 self.last = None;
                 let mut world = self.world.borrow_mut();
-                world.now += by;
+                world.now += time;
                 let now = world.now;
                 if let Some(trace) = &mut world.trace {
-                    trace.push(Line { now, process: None, text: format!("{by} ns pass") });
+                    trace.push(Line { now, process: None, text: format!("{time} ns pass") });
                 }
             }
             SchedulerAction::Pause(client) => self.pause(client),
             SchedulerAction::Resume(client) => self.resume(client)?,
             SchedulerAction::Die(client) => self.die(client),
             SchedulerAction::Lose(client, whole) => self.lose(client, whole)?,
-            SchedulerAction::RestartServer => self.renew()?,
+            SchedulerAction::RestartServer => self.restart_server()?,
         }
-        if self.prepared.raises_counts {
-            turns::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
+        if self.prepared.changes_two_regions {
+            two_regions::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
         }
         Ok(())
     }
 
     /// Lets a process begin its next operation or chore.
-    fn start_operation(&mut self, at: usize) -> Result<(), Violation> {
-        self.last = Some(at);
-        self.fabric_mut(at).noticed = self.is_entangled(at);
-        if self.chore(at) == Some(Chore::Sweep) {
+    fn start_operation(&mut self, actor: usize) -> Result<(), Violation> {
+        self.last = Some(actor);
+        self.fabric_mut(actor).noticed = self.is_entangled(actor);
+        if self.chore(actor) == Some(Chore::Sweep) {
             self.fence()?;
         }
-        self.poll(at)?;
-        if self.acts_in_one_step(at) {
-            self.poll_completed(at, false)?;
-            while self.processes[at].state == State::Between && !self.is_yielding(at) {
-                self.poll(at)?;
-                self.poll_completed(at, false)?;
+        self.poll(actor)?;
+        if self.acts_in_one_step(actor) {
+            self.poll_completed(actor, false)?;
+            while self.processes[actor].state == State::Between && !self.is_yielding(actor) {
+                self.poll(actor)?;
+                self.poll_completed(actor, false)?;
             }
         }
-        if self.prepared.scenario.clients.len() == self.processes[at].client {
+        if self.prepared.scenario.clients.len() == self.processes[actor].client {
             // No client notices most of the splitter's steps.
-            self.poll_completed(at, self.late_completions)?;
+            self.poll_completed(actor, self.late_completions)?;
         }
-        self.bind(at);
+        self.let_unnoticed_continue(actor);
         Ok(())
     }
 
-    fn fabric_mut(&self, at: usize) -> RefMut<'_, SimFabric> {
-        self.sessions[self.processes[at].client].endpoint().fabric_mut()
+    fn fabric_mut(&self, actor: usize) -> RefMut<'_, SimFabric> {
+        self.sessions[self.processes[actor].client].endpoint().fabric_mut()
     }
 
-    /// Binds the next step to a process whose steps no other process could notice yet. To let
-    /// others act first would be the same as to begin later.
-    fn bind(&mut self, at: usize) {
-        let process = &self.processes[at];
+    /// Lets only this process act next if no other process could notice its steps yet. If others
+    /// acted first, the execution would be one in which this process begins later.
+    fn let_unnoticed_continue(&mut self, actor: usize) {
+        let process = &self.processes[actor];
         let fabric = self.sessions[process.client].endpoint().fabric();
         let posted = |lane| fabric.lane(lane).phase == Phase::Posted;
-        self.bound =
+        self.last_continues =
             process.state == State::Working && !fabric.noticed && process.lanes().any(posted);
     }
 
-    fn acts_in_one_step(&self, at: usize) -> bool {
-        let script = self.prepared.scenario.clients.get(self.processes[at].client);
+    fn acts_in_one_step(&self, actor: usize) -> bool {
+        let script = self.prepared.scenario.clients.get(self.processes[actor].client);
         script.is_some_and(|script| script.in_one_step)
     }
 
     /// Whether other sessions of the client, or other users of the depot, notice the process
     /// between its chains.
-    fn is_entangled(&self, at: usize) -> bool {
-        let script = self.prepared.scenario.clients.get(self.processes[at].client);
+    fn is_entangled(&self, actor: usize) -> bool {
+        let script = self.prepared.scenario.clients.get(self.processes[actor].client);
         script.is_some_and(Script::is_entangled)
     }
 
-    fn is_yielding(&self, at: usize) -> bool {
-        let process = &self.processes[at];
+    fn is_yielding(&self, actor: usize) -> bool {
+        let process = &self.processes[actor];
         let script = &self.prepared.scenario.clients[process.client];
         matches!(script.lanes[0].get(process.operations_begun as usize), Some(Op::Yield))
     }
 
     /// Polls a process as long as it has completions that no other process could notice.
-    fn poll_completed(&mut self, at: usize, late_completions: bool) -> Result<(), Violation> {
-        if self.is_paused(self.processes[at].client) {
+    fn poll_completed(&mut self, actor: usize, late_completions: bool) -> Result<(), Violation> {
+        if self.is_paused(self.processes[actor].client) {
             return Ok(());
         }
         let late_completions =
-            late_completions || self.is_entangled(at) && !self.acts_in_one_step(at);
-        while self.processes[at].state == State::Working && !late_completions {
-            let process = &self.processes[at];
+            late_completions || self.is_entangled(actor) && !self.acts_in_one_step(actor);
+        while self.processes[actor].state == State::Working && !late_completions {
+            let process = &self.processes[actor];
             let complete = {
                 let fabric = self.sessions[process.client].endpoint().fabric();
                 process.lanes().find(|lane| fabric.lane(*lane).phase == Phase::Complete)
             };
             let Some(lane) = complete else { break };
-            self.poll_lane(at, lane)?;
+            self.poll_lane(actor, lane)?;
         }
         Ok(())
     }
 
-    fn poll(&mut self, at: usize) -> Result<(), Violation> {
-        self.poll_lane(at, self.processes[at].lane)
+    fn poll(&mut self, actor: usize) -> Result<(), Violation> {
+        self.poll_lane(actor, self.processes[actor].lane)
     }
 
     /// Polls a process with this lane's completion.
-    fn poll_lane(&mut self, at: usize, lane: LaneId) -> Result<(), Violation> {
-        let process = &mut self.processes[at];
+    fn poll_lane(&mut self, actor: usize, lane: LaneId) -> Result<(), Violation> {
+        let process = &mut self.processes[actor];
         let session = self.sessions[process.client].clone();
-        session.endpoint().fabric_mut().turn = lane;
+        session.endpoint().fabric_mut().polled_lane = lane;
         session.endpoint().try_step(|_| ());
         session.endpoint().tick();
         if process.state == State::Between {
@@ -283,78 +283,79 @@ impl Execution<'_> {
             process.operations_begun += 1;
             process.state = State::Working;
         }
-        self.note_shared(at);
-        let process = &mut self.processes[at];
+        self.note_shared(actor);
+        let process = &mut self.processes[actor];
         let mut context = Context::from_waker(Waker::noop());
         let _ = process.task.as_mut().poll(&mut context);
         process.chains += 1;
         loop {
-            let event = self.processes[at].events.borrow_mut().pop_front();
+            let event = self.processes[actor].events.borrow_mut().pop_front();
             let Some(event) = event else { break };
-            self.handle(at, event)?;
+            self.handle(actor, event)?;
         }
-        let process = &mut self.processes[at];
+        let process = &mut self.processes[actor];
         let is_client = process.client < self.prepared.scenario.clients.len();
         let too_many = is_client && process.chains > self.prepared.scenario.chains_max;
         if process.state == State::Working && too_many {
             process.state = State::Gone;
-            self.world.borrow_mut().note(at, || "has used up its chains".to_owned());
+            self.world.borrow_mut().note(actor, || "has used up its chains".to_owned());
         }
-        let moment = self.moment();
-        let process = &mut self.processes[at];
+        let visible_state = self.visible_state();
+        let process = &mut self.processes[actor];
         let fabric = session.endpoint().fabric();
         let phase = |lane| fabric.lane(lane).phase;
         if let Phase::Waiting(_) = phase(process.lane) {
-            process.waits = [process.waits[1], Some(moment)];
+            process.waits = [process.waits[1], Some(visible_state)];
         }
         let idle = process.lanes().all(|lane| phase(lane) == Phase::Idle);
-        if process.state == State::Working && idle { Err(Violation::Stuck(at)) } else { Ok(()) }
+        if process.state == State::Working && idle { Err(Violation::Stuck(actor)) } else { Ok(()) }
     }
 
-    fn handle(&mut self, at: usize, event: Event) -> Result<(), Violation> {
+    fn handle(&mut self, actor: usize, event: Event) -> Result<(), Violation> {
         match event {
-            Event::Invoke(asked) => {
-                let id = self.monitor.invoke(at, self.processes[at].operations_begun, &asked);
+            Event::Invoke(requested) => {
+                let id =
+                    self.monitor.invoke(actor, self.processes[actor].operations_begun, &requested);
                 let record = self.monitor.record(id);
                 let text = || format!("{:?} {}", record.operation, record.key).to_uppercase();
-                self.world.borrow_mut().note(at, text);
+                self.world.borrow_mut().note(actor, text);
             }
             Event::Respond(key, reply) => {
-                let id = Monitor::id(at, self.processes[at].operations_begun);
+                let id = Monitor::id(actor, self.processes[actor].operations_begun);
                 let outcome = self.monitor.respond(id, key, &reply);
                 let record = self.monitor.record(id);
                 if let Some(version) = &record.version {
                     let number = u64::from_str_radix(version, 16).unwrap_or(0);
-                    self.processes[at].seen ^= mix(key as u64, number);
+                    self.processes[actor].seen ^= mix(key as u64, number);
                 }
-                self.world.borrow_mut().note(at, || format!("ends: {record}"));
+                self.world.borrow_mut().note(actor, || format!("ends: {record}"));
                 outcome?;
-                self.processes[at].state = State::Between;
-                self.forget_the_past(at);
+                self.processes[actor].state = State::Between;
+                self.keep_session_state(actor);
             }
-            Event::Skip => self.processes[at].state = State::Between,
+            Event::Skip => self.processes[actor].state = State::Between,
             Event::Split(progress) => {
                 let mut world = self.world.borrow_mut();
                 world.split = Some(progress);
-                world.note(at, || format!("ends the split: {progress:?}"));
+                world.note(actor, || format!("ends the split: {progress:?}"));
                 if progress != SplitProgress::Done {
                     return Err(Violation::Failed(format!("the split is {progress:?}")));
                 }
             }
-            Event::Swept(clients) => self.check_swept(at, &clients)?,
-            Event::Lost { next, again, seen } => self.reopen(at, next, again, seen),
-            Event::Finished => self.processes[at].state = State::Finished,
+            Event::Swept(clients) => self.check_swept(actor, &clients)?,
+            Event::Lost { next, is_invoked, seen } => self.reopen(actor, next, is_invoked, seen),
+            Event::Finished => self.processes[actor].state = State::Finished,
         }
         Ok(())
     }
 
-    /// Once all lanes of a client are between operations, only what the session remembers matters
-    /// when states are compared.
-    fn forget_the_past(&mut self, at: usize) {
+    /// Replaces a client's observations by the state of its session, once all its lanes are between
+    /// operations. Nothing else that the client observed affects its later operations.
+    fn keep_session_state(&mut self, actor: usize) {
         if self.world.borrow().word_by_word {
             return;
         }
-        let client = self.processes[at].client;
+        let client = self.processes[actor].client;
         let idle = |process: &Process| {
             process.client != client || matches!(process.state, State::Between | State::Finished)
         };

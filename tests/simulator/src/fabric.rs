@@ -16,8 +16,8 @@ use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
 use crate::world::World;
 
-/// Waits up to this long take no time. So executions that differ only in their waits have equal
-/// states.
+/// A wait of at most this many nanoseconds takes no time. So executions that differ only in such
+/// waits have equal states.
 pub(crate) const PAUSE_NS_MAX: Nanos = 1_000_000;
 
 /// One client's connection to the simulated region.
@@ -29,17 +29,17 @@ pub(crate) struct SimFabric {
     mutant_fabric: Option<Box<MutantFabric>>,
     /// The client's clock.
     pub(crate) clock: Clock,
-    /// The connection is lost. Chains that are posted now are not executed, and the session does
+    /// Whether the connection is lost. If so, chains that are posted now are not executed, and the session does
     /// not learn whether older ones were.
     pub(crate) is_lost: bool,
-    /// Chains execute when they are posted.
+    /// Whether chains execute when they are posted.
     pub(crate) immediate: bool,
     /// A hash of everything that completed.
     pub(crate) observed: u64,
-    /// The lane whose completion `poll` may return.
-    pub(crate) turn: LaneId,
-    /// Another process could notice this step. Unnoticeable writes that follow then belong to the
-    /// next step, so that the scheduler can let other processes act before them.
+    /// The only lane whose completion `poll` may return.
+    pub(crate) polled_lane: LaneId,
+    /// Whether another process could notice this step. If so, unnoticeable writes that follow belong
+    /// to the next step, so that the scheduler can let other processes act before them.
     pub(crate) noticed: bool,
 }
 
@@ -62,7 +62,7 @@ impl SimFabric {
             is_lost: false,
             immediate: true,
             observed: 0,
-            turn: LaneId(0),
+            polled_lane: LaneId(0),
             noticed: false,
         }
     }
@@ -89,16 +89,16 @@ impl SimFabric {
         state.units.sort_unstable();
         self.noticed = !std::mem::take(&mut state.is_unnoticed);
         self.access(lane, words);
-        self.settle(lane);
+        self.access_unnoticed(lane);
     }
 
     /// Accesses words that no other process can notice, up to the next noticeable one.
-    fn settle(&mut self, lane: LaneId) {
+    fn access_unnoticed(&mut self, lane: LaneId) {
         let id = usize::from(lane.0);
         while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
             let state = &mut self.lanes[id];
             let unnoticed = std::mem::take(&mut state.unnoticed);
-            let reads = matches!(state.chain[state.at], Verb::Read { .. });
+            let reads = matches!(state.chain[state.verb_index], Verb::Read { .. });
             if unnoticed != 0 && self.noticed && state.all_unnoticed && !reads {
                 state.units.push(unnoticed);
                 state.is_unnoticed = true;
@@ -108,8 +108,8 @@ impl SimFabric {
                 self.access(lane, unnoticed);
                 continue;
             }
-            self.lanes[id].at += 1;
-            if self.lanes[id].at == self.lanes[id].chain.len() {
+            self.lanes[id].verb_index += 1;
+            if self.lanes[id].verb_index == self.lanes[id].chain.len() {
                 let found = self.lanes[id].found;
                 self.complete(lane, Ok(found));
             } else {
@@ -121,7 +121,7 @@ impl SimFabric {
     /// Divides the words of the current verb into groups that others could notice, and the rest.
     fn start_verb(&mut self, lane: LaneId) {
         let state = &mut self.lanes[usize::from(lane.0)];
-        let (remote, bytes) = extent(&state.chain[state.at]);
+        let (remote, bytes) = extent(&state.chain[state.verb_index]);
         state.skipped = 0;
         let index = self.world.borrow().memory.index(global(state.region, remote & !7), bytes);
         let index = match index {
@@ -149,7 +149,7 @@ impl SimFabric {
 
     fn copy_all(&mut self, lane: LaneId, index: usize, words: Range<usize>) {
         let state = &mut self.lanes[usize::from(lane.0)];
-        let verb = state.chain[state.at];
+        let verb = state.chain[state.verb_index];
         if let Verb::Read { into, .. } = verb {
             let world = &mut *self.world.borrow_mut();
             let buffer = &mut state.buffers[into as usize];
@@ -158,7 +158,7 @@ impl SimFabric {
             buffer[words.clone()].copy_from_slice(found);
             if world.began {
                 let hash = found.iter().fold(words.start as u64, |hash, word| mix(hash, *word));
-                state.progress ^= mix(state.at as u64, hash);
+                state.progress ^= mix(state.verb_index as u64, hash);
                 let process = self.process + usize::from(lane.0);
                 words.for_each(|word| world.note_read(process, index + word));
             }
@@ -185,10 +185,10 @@ impl SimFabric {
     fn access_word(&mut self, lane: LaneId, process: usize, word: usize) -> Result<(), ChainError> {
         let world = &mut *self.world.borrow_mut();
         let state = &mut self.lanes[usize::from(lane.0)];
-        let verb = state.chain[state.at];
+        let verb = state.chain[state.verb_index];
         let (remote, bytes) = extent(&verb);
         let index = world.memory.index(global(state.region, remote & !7), bytes)? + word;
-        let tag = (state.at as u64) << 32 | word as u64;
+        let tag = (state.verb_index as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let mutant = self.mutant_fabric.as_ref().map(|fabric| fabric.mutant);
             // The chain's first accesses were unnoticeable, so they could have happened now, too.
@@ -261,11 +261,11 @@ impl SimFabric {
         state.phase = Phase::Complete;
         let world = &mut *self.world.borrow_mut();
         if world.began {
-            world.now = world.now.max(state.posted + world.round_trip_ns);
+            world.now = world.now.max(state.posted_at + world.round_trip_ns);
         }
         if let (Some(fabric), Ok(found)) = (&mut self.mutant_fabric, &mut state.result) {
             let truth = (state.buffers.clone(), *found);
-            fabric.complete(&state.asked, &mut state.buffers, found);
+            fabric.complete(&state.posted_chain, &mut state.buffers, found);
             if world.began && (&truth.0, truth.1) != (&state.buffers, *found) {
                 world.note_fired(fabric.mutant);
             }
@@ -274,7 +274,7 @@ impl SimFabric {
             Ok(found) => *found,
             Err(error) => {
                 world.note(process, || format!("the chain ends: {error}"));
-                mix(1, state.at as u64)
+                mix(1, state.verb_index as u64)
             }
         };
         self.observed = mix(mix(self.observed, process as u64), mix(state.progress, reported));
@@ -315,13 +315,13 @@ impl Fabric for SimFabric {
         let state = &mut self.lanes[usize::from(lane.0)];
         state.region = region;
         state.counters.count(chain);
-        state.asked.clear();
-        state.asked.extend_from_slice(chain);
+        state.posted_chain.clear();
+        state.posted_chain.extend_from_slice(chain);
         state.chain.clear();
         state.chain.extend_from_slice(chain);
         {
             let world = &mut *self.world.borrow_mut();
-            state.posted = world.now;
+            state.posted_at = world.now;
             // By the world's clock: a mutant may change the client's.
             state.deadline = match self.mutant_fabric.as_ref().map(|fabric| fabric.mutant) {
                 Some(mutant) if mutant.has_false_clock() => world.now + TIMING.lateness_max_ns,
@@ -332,19 +332,19 @@ impl Fabric for SimFabric {
                 fabric.post(&mut state.chain, &world.memory);
                 let delay = fabric.delay();
                 world.now += delay;
-                if world.began && (delay > 0 || state.chain != state.asked) {
+                if world.began && (delay > 0 || state.chain != state.posted_chain) {
                     world.note_fired(fabric.mutant);
                 }
                 state.progress = fabric.state();
             }
         }
-        (state.at, state.found, state.phase) = (0, 0, Phase::Posted);
+        (state.verb_index, state.found, state.phase) = (0, 0, Phase::Posted);
         if self.is_lost {
             // The chain never leaves the device.
             return self.complete(lane, Err(ChainError::Fenced));
         }
         self.start_verb(lane);
-        self.settle(lane);
+        self.access_unnoticed(lane);
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -357,12 +357,12 @@ impl Fabric for SimFabric {
     fn ring(&mut self) {}
 
     fn poll(&mut self) -> Option<Completion> {
-        let lane = &mut self.lanes[usize::from(self.turn.0)];
+        let lane = &mut self.lanes[usize::from(self.polled_lane.0)];
         if lane.phase != Phase::Complete {
             return None;
         }
         lane.phase = Phase::Idle;
-        Some(Completion { lane: self.turn, result: lane.result.clone() })
+        Some(Completion { lane: self.polled_lane, result: lane.result.clone() })
     }
 
     fn relax(&mut self) {}

@@ -14,28 +14,28 @@ pub(crate) enum Phase {
     Complete,
 }
 
-/// One lane's chain.
+/// A lane and its chain.
 pub(crate) struct Lane {
     pub(crate) phase: Phase,
     /// The region that the chain accesses.
     pub(crate) region: RegionIndex,
-    /// The chain that the session posted, and the chain that is executed. Only a mutant makes them
-    /// differ.
-    pub(crate) asked: Vec<Verb>,
+    /// The chain that the session posted, and the chain that is executed. They differ only if a
+    /// mutant changed the chain.
+    pub(crate) posted_chain: Vec<Verb>,
     pub(crate) chain: Vec<Verb>,
     /// The index of the current verb.
-    pub(crate) at: usize,
-    /// The groups of the verb's words that are still to be accessed, each in one step. Bit 0 is
-    /// word `skipped`.
+    pub(crate) verb_index: usize,
+    /// The groups of the verb's words that are still to be accessed, each in one step. Bit 0 of a
+    /// group is word `skipped`.
     pub(crate) units: Vec<u64>,
     /// The number of the verb's first words that were accessed before the groups were made.
     pub(crate) skipped: usize,
-    /// The only group in `units` is one that no other process can notice.
+    /// Whether `units` has one group only, and no other process can notice its access.
     pub(crate) is_unnoticed: bool,
     /// The words whose access no other process can notice, and whether these are all words.
     pub(crate) unnoticed: u64,
     pub(crate) all_unnoticed: bool,
-    pub(crate) posted: Nanos,
+    pub(crate) posted_at: Nanos,
     /// For `QueueUncounted`: the chain may still be in its queue.
     pub(crate) is_queued: bool,
     pub(crate) deadline: Nanos,
@@ -52,15 +52,15 @@ impl Lane {
         Self {
             phase: Phase::Idle,
             region: RegionIndex::FIRST,
-            asked: Vec::with_capacity(4),
+            posted_chain: Vec::with_capacity(4),
             chain: Vec::with_capacity(4),
-            at: 0,
+            verb_index: 0,
             units: Vec::with_capacity(4),
             skipped: 0,
             is_unnoticed: false,
             unnoticed: 0,
             all_unnoticed: false,
-            posted: 0,
+            posted_at: 0,
             is_queued: false,
             deadline: 0,
             found: 0,
@@ -81,7 +81,7 @@ impl Lane {
     /// refused.
     pub(crate) fn fate(&self, fenced: bool) -> ChainError {
         let is_atomic = |verb: &Verb| matches!(verb, Verb::CompareSwap { .. });
-        let done = self.chain.iter().take(self.at).any(is_atomic);
+        let done = self.chain.iter().take(self.verb_index).any(is_atomic);
         if !self.changes() || fenced && !done { ChainError::Fenced } else { ChainError::Unknown }
     }
 }

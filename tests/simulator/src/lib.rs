@@ -34,7 +34,7 @@ mod server;
 mod session;
 mod task;
 mod trace;
-mod turns;
+mod two_regions;
 mod world;
 
 pub use explore::{Bounds, Explored};

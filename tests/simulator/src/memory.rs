@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     hash: u64,
 }
 
-/// A good hash of two numbers: the finalizer of SplitMix64, twice.
+/// Returns a good hash of two numbers: the finalizer of SplitMix64, twice.
 pub(crate) fn mix(left: u64, right: u64) -> u64 {
     let finish = |mut mixed: u64| {
         mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -42,7 +42,7 @@ pub(crate) fn mix(left: u64, right: u64) -> u64 {
 }
 
 impl Memory {
-    /// Zeroed memory.
+    /// Returns zeroed memory.
     pub(crate) fn new(extents: &[Extent]) -> Self {
         let words = extents.iter().map(|extent| extent.words).sum();
         Self { extents: extents.into(), words: vec![0; words], hash: 0 }
@@ -79,7 +79,7 @@ impl Memory {
         u64::MAX
     }
 
-    /// The number of words.
+    /// Returns the number of words.
     pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
@@ -89,7 +89,7 @@ impl Memory {
     }
 
     /// Returns the word at this offset, or 0 if there is none.
-    pub(crate) fn word(&self, remote: u64) -> u64 {
+    pub(crate) fn word_at_offset(&self, remote: u64) -> u64 {
         self.index(remote, 8).map_or(0, |index| self.words[index])
     }
 
@@ -102,17 +102,19 @@ impl Memory {
         self.hash ^= mix(index as u64, old) ^ mix(index as u64, value);
     }
 
-    /// Stores bytes, in order to make a region.
+    /// Stores bytes while a region is made.
     pub(crate) fn fill(&mut self, remote: u64, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks();
-        assert!(rest.is_empty(), "regions are made of words");
-        let index = self.index(remote, bytes.len() as u64).expect("made where memory is");
+        assert!(rest.is_empty(), "a region consists of whole words");
+        let index = self
+            .index(remote, bytes.len() as u64)
+            .expect("a region is filled only where memory exists");
         for (at, word) in words.iter().enumerate() {
             self.store(index + at, u64::from_le_bytes(*word));
         }
     }
 
-    /// A hash of the content. It does not depend on the order of the stores.
+    /// Returns a hash of the content. It does not depend on the order of the stores.
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }

@@ -21,7 +21,7 @@ pub enum Violation {
     /// One version has two values, or one value has two versions.
     #[error("version {0} stands for two writes")]
     Version(String),
-    /// An operation failed without a reason.
+    /// An operation failed in a way that nothing in the scenario explains.
     #[error("an operation failed: {0}")]
     Failed(String),
     /// The region is not consistent.
@@ -37,15 +37,15 @@ pub enum Violation {
 
 /// An operation of a script, with its values.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestedOperation {
     pub(crate) op: Op,
     /// The value to be stored.
     pub(crate) value: String,
-    /// The value that an exchange requires, and the version if it requires one.
+    /// The value that an exchange requires, and the version if the exchange requires one.
     pub(crate) expected: Option<(String, Option<String>)>,
 }
 
-impl Asked {
+impl RequestedOperation {
     pub(crate) fn key(&self) -> Key {
         self.operation().1
     }
@@ -60,7 +60,7 @@ impl Asked {
             Op::Exchange(key, _) => (HistoryOperation::Exchange, key),
             Op::ExchangeSeen(key) => (HistoryOperation::ExchangeVersion, key),
             Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
-                unreachable!("nothing is asked")
+                unreachable!("nothing is requested")
             }
         }
     }
@@ -104,10 +104,10 @@ impl Monitor {
     }
 
     /// Begins a process's n-th operation.
-    pub(crate) fn invoke(&mut self, process: usize, n: u32, asked: &Asked) -> u32 {
-        let (operation, key) = asked.operation();
-        let value = self.number(&asked.value);
-        let expected = asked.expected.as_ref().map(|(text, _)| self.number(text));
+    pub(crate) fn invoke(&mut self, process: usize, n: u32, requested: &RequestedOperation) -> u32 {
+        let (operation, key) = requested.operation();
+        let value = self.number(&requested.value);
+        let expected = requested.expected.as_ref().map(|(text, _)| self.number(text));
         let call = HistoryCall { operation, argument: value, expected };
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
@@ -118,8 +118,8 @@ impl Monitor {
             process: process as u64,
             operation,
             key: format!("k{key}"),
-            argument: stores.then(|| asked.value.clone()),
-            expected: asked.expected.clone().map(|(value, version)| version.unwrap_or(value)),
+            argument: stores.then(|| requested.value.clone()),
+            expected: requested.expected.clone().map(|(value, version)| version.unwrap_or(value)),
             result: Ended::Unknown,
             found: None,
             version: None,
@@ -129,7 +129,7 @@ impl Monitor {
         id
     }
 
-    /// Ends an operation.
+    /// Ends an operation. `Err(None)`: the connection was lost, or a server did not answer.
     pub(crate) fn respond(
         &mut self,
         id: u32,
@@ -141,7 +141,7 @@ impl Monitor {
         self.history[at].returned = Some(self.time);
         let reply = match reply {
             Ok(reply) => reply,
-            Err(Some(OperationError::Indeterminate)) => return self.give_up(id, key),
+            Err(Some(OperationError::Indeterminate)) => return self.end_without_answer(id, key),
             // A failed operation has changed nothing.
             Err(error) => {
                 use OperationError::{Contended, OutOfSpace};
@@ -175,8 +175,8 @@ impl Monitor {
     }
 
     /// Ends an operation without an answer. It has taken effect by now, or never will.
-    pub(crate) fn give_up(&mut self, id: u32, key: Key) -> Result<(), Violation> {
-        self.registers[key].give_up(id).map_err(|_| Violation::TooMany)
+    pub(crate) fn end_without_answer(&mut self, id: u32, key: Key) -> Result<(), Violation> {
+        self.registers[key].end_without_answer(id).map_err(|_| Violation::TooMany)
     }
 
     /// Ends the operation of a process that died, if it has not ended.
@@ -189,12 +189,11 @@ impl Monitor {
         self.time += 1;
         record.returned = Some(self.time);
         let key = record.key[1..].parse().expect("keys are numbered");
-        self.give_up(id, key)
+        self.end_without_answer(id, key)
     }
 
-    /// A hash of everything on which later verdicts depend.
+    /// Returns a hash of everything on which later verdicts depend.
     pub(crate) fn state(&self) -> u64 {
-        let all = self.registers.iter().map(Register::state);
-        all.fold(0, mix)
+        self.registers.iter().map(Register::state).fold(0, mix)
     }
 }

@@ -39,15 +39,17 @@ pub enum Mutant {
     AbortsToEmpty,
     /// An inserter takes a slot that is ABORTED (I6).
     TakesAborted,
-    /// An INSERT that withdraws keeps the hint in the slot, as did 60 INSERTs after it (I6).
+    /// An INSERT that withdraws keeps the hint in the slot. So do 60 more, after which the
+    /// incarnation number recurs (I6).
     WithdrawKeepsHint,
-    /// An INSERT that withdraws clears the hint, as did 60 INSERTs after it. This breaks no rule.
+    /// An INSERT that withdraws clears the hint. So do 60 more, after which the incarnation number
+    /// recurs. This breaks no rule.
     WithdrawOften,
     /// INSERT of this key takes a slot that the hint of another INSERT claims, in the incarnation
-    /// of that hint (I21).
-    FirstTwice(Key),
+    /// of the other INSERT's hint (I21).
+    FirstIncarnationTwice(Key),
     /// The slots of a reused place look unused (I21).
-    NewAgain,
+    ReusedPlaceLooksUnused,
     /// The incarnation number of a slot does not rise (I5).
     SameIncarnation,
     /// Between a DELETE and the next INSERT there are 61 incarnations that take no time (I7).
@@ -81,8 +83,8 @@ pub enum Mutant {
     SweepsTheLiving,
     /// The server clears a slot before its hint (I6).
     HintAfterClear,
-    /// The server does not fence the clients from before its restart (I6).
-    Unrefused,
+    /// The server does not fence the clients that were connected before its restart (I6).
+    FormerClientsNotFenced,
     /// After a lost connection, a change that may have happened counts as not done.
     UnknownIsNothing,
     /// PUT counts as overwritten by a conditional operation.
@@ -91,11 +93,11 @@ pub enum Mutant {
     AbsorbedByOldWindow,
     /// A DELETE that lost to a PUT reports that it removed the key.
     DeleteAbsorbed,
-    /// A reader checks only once whether a marked block is still linked.
-    PoisonedBelieved,
+    /// A reader checks only once whether a block with a stale mark is still linked.
+    StaleMarkBelieved,
     /// GET believes that the slot leads to the block that a mark names (I22).
     SuccessorBelieved,
-    /// PUT of this key believes that the word it lost to belongs to its key (I22).
+    /// PUT of this key believes that the word to which it lost belongs to its key (I22).
     FoundBelieved(Key),
     /// The splitter removes an entry from the old subtable before the new one has it (I14).
     MovedBeforeCopy,

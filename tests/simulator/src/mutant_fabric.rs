@@ -148,8 +148,13 @@ impl MutantFabric {
     }
 
     /// Changes what a chain brought.
-    pub(crate) fn complete(&mut self, asked: &[Verb], buffers: &mut Buffers, found: &mut u64) {
-        if let Some((_, slot, expected, desired)) = swap_of(asked) {
+    pub(crate) fn complete(
+        &mut self,
+        posted_chain: &[Verb],
+        buffers: &mut Buffers,
+        found: &mut u64,
+    ) {
+        if let Some((_, slot, expected, desired)) = swap_of(posted_chain) {
             if let Some(reported) = self.reported.take() {
                 *found = reported;
             }
@@ -164,7 +169,7 @@ impl MutantFabric {
                 *found = reported;
             }
         }
-        for verb in asked {
+        for verb in posted_chain {
             // A READ of a block. It leaves out the padding if the location is cached.
             if let Verb::Read { remote, into: Buffer::ReadBlock, bytes: 48 | 64 } = *verb {
                 self.complete_block(remote, &mut buffers[Buffer::ReadBlock as usize]);
@@ -173,14 +178,14 @@ impl MutantFabric {
         if let (
             Mutant::SuccessorBelieved,
             [Verb::Read { bytes: 16, .. }, Verb::Read { remote, .. }],
-        ) = (self.mutant, asked)
+        ) = (self.mutant, posted_chain)
         {
             let slot = leads_to(*remote, &buffers[Buffer::ReadBlock as usize]);
             let reported = [slot.word().bits(), slot.hint()];
             buffers[Buffer::Window as usize][..2].copy_from_slice(&reported);
         }
-        self.complete_window(asked, &mut buffers[Buffer::Window as usize]);
-        self.complete_split(asked, &mut buffers[Buffer::Window as usize]);
+        self.complete_window(posted_chain, &mut buffers[Buffer::Window as usize]);
+        self.complete_split(posted_chain, &mut buffers[Buffer::Window as usize]);
     }
 }
 
@@ -193,7 +198,7 @@ impl MutantFabric {
             (Mutant::MarkAfterSwap, _) => chain.swap(mark, mark + 1),
             (Mutant::NoMark, _) => drop(chain.remove(mark)),
             (Mutant::MarkOfEightBytes, Verb::WriteU32 { remote, .. }) => {
-                chain[mark] = Verb::WriteWord { remote, value: memory.word(remote) | 1 };
+                chain[mark] = Verb::WriteWord { remote, value: memory.word_at_offset(remote) | 1 };
             }
             _ => {}
         }
@@ -210,7 +215,7 @@ impl MutantFabric {
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
         match self.mutant {
             Mutant::SwapInTwo => {
-                let found = memory.word(slot);
+                let found = memory.word_at_offset(slot);
                 self.reported = Some(found);
                 if found == expected {
                     chain[at] = Verb::WriteWord { remote: slot, value: desired };
@@ -233,13 +238,13 @@ impl MutantFabric {
                 }
             }
             Mutant::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => {
-                self.reported = Some(memory.word(slot));
+                self.reported = Some(memory.word_at_offset(slot));
                 chain.reverse();
             }
             Mutant::IncarnationsInNoTime if is(Live, Empty) => {
                 chain[at] = swap(expected, later(desired, INCARNATIONS - 1));
             }
-            Mutant::NewAgain if is(Empty, Moved) && expected == 0 => {
+            Mutant::ReusedPlaceLooksUnused if is(Empty, Moved) && expected == 0 => {
                 chain[at] = swap(expected, SlotWord::default().with_state(Moved).bits());
             }
             _ => self.post_insert(chain, (at, slot, expected, desired)),
@@ -274,7 +279,9 @@ impl MutantFabric {
                     *found = reported;
                 }
             }
-            Mutant::FirstTwice(_) if self.words.contains_key(&slot) && met.incarnation() == 1 => {
+            Mutant::FirstIncarnationTwice(_)
+                if self.words.contains_key(&slot) && met.incarnation() == 1 =>
+            {
                 *found = with_incarnation(*found, wanted.incarnation());
             }
             Mutant::AbsorbedByConditional if met.state() == Live && met != wanted => {
@@ -310,16 +317,17 @@ impl MutantFabric {
         }
     }
 
-    fn complete_window(&mut self, asked: &[Verb], window: &mut [u64]) {
-        let Some(Verb::Read { remote, .. }) = asked.iter().find(|verb| is_window(verb)) else {
-            if let (Mutant::PoisonedBelieved, 2, Verb::Read { bytes: 8, .. }) =
-                (self.mutant, asked.len(), asked[0])
+    fn complete_window(&mut self, posted_chain: &[Verb], window: &mut [u64]) {
+        let Some(Verb::Read { remote, .. }) = posted_chain.iter().find(|verb| is_window(verb))
+        else {
+            if let (Mutant::StaleMarkBelieved, 2, Verb::Read { bytes: 8, .. }) =
+                (self.mutant, posted_chain.len(), posted_chain[0])
             {
                 window[0] = *self.word.get_or_insert(window[0]);
             }
             return;
         };
-        let claims = is_claim(asked);
+        let claims = is_claim(posted_chain);
         self.show_another(*remote, window);
         match self.mutant {
             Mutant::AbsorbedByOldWindow if !claims => {

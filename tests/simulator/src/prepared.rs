@@ -31,8 +31,8 @@ pub(crate) struct Prepared<'s> {
     pub(crate) memory: Memory,
     /// Whether each word can change.
     pub(crate) can_change: Vec<bool>,
-    /// Whether a script raises the counts of two regions; see [`crate::turns`].
-    pub(crate) raises_counts: bool,
+    /// Whether a script changes the two further regions; see [`crate::two_regions`].
+    pub(crate) changes_two_regions: bool,
 }
 
 /// The options of a client's session.
@@ -42,7 +42,7 @@ struct SessionOptions {
     process: usize,
     lanes: u16,
     mutant: Option<Mutant>,
-    /// The client whose first blocks it gets, and their number.
+    /// The number of the client whose first blocks the session gets, and the number of blocks.
     owner: u64,
     blocks: u64,
     cache_bytes: usize,
@@ -74,8 +74,8 @@ impl<'s> Prepared<'s> {
         let world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
         let world = Rc::new(RefCell::new(world));
         let mut ops = scenario.clients.iter().flat_map(|script| script.lanes.concat());
-        let raises_counts = ops.any(|op| op == Op::RaiseBoth);
-        let mut prepared = Self { scenario, region, memory, can_change, raises_counts };
+        let changes_two_regions = ops.any(|op| op == Op::RaiseBoth);
+        let mut prepared = Self { scenario, region, memory, can_change, changes_two_regions };
         let session = prepared.open(&world, 0, 0, 1, None);
         for key in scenario.removed.iter().chain(&scenario.stored) {
             drive(&session, Action::Insert(Lifetime::Forever), *key, &format!("i{key}"));
@@ -165,19 +165,19 @@ impl<'s> Prepared<'s> {
         let answers = Box::new(answers);
         let locations = &options.locations;
         let session = TestSession::open((fabric, lanes), answers, region_options, locations, seed);
-        let mut session = session.expect("the region is in order");
+        let mut session = session.expect("the region is valid");
         if let Some(mutant) = mutant
             && mutant.change_constants(&mut session.region)
         {
             world.borrow_mut().note_fired(mutant);
         }
         if blocks > 0 {
-            session.fetch_blocks(self.region.class).expect("it was given blocks");
+            session.fetch_blocks(self.region.class).expect("the session has been given blocks");
         }
         session
     }
 
-    /// Opens a new connection of a client with one lane. It is the nth of all new connections.
+    /// Opens a new connection of a client with one lane: the nth (from 0) of all new connections.
     pub(crate) fn reopen(
         &self,
         world: &Rc<RefCell<World>>,
@@ -185,7 +185,7 @@ impl<'s> Prepared<'s> {
         nth: usize,
     ) -> TestSession {
         let script = &self.scenario.clients[client];
-        // The numbers before are those of the sessions that read all keys at the end.
+        // Smaller numbers belong to the clients, the server and the readers at the end.
         let number = self.scenario.clients.len() + 4 + nth;
         let owner = (self.scenario.clients.len() + 1 + nth) as u64;
         let session = self.open_with(
@@ -234,8 +234,8 @@ pub(crate) fn name(process: usize) -> String {
     char::from(b'A' + process as u8).to_string()
 }
 
-/// Performs an operation on a key, which nothing disturbs.
+/// Performs an operation on a key while no other process acts.
 pub(crate) fn drive(session: &TestSession, action: Action<'_>, key: Key, value: &str) -> Reply {
     let operation = session.run(LaneId(0), action, (&keys()[key], value.as_bytes()));
-    session.endpoint().drive(operation).expect("nothing disturbs it")
+    session.endpoint().drive(operation).expect("nothing disturbs the operation")
 }

@@ -1,5 +1,5 @@
-//! The processes of an execution. A process is the script of a client on one or more lanes with its
-//! script, or the server with its chores.
+//! The processes of an execution. A process is one lane of a client with its script, or the server
+//! with its chores.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -27,10 +27,10 @@ pub(crate) enum SchedulerAction {
     Resume(usize),
     /// A client dies.
     Die(usize),
-    /// A client's connection breaks. Its chains in flight are cut off, or, if the flag is set, are
-    /// still executed, but without a completion.
+    /// A client's connection breaks. If the flag is set, its chains in flight are still executed,
+    /// without a completion; otherwise they are cut off.
     Lose(usize, bool),
-    /// The server is killed and restarted. It fences all clients from before.
+    /// The server is killed and restarted. It fences all clients that were connected before.
     RestartServer,
     /// The server is killed in a split, and restarted. It continues the split.
     RestartSplit,
@@ -71,12 +71,12 @@ pub(crate) struct Process {
     pub(crate) events: Events,
     pub(crate) state: State,
     pub(crate) chains: u32,
-    /// The number of operations that it has begun.
+    /// The number of operations that the process has begun.
     pub(crate) operations_begun: u32,
     /// A hash of the versions that its operations found.
     pub(crate) seen: u64,
-    /// What the operation could see when it began its last two waits, as hashes. The earlier one
-    /// comes first.
+    /// Hashes of the state that the operation could see when it began its last two waits. The hash
+    /// of the earlier wait comes first.
     pub(crate) waits: [Option<u64>; 2],
 }
 

@@ -25,16 +25,16 @@ pub const GRACE_MS: u32 = 100;
 pub const KEYS: usize = 5;
 /// A key by its number, below [`KEYS`].
 pub type Key = usize;
-/// A region besides the keys', which each change of both regions reaches first. It decides whether
-/// the change happens.
+/// The head of the two further regions, of one word each, that `RaiseBoth` changes. Each such change
+/// reaches the head first; the head decides whether the change happens.
 pub(crate) const HEAD: RegionIndex = RegionIndex(1);
-/// The region that each such change reaches second.
+/// The tail of the two further regions, which each such change reaches second.
 pub(crate) const TAIL: RegionIndex = RegionIndex(2);
 /// The largest value that fits into a block of 64 bytes with a key and the header.
 const VALUE_BYTES_MAX: usize = 24;
 /// The length of a larger value, whose block has 128 bytes.
 pub(crate) const LARGE_BYTES: usize = 72;
-/// How many bytes of the depot's chunk exist.
+/// The number of bytes of the depot's chunk that exist in the simulated memory.
 const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
 /// The number of slots in the rows of the keys' windows.
@@ -52,38 +52,40 @@ pub(crate) struct SimRegion {
     subtables: [u64; 4],
     /// The number of splits that the server makes.
     splits: usize,
-    pub(crate) blocks: u64,
-    /// The number of blocks, and how many of them each client has at first. The session that stores
-    /// the first values has as many.
+    /// The offset of block 0.
+    pub(crate) blocks_offset: u64,
+    /// The number of blocks, and the number of blocks that each client has at first. The session
+    /// that stores the first values has `blocks_each`, too.
     blocks_max: u64,
     blocks_each: u64,
     /// The offset of the depot's first block, if there is a depot.
     depot: Option<u64>,
     /// The home row of the keys.
     pub(crate) row: usize,
-    /// How many slots, from the start of that row, clients can use. The last `used` of them were
-    /// used before.
+    /// The number of slots, from the start of the home row, that clients can use. The last `used`
+    /// of these slots were used before the start.
     slots: usize,
     used: usize,
 }
 
+/// Returns the keys, by their numbers.
 pub(crate) fn keys() -> &'static [Vec<u8>; KEYS] {
     static FOUND: OnceLock<[Vec<u8>; KEYS]> = OnceLock::new();
     FOUND.get_or_init(|| {
-        let all = (0u32..).map(|n| format!("key{n:05}").into_bytes());
+        let candidates = (0u32..).map(|n| format!("key{n:05}").into_bytes());
         let first = hash(b"key00000");
-        let mut same = all.clone().filter(|key| {
+        let mut same_window = candidates.clone().filter(|key| {
             let hash = hash(key);
             (hash.window_offset(), hash.fingerprint())
                 == (first.window_offset(), first.fingerprint())
         });
-        let mut next = all.filter(|key| {
+        let mut next_window = candidates.filter(|key| {
             let hash = hash(key);
             (hash.window_offset(), hash.fingerprint())
                 == (first.window_offset() + ROW_BYTES, first.fingerprint())
         });
-        let mut one = |at: usize| if at < 4 { same.next() } else { next.next() };
-        std::array::from_fn(|at| one(at).expect("keys do not run out"))
+        let mut find = |key: usize| if key < 4 { same_window.next() } else { next_window.next() };
+        std::array::from_fn(|key| find(key).expect("there are keys without end"))
     })
 }
 
@@ -116,7 +118,7 @@ impl SimRegion {
             class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
             subtables: [0, 1, 2, 3].map(|n| chunk(0) + n * SUBTABLE_BYTES),
             splits,
-            blocks: chunk(1),
+            blocks_offset: chunk(1),
             blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
             blocks_each: blocks.max(KEYS as u64),
             depot: has_depot.then(|| chunk(2)),
@@ -130,7 +132,8 @@ impl SimRegion {
     /// another fingerprint, so that no client reads their blocks.
     pub(crate) fn memory(&self, depth: u8) -> Memory {
         let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
-        let directories = directories.map(|offset| offset.expect("there is one that deep"));
+        let directories = directories
+            .map(|offset| offset.expect("the smallest region has a directory of depth 2"));
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
         let subtables: Vec<u64> = self.places().collect();
         let subtable_words = (SUBTABLE_BYTES / 8) as usize * subtables.len();
@@ -139,7 +142,7 @@ impl SimRegion {
         let depot_words = self.depot.map_or(0, |_| DEPOT_BYTES as usize / 8);
         let mut memory = Memory::new(&[
             extent(self.subtables[0], subtable_words),
-            extent(self.blocks, block_words),
+            extent(self.blocks_offset, block_words),
             extent(0, 512),
             extent(self.depot.unwrap_or_default(), depot_words),
             extent(directories[0], directory_words),
@@ -157,10 +160,10 @@ impl SimRegion {
         for row in 0..ROWS_PER_SUBTABLE {
             memory.fill(self.subtables[0] + row as u64 * ROW_BYTES, header.as_bytes());
         }
-        let other = hash(&keys()[0]).fingerprint().wrapping_add(1);
+        let other_fingerprint = hash(&keys()[0]).fingerprint().wrapping_add(1);
         let block = self.block(self.blocks_max - 1);
         let block = BlockRef { address: block, class: self.class, generation_low: 1 };
-        let taken = SlotWord::empty(0).pending(other, block).live(block, false);
+        let taken = SlotWord::empty(0).pending(other_fingerprint, block).live(block, false);
         for (subtable, at) in self.slots_of(&subtables) {
             let slot = self.slot(subtable, at);
             let usable = at < self.slots;
@@ -180,14 +183,14 @@ impl SimRegion {
     }
 
     /// Whether the server splits a subtable.
-    pub(crate) fn splits(&self) -> bool {
+    pub(crate) fn has_splits(&self) -> bool {
         self.splits > 0
     }
 
     /// Returns the first split of the server.
     pub(crate) fn split(&self) -> Split {
-        let [old, one, other, _] = self.subtables;
-        Split { prefix: 0, local_depth: 0, old, new: [one, other] }
+        let [old, first, second, _] = self.subtables;
+        Split { prefix: 0, local_depth: 0, old, new: [first, second] }
     }
 
     /// Returns the second split, of the subtable that key 0 is in after the first one. It moves one
@@ -195,8 +198,8 @@ impl SimRegion {
     pub(crate) fn next_split(&self, key_0_returns: bool) -> Split {
         let directory = hash(&keys()[0]).directory();
         let prefix = side_of(directory, 0);
-        let [again, .., unused] = self.subtables;
-        let mut new = [again; 2];
+        let [emptied, .., unused] = self.subtables;
+        let mut new = [emptied; 2];
         new[side_of(directory, 1) ^ usize::from(key_0_returns)] = unused;
         Split { prefix: prefix as u32, local_depth: 1, old: self.subtables[1 + prefix], new }
     }
@@ -229,12 +232,12 @@ impl SimRegion {
 
     /// Whether the word at this offset can change.
     pub(crate) fn can_change(&self, offset: u64) -> bool {
-        let leads = self.header_at(offset).is_some()
+        let is_header_or_directory = self.header_at(offset).is_some()
             || self.directory_at(offset).is_some()
             || offset == STATE_OFFSET;
         self.block_at(offset).is_some()
             || self.slot_at(offset).is_some_and(|(_, slot, _)| slot < self.slots)
-            || self.splits > 0 && leads
+            || self.splits > 0 && is_header_or_directory
     }
 
     /// Returns the subtable, the row and the word of the row's header at this offset. Rows count
@@ -278,7 +281,7 @@ impl SimRegion {
     fn block(&self, number: u64) -> BlockAddress {
         let offset = match (number, self.depot) {
             (0, Some(depot)) => depot + self.class.block_bytes(),
-            _ => self.blocks + number * self.class.block_bytes(),
+            _ => self.blocks_offset + number * self.class.block_bytes(),
         };
         BlockAddress::from_offset(offset).expect("blocks are aligned")
     }
@@ -296,7 +299,7 @@ impl SimRegion {
         {
             return Some((self.blocks_max + within / bytes, within % bytes / 8));
         }
-        let within = offset.checked_sub(self.blocks)?;
+        let within = offset.checked_sub(self.blocks_offset)?;
         (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
     }
 
@@ -310,7 +313,7 @@ impl SimRegion {
     /// The slots of all subtables: their offsets and words.
     fn words<'m>(&'m self, memory: &'m Memory) -> impl Iterator<Item = (u64, SlotWord)> + 'm {
         let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
-        slots.map(|slot| (slot, SlotWord::from_bits(memory.word(slot))))
+        slots.map(|slot| (slot, SlotWord::from_bits(memory.word_at_offset(slot))))
     }
 
     /// The slots that lead to a block of a key: their words, hints and blocks.
@@ -323,7 +326,7 @@ impl SimRegion {
             let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
             let linked = states.contains(&word.state()) && word.fingerprint() == fingerprint;
             let block = word.block().ok().filter(|_| linked)?;
-            Some((word, memory.word(slot + HINT_OFFSET), block))
+            Some((word, memory.word_at_offset(slot + HINT_OFFSET), block))
         })
     }
 
@@ -344,10 +347,10 @@ impl SimRegion {
     fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {
         let words = 0..block.class.block_bytes() / 8;
         let offset = block.address.offset();
-        words.flat_map(|word| memory.word(offset + word * 8).to_le_bytes()).collect()
+        words.flat_map(|word| memory.word_at_offset(offset + word * 8).to_le_bytes()).collect()
     }
 
-    /// The offset of the block that holds a key.
+    /// Returns the offset of the block that holds a key, or 0 if no block does.
     pub(crate) fn block_of(&self, memory: &Memory, key: usize) -> u64 {
         let holds = |block: &BlockRef| {
             let bytes = self.bytes(memory, *block);
@@ -372,7 +375,7 @@ impl SimRegion {
             } else if hint != hash(found.key()).hint(word.incarnation()) {
                 "another key's hint"
             } else if !seen.insert(found.key().to_vec()) {
-                "its key is there twice"
+                "another slot has its key, too"
             } else if !blocks.insert(block.address.0) {
                 "its block is linked twice"
             } else {

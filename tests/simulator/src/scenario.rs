@@ -9,7 +9,7 @@ use crate::mutant::Mutant;
 use crate::region::Key;
 use crate::script::Script;
 
-/// How many slots clients can use by default.
+/// The number of slots that clients can use by default.
 const SLOTS: usize = 2;
 
 /// The server's split of the keys' subtable.
@@ -103,7 +103,7 @@ impl Scenario {
         self
     }
 
-    /// The last so many usable slots were used before the start. The default is none.
+    /// The last `slots` usable slots were used before the start. The default is 0.
     pub fn used(mut self, slots: usize) -> Self {
         self.used = slots;
         self
@@ -115,9 +115,9 @@ impl Scenario {
         self
     }
 
-    /// The clock jumps up to `max` times, each time by one of these.
-    pub fn jumps(mut self, max: u32, by: &[Nanos]) -> Self {
-        (self.limits.jumps, self.jumps) = (max, by.to_vec());
+    /// The clock jumps up to `max` times, each time by one of these times.
+    pub fn jumps(mut self, max: u32, times: &[Nanos]) -> Self {
+        (self.limits.jumps, self.jumps) = (max, times.to_vec());
         self
     }
 

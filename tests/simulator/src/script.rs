@@ -8,7 +8,7 @@ use crate::clock::PACE;
 use crate::mutant::Mutant;
 use crate::region::Key;
 
-/// How many operations of a lane are shown.
+/// The number of operations of a lane that a report shows.
 const OPS_SHOWN_MAX: usize = 8;
 
 /// One operation of a script. A value is named after its writer: `A1` is the value that client A
@@ -22,8 +22,8 @@ pub enum Op {
     Update(Key),
     Delete(Key),
     Exchange(Key, &'static str),
-    /// Exchange by the version that the script's last GET of the key found. Skipped if it found
-    /// none.
+    /// Exchange by the version that the script's last GET of the key found. Skipped if that GET found
+    /// no value.
     ExchangeSeen(Key),
     PutLarge(Key),
     GiveBack,
@@ -43,7 +43,7 @@ pub struct Script {
     pub(crate) blocks: u64,
     pub(crate) in_one_step: bool,
     pub(crate) guess: Option<usize>,
-    /// How many sixteenths of a second its clock counts in a second.
+    /// The number of sixteenths of a second that the client's clock counts in a second.
     pub(crate) pace: u8,
     pub(crate) pauses: bool,
     pub(crate) shares: bool,

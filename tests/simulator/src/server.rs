@@ -61,7 +61,7 @@ impl ServerAnswers {
         let world = world.borrow();
         match world.split {
             // The subtable is split only once.
-            _ if !world.region.splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
+            _ if !world.region.has_splits() || local_depth > 0 => Some(SplitOutcome::Impossible),
             Some(SplitProgress::Done) => Some(SplitOutcome::Done),
             Some(SplitProgress::Busy) => Some(SplitOutcome::Later),
             Some(SplitProgress::Stuck { .. }) => Some(SplitOutcome::Impossible),
@@ -140,7 +140,7 @@ async fn split(
 ) -> Event {
     let (region, depth, rests) = {
         let world = world.borrow();
-        let depth = world.memory.word(STATE_OFFSET) >> 32;
+        let depth = world.memory.word_at_offset(STATE_OFFSET) >> 32;
         (world.region.clone(), depth as u8, world.places_rest)
     };
     let (endpoint, lane) = (session.endpoint(), LaneId(0));

@@ -9,15 +9,15 @@ use farside_fabric::LaneId;
 use farside_protocol::split::SplitProgress;
 use farside_protocol::{Action, Expected, Lifetime, OperationError, Version};
 
-use crate::monitor::Asked;
+use crate::monitor::RequestedOperation;
 use crate::region::{KEYS, LARGE_BYTES, keys};
 use crate::script::Op;
 use crate::session::{Reply, TestSession};
-use crate::turns::raise;
+use crate::two_regions::raise;
 
 /// A message of a process to the execution that polls it.
 pub(crate) enum Event {
-    Invoke(Asked),
+    Invoke(RequestedOperation),
     Respond(usize, Result<Reply, Option<OperationError>>),
     /// The present operation or chore ends without an answer.
     Skip,
@@ -25,11 +25,11 @@ pub(crate) enum Event {
     Split(SplitProgress),
     /// The server has cleared the slots of these clients.
     Swept(Vec<u16>),
-    /// The connection is lost. A new one continues with operation `next` of the script, which was
-    /// invoked before if `again`.
+    /// The connection is lost. A new connection continues with operation `next` of the script.
+    /// `is_invoked`: that operation was invoked on the lost connection.
     Lost {
         next: usize,
-        again: bool,
+        is_invoked: bool,
         seen: Seen,
     },
     Finished,
@@ -54,15 +54,15 @@ pub(crate) async fn begin() {
 pub(crate) struct Reading {
     pub(crate) script: Vec<Op>,
     pub(crate) name: String,
-    /// The operation to begin with, and whether it was invoked before.
+    /// The index of the first operation, and whether it was invoked on an earlier connection.
     pub(crate) next: usize,
-    pub(crate) again: bool,
+    pub(crate) is_invoked: bool,
     pub(crate) seen: Seen,
 }
 
 impl Reading {
     pub(crate) fn new(script: Vec<Op>, name: String) -> Self {
-        Self { script, name, next: 0, again: false, seen: vec![None; KEYS] }
+        Self { script, name, next: 0, is_invoked: false, seen: vec![None; KEYS] }
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn run_script(
     reading: Reading,
     events: Events,
 ) {
-    let Reading { script, name, next, mut again, mut seen } = reading;
+    let Reading { script, name, next, mut is_invoked, mut seen } = reading;
     for (n, op) in script.into_iter().enumerate().skip(next) {
         begin().await;
         match op {
@@ -103,10 +103,10 @@ pub(crate) async fn run_script(
             }
             _ => None,
         };
-        let asked = Asked { op, value: value.clone(), expected: expected.clone() };
-        let key = asked.key();
-        if !std::mem::take(&mut again) {
-            events.borrow_mut().push_back(Event::Invoke(asked));
+        let requested = RequestedOperation { op, value: value.clone(), expected: expected.clone() };
+        let key = requested.key();
+        if !std::mem::take(&mut is_invoked) {
+            events.borrow_mut().push_back(Event::Invoke(requested));
         }
         let required = match (op, &seen[key]) {
             (Op::Exchange(_, expected), _) => Some(Expected::Value(expected.as_bytes())),
@@ -127,16 +127,16 @@ pub(crate) async fn run_script(
             seen[key] = Some((String::from_utf8_lossy(value).into_owned(), *version));
         }
         let mut events = events.borrow_mut();
-        let again = matches!(reply, Err(None));
+        let is_invoked = matches!(reply, Err(None));
         if session.endpoint().fabric().is_lost
-            && (again || matches!(reply, Err(Some(OperationError::Indeterminate))))
+            && (is_invoked || matches!(reply, Err(Some(OperationError::Indeterminate))))
         {
             // As sessions do: an operation that has not happened is repeated on a new connection.
-            if !again {
+            if !is_invoked {
                 events.push_back(Event::Respond(key, reply));
             }
-            let next = if again { n } else { n + 1 };
-            events.push_back(Event::Lost { next, again, seen });
+            let next = if is_invoked { n } else { n + 1 };
+            events.push_back(Event::Lost { next, is_invoked, seen });
             return;
         }
         events.push_back(Event::Respond(key, reply));

@@ -9,11 +9,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farside_tests::{binary, left_out};
+use farside_tests::left_out;
 
 use crate::bench_cli::{bench, words};
 
-/// An installed browser that starts: Ubuntu's is a stub that only names another package.
+/// Returns an installed browser that starts. Ubuntu's package is a stub that only names another
+/// package, and does not start.
 fn browser() -> Option<&'static str> {
     let starts = |name: &&str| {
         let version = Command::new(name).arg("--version").stderr(Stdio::null()).output();
@@ -27,9 +28,9 @@ fn browser() -> Option<&'static str> {
 /// The width and height of a screenshot, in pixels.
 const SIZE: (usize, usize) = (1400, 1600);
 /// Timeout of a screenshot, for a busy machine.
-const TEST_TIMEOUT: Duration = Duration::from_secs(300);
+const SCREENSHOT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A browser's screenshot of a page: rows of pixels of red, green and blue.
+/// Returns a browser's screenshot of a page: rows of pixels of red, green and blue.
 fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("page.png");
@@ -45,7 +46,7 @@ fn screenshot(browser: &str, page: &Path, is_dark: bool) -> Vec<Vec<[u8; 3]>> {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + TEST_TIMEOUT;
+    let deadline = Instant::now() + SCREENSHOT_TIMEOUT;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             child.kill().unwrap();
@@ -108,7 +109,6 @@ fn a_browser_shows_the_page_in_both_schemes() {
 
 #[test]
 fn a_file_that_is_no_result_is_reported_in_one_line() {
-    binary("kv-bench");
     let folder = tempfile::tempdir().unwrap();
     let (page, file) = (folder.path().join("page.html"), folder.path().join("cut.json"));
     std::fs::write(&file, "{\"workload\":").unwrap();

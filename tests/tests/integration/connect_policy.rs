@@ -11,7 +11,7 @@ use farside_fabric::shm;
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::{ServerProcess, left_out_over_rdma, new_address};
 
-/// A config file with this timeout.
+/// Writes a config file with this timeout. Returns its path.
 fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
     let path = folder.join("client.toml");
     let text = format!("server = '{server}'\nconnect_timeout_ms = {timeout_ms}\n");
@@ -70,7 +70,7 @@ fn a_collection_whose_server_is_restarted_starts_again() {
     assert!(after.collections > 0);
 }
 
-/// Runs kv-cli against a socket whose connections `accept` handles.
+/// Runs `kv-cli get` against a socket whose connections `accept` handles.
 fn get_from(accept: impl FnOnce(&shm::Listener) + Send) -> CommandOutput {
     let folder = tempfile::tempdir().unwrap();
     let address = new_address(folder.path());
@@ -88,6 +88,7 @@ fn a_server_that_does_not_answer_and_one_that_disconnects_are_told_apart() {
         return;
     }
     let silent = get_from(|_| ());
+    // The reported time is 300 ms or a little more.
     silent.expect_line(3, &["accepted the connection, but did not answer within 3"]);
     assert!(!silent.stderr.contains("os error"), "{}", silent.stderr);
     let disconnects = get_from(|listener| {

@@ -1,7 +1,7 @@
 //! Proves that with --evict a PUT finds room however much was stored, and that the evicted keys are
 //! those not written for a long time. `space.rs` proves that without it no key is evicted.
 
-use farside_tests::{ServerProcess, fill, proof, scaled};
+use farside_tests::{ServerProcess, fill, scaled, self_describing};
 
 const BYTES: usize = 1000;
 
@@ -13,13 +13,13 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     let (hot, total) = (200u64, scaled(100_000).max(20_000));
     for n in 0..total {
         let key = 1_000_000 + n;
-        session.put(&key.to_le_bytes(), &proof::value(key, 0, 0, BYTES)).unwrap();
+        session.put(&key.to_le_bytes(), &self_describing::value(key, 0, 0, BYTES)).unwrap();
         let often = n % hot;
-        session.put(&often.to_le_bytes(), &proof::value(often, 0, n, BYTES)).unwrap();
+        session.put(&often.to_le_bytes(), &self_describing::value(often, 0, n, BYTES)).unwrap();
     }
     let there = |session: &mut farside::Session, key: u64| {
         session.get(&key.to_le_bytes()).unwrap().is_some_and(|value| {
-            assert!(proof::holds(key, &value), "key {key}");
+            assert!(self_describing::holds(key, &value), "key {key}");
             true
         })
     };

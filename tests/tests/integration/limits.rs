@@ -3,7 +3,7 @@
 
 use farside::Error;
 use farside::OperationError::{KeyEmpty, KeyTooLong, ValueTooLong};
-use farside_tests::{ServerProcess, proof};
+use farside_tests::{ServerProcess, self_describing};
 
 #[test]
 fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
@@ -16,7 +16,8 @@ fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
         for key_bytes in [1, 2, 8, 100, limits.key_bytes_max] {
             let mut key = vec![0xff; key_bytes];
             key[0] = n as u8;
-            let value: Vec<u8> = proof::value(1, 2, 3, bytes.max(24)).split_off(24.min(bytes));
+            let value: Vec<u8> =
+                self_describing::value(1, 2, 3, bytes.max(24)).split_off(24.min(bytes));
             let value = if bytes < 24 { vec![n as u8; bytes] } else { value };
             for round in 0..2 {
                 session.put(&key, &value).unwrap();
@@ -89,7 +90,7 @@ fn keys_and_values_of_the_largest_limits_can_be_stored() {
         "--memory 64MiB --grace-ms 2000 --key-bytes-max {key_bytes} --value-bytes-max {value_bytes}"
     ));
     let mut session = server.session();
-    let (key, value) = (vec![7; key_bytes], proof::value(1, 1, 1, value_bytes));
+    let (key, value) = (vec![7; key_bytes], self_describing::value(1, 1, 1, value_bytes));
     session.put(&key, &value).unwrap();
     assert_eq!(session.get(&key).unwrap().unwrap().data, value);
     server.assert_verifies();

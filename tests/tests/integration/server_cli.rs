@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use farside_tests::command::CommandOutput;
-use farside_tests::{STRANGER, ServerProcess, binary, left_out_without_root};
+use farside_tests::{OTHER_USER, ServerProcess, binary, left_out_without_root};
 
 /// Runs `kv-server <arguments>`, which must end by itself.
 fn server(arguments: &str) -> CommandOutput {
@@ -74,7 +74,7 @@ fn server_of_a_user(folder: &Path, arguments: &str) -> CommandOutput {
     let mut command = Command::new("timeout");
     command.arg("20").arg(&program).args(arguments.split_whitespace());
     if rustix::process::geteuid().is_root() {
-        command.uid(STRANGER).gid(STRANGER);
+        command.uid(OTHER_USER).gid(OTHER_USER);
     }
     CommandOutput::of(command.stdin(Stdio::null()))
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farside::OperationError::Contended;
 use farside::{Error, Outcome, Session};
 use farside_bench_compare::emulation::{Link, wrap};
-use farside_tests::{ServerProcess, fill, left_out_over_rdma, proof};
+use farside_tests::{ServerProcess, fill, left_out_over_rdma, self_describing};
 
 const BYTES_PER_S: u64 = 25_000_000;
 /// The size of a value. With key and header it fills a block of 512 KiB, which a GET without a
@@ -27,7 +27,7 @@ fn large_values_are_read_once_at_any_depth() {
     }
     let server = ServerProcess::start("--memory 192MiB --grace-ms 100");
     let mut writer = server.session();
-    fill(&mut writer, 0..KEYS, |key| proof::value(key, 0, 0, BYTES));
+    fill(&mut writer, 0..KEYS, |key| self_describing::value(key, 0, 0, BYTES));
     for depth in [1, 4, 16, 64, 256] {
         for is_cached in [false, true] {
             assert_read_once(&server, depth, is_cached);
@@ -83,7 +83,7 @@ fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
     }
     const LARGE: usize = 1_000_000;
     let server = ServerProcess::start("--memory 64MiB --grace-ms 100");
-    server.session().put(b"large", &proof::value(0, 0, 0, LARGE)).unwrap();
+    server.session().put(b"large", &self_describing::value(0, 0, 0, LARGE)).unwrap();
     let link =
         Link { bytes_per_s: BYTES_PER_S / 5, simulated_clock: Some(Arc::new(AtomicU64::new(0))) };
     let client = server.client_builder().intercept_fabric(wrap(link)).connect().unwrap();
@@ -106,7 +106,7 @@ fn the_first_gets_of_a_deep_pipeline_all_succeed() {
     const LARGE: usize = 1_000_000;
     const DEPTH: u16 = 64;
     let server = ServerProcess::start("--memory 128MiB --grace-ms 100");
-    let value = proof::value(0, 0, 0, LARGE);
+    let value = self_describing::value(0, 0, 0, LARGE);
     fill(&mut server.session(), 0..DEPTH.into(), |_| &value);
     let link =
         Link { bytes_per_s: BYTES_PER_S, simulated_clock: Some(Arc::new(AtomicU64::new(0))) };

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use farside_tests::{ServerProcess, fill, left_out_over_rdma, proof};
+use farside_tests::{ServerProcess, fill, left_out_over_rdma, self_describing};
 
 use crate::slow_link::get_in_turn;
 
@@ -23,7 +23,10 @@ fn a_pipeline_with_a_slow_caller_loses_nothing() {
     for round in 0..2 {
         let mut pipeline = session.pipeline().unwrap();
         for key in 0..KEYS {
-            while pipeline.put(&key.to_le_bytes(), &proof::value(key, round, 0, 500)).is_err() {
+            while pipeline
+                .put(&key.to_le_bytes(), &self_describing::value(key, round, 0, 500))
+                .is_err()
+            {
                 pipeline.wait().unwrap().result.unwrap();
             }
             if key % 4 == 0 {
@@ -39,7 +42,7 @@ fn a_pipeline_with_a_slow_caller_loses_nothing() {
         server.assert_verifies();
         for key in 0..KEYS {
             let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
-            assert_eq!(value.data, proof::value(key, round, 0, 500));
+            assert_eq!(value.data, self_describing::value(key, round, 0, 500));
         }
     }
 }
@@ -58,7 +61,7 @@ fn values_are_read_once_even_with_more_in_flight_than_grace_allows() {
     let server = ServerProcess::start("--memory 192MiB --grace-ms 100");
     let client = server.client_builder().pipeline_depth(KEYS as u16).connect().unwrap();
     let mut session = client.session().unwrap();
-    fill(&mut session, 0..KEYS, |key| proof::value(key, 0, 0, BYTES));
+    fill(&mut session, 0..KEYS, |key| self_describing::value(key, 0, 0, BYTES));
     let before = session.counters();
     get_in_turn(&mut session, GETS, KEYS, BYTES);
     // Bytes are bounded, not READs: a descheduled thread READs its window again, which is cheap.

@@ -13,7 +13,9 @@ use farside_layout::{
     slot_in_subtable,
 };
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, StopOnDrop, TEST_TIMEOUT, fill, proof, scaled, wait_until};
+use farside_tests::{
+    ServerProcess, StopOnDrop, TEST_TIMEOUT, fill, scaled, self_describing, wait_until,
+};
 
 const WRITERS: u64 = 3;
 
@@ -53,7 +55,7 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
                         }
                         let bytes = 24 + (key % 50) as usize * 10;
                         begun[key as usize].store(round, Ordering::SeqCst);
-                        let value = proof::value(key, writer, round, bytes);
+                        let value = self_describing::value(key, writer, round, bytes);
                         // Some keys are deleted and inserted again, in another slot.
                         if round % 4 == 3 && key % 5 == 0 {
                             session.delete(&key.to_le_bytes()).unwrap();
@@ -81,7 +83,7 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
             let possible = before[key as usize]..=after[key as usize];
             let value = session.get(&key.to_le_bytes()).unwrap();
             let is_removal = |round: u64| round % 4 == 3 && key % 5 == 0;
-            match value.map(|value| proof::number(key, &value)) {
+            match value.map(|value| self_describing::count_in(key, &value)) {
                 Some(number) => {
                     let number = number.expect("a value that was not written");
                     let right = possible.contains(&number) && !is_removal(number);
@@ -156,7 +158,7 @@ fn assert_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
 fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
     let server = ServerProcess::start("--memory 64MiB");
     let mut session = server.session();
-    fill(&mut session, 0..5000, |key| proof::value(key, 0, 0, 1000));
+    fill(&mut session, 0..5000, |key| self_describing::value(key, 0, 0, 1000));
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let whole = std::fs::read(&file).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farside::OperationError::OutOfSpace;
 use farside::{Error, Exhausted, Session};
-use farside_tests::{ServerProcess, device, fill, fill_up, proof, scaled};
+use farside_tests::{ServerProcess, device, fill, fill_up, scaled, self_describing};
 
 #[test]
 fn blocks_that_one_client_freed_can_be_used_by_the_next() {
@@ -28,7 +28,7 @@ fn blocks_that_one_client_freed_can_be_used_by_the_next() {
 fn a_full_heap_is_reported_and_a_delete_makes_room() {
     let server = ServerProcess::start("--memory 16MiB --index 2MiB");
     let mut session = server.session();
-    let (stored, error) = fill_up(&mut session, 0, |key| proof::value(key, 0, 0, 1000));
+    let (stored, error) = fill_up(&mut session, 0, |key| self_describing::value(key, 0, 0, 1000));
     let Error::Operation(OutOfSpace { what: Exhausted::Blocks { bytes: 1280 } }) = error else {
         panic!("{error}")
     };
@@ -36,7 +36,7 @@ fn a_full_heap_is_reported_and_a_delete_makes_room() {
     let expect_all = |session: &mut Session| {
         for key in 0..stored {
             let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
-            assert!(proof::holds(key, &value), "key {key}");
+            assert!(self_describing::holds(key, &value), "key {key}");
         }
     };
     expect_all(&mut session);
@@ -45,7 +45,7 @@ fn a_full_heap_is_reported_and_a_delete_makes_room() {
         assert!(session.delete(&key.to_le_bytes()).unwrap());
     }
     std::thread::sleep(session.limits().grace);
-    fill(&mut session, 0..stored / 2, |key| proof::value(key, 1, 0, 1000));
+    fill(&mut session, 0..stored / 2, |key| self_describing::value(key, 1, 0, 1000));
     expect_all(&mut session);
     server.assert_verifies();
 }

@@ -8,14 +8,14 @@ use std::process::Command;
 use farside_config::signals::is_ignored;
 use farside_tests::command::CommandOutput;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, binary, fill, left_out, proof, send_signal, wait_until,
+    ServerProcess, TEST_TIMEOUT, binary, fill, left_out, self_describing, send_signal, wait_until,
 };
 use rustix::process::Signal;
 
 /// A server with so many keys that a signal arrives while they are written to a file.
 fn with_many_keys() -> ServerProcess {
     let server = ServerProcess::start("--memory 96MiB");
-    fill(&mut server.session(), 0..20_000, |key| proof::value(key, 0, 0, 1000));
+    fill(&mut server.session(), 0..20_000, |key| self_describing::value(key, 0, 0, 1000));
     server
 }
 

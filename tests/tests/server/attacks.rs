@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use farside_fabric::ControlChannel;
 use farside_fabric::shm::ShmChannel;
-use farside_tests::{as_stranger, left_out_without_root};
+use farside_tests::{as_other_user, left_out_without_root};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::Signal;
 
@@ -117,7 +117,7 @@ fn one_user_does_not_take_all_client_ids() {
     let _server = folder.start();
     open_to_all(&folder);
     let write = || folder.attach(Role::Writer);
-    let taken = as_stranger(|| {
+    let taken = as_other_user(|| {
         let taken: Vec<_> = (0..14).map(|_| write().unwrap()).collect();
         assert_eq!(write().err(), Some(Refusal::FullForUser { clients: 14 }));
         taken
@@ -135,7 +135,7 @@ fn silent_connections_of_one_user_close_only_connections_of_that_user() {
     open_to_all(&folder);
     let slow = folder.connect();
     assert_eq!(folder.writer().statistics().clients, 1, "a silent connection is no client");
-    let silent = as_stranger(|| (0..200).map(|_| folder.connect()).collect::<Vec<_>>());
+    let silent = as_other_user(|| (0..200).map(|_| folder.connect()).collect::<Vec<_>>());
     assert_eq!(silent[0].receive(&mut [0; 8]).unwrap().0, 0, "the server closes the oldest");
     assert!(answer(&slow, &hello(Role::Reader)).unwrap().is_ok());
 }

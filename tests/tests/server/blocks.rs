@@ -233,7 +233,7 @@ fn after_a_restart_a_fresh_block_has_the_generation_after_its_headers() {
     let class = class(64);
     let block = client.take(class, 1)[0];
     let slot = client.slot(0, 0);
-    client.link(slot, class, FreeBlock { generation: 7, ..block }, |word| word.emptied());
+    client.place_word(slot, class, FreeBlock { generation: 7, ..block }, |word| word.emptied());
     server.stop();
     let _server = folder.start();
     let again = folder.writer().take(class, 1)[0];

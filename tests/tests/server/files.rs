@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::process::Command;
 
-use farside_tests::{STRANGER, left_out_without_root};
+use farside_tests::{OTHER_USER, left_out_without_root};
 
 use super::*;
 
@@ -73,11 +73,11 @@ fn files_of_another_user_are_refused_even_by_root() {
     let set_owner = |name: &str, user: u32| {
         chown(folder.dir.path().join(name), Some(user), None).unwrap();
     };
-    set_owner("region", STRANGER);
+    set_owner("region", OTHER_USER);
     let line = folder.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
     set_owner("region", 0);
-    set_owner("kv.sock.lock", STRANGER);
+    set_owner("kv.sock.lock", OTHER_USER);
     let line = folder.start_error();
     assert!(line.contains("kv.sock.lock: it belongs to user 54321"), "{line}");
     set_owner("kv.sock.lock", 0);
@@ -88,7 +88,7 @@ fn files_of_another_user_are_refused_even_by_root() {
     fs::rename(&region, &elsewhere).unwrap();
     symlink(&elsewhere, &region).unwrap();
     folder.start().stop();
-    std::os::unix::fs::lchown(&region, Some(STRANGER), None).unwrap();
+    std::os::unix::fs::lchown(&region, Some(OTHER_USER), None).unwrap();
     let line = folder.start_error();
     assert!(line.contains("region belongs to another user"), "{line}");
 }

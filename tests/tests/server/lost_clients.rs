@@ -13,12 +13,14 @@ fn unfinished_inserts_of_lost_clients_are_emptied_and_of_living_ones_kept() {
     let class = class(64);
     let (lost_blocks, living_blocks) = (lost.take(class, 3), living.take(class, 2));
     let slots: Vec<u64> = (0..5).map(|n| lost.slot(n, n)).collect();
-    lost.link(slots[0], class, lost_blocks[0], |word| word);
-    lost.link(slots[1], class, lost_blocks[1], |word| word.with_state(SlotState::Aborted));
+    lost.place_word(slots[0], class, lost_blocks[0], |word| word);
+    lost.place_word(slots[1], class, lost_blocks[1], |word| word.with_state(SlotState::Aborted));
     let kept = [
-        lost.link(slots[2], class, lost_blocks[2], |word| word.with_state(SlotState::Live)),
-        living.link(slots[3], class, living_blocks[0], |word| word),
-        living.link(slots[4], class, living_blocks[1], |word| word.with_state(SlotState::Aborted)),
+        lost.place_word(slots[2], class, lost_blocks[2], |word| word.with_state(SlotState::Live)),
+        living.place_word(slots[3], class, living_blocks[0], |word| word),
+        living.place_word(slots[4], class, living_blocks[1], |word| {
+            word.with_state(SlotState::Aborted)
+        }),
     ];
     for slot in &slots {
         living.region.store(slot + HINT_OFFSET, 99).unwrap();
@@ -46,7 +48,7 @@ fn many_clients_lost_at_once_are_swept_and_their_ids_are_reused() {
         let lost: Vec<Client> = (0..20).map(|_| folder.writer()).collect();
         let slot_of = |n: usize| living.slot(n, round);
         for (n, client) in lost.iter().enumerate() {
-            client.link(slot_of(n), class, client.take(class, 1)[0], |word| word);
+            client.place_word(slot_of(n), class, client.take(class, 1)[0], |word| word);
         }
         drop(lost);
         for n in 0..20 {
@@ -73,7 +75,7 @@ fn a_place_that_a_stopped_client_blocks_does_not_keep_the_index_from_recalling_b
     let (slot, depth) = (stopped.slot(0, 0), before.directory_depth as u8);
     assert_eq!(split(0, depth), SplitOutcome::Done);
     // The state in which a split leaves the client's unfinished insert.
-    stopped.link(slot, class(64), block, |word| word.with_state(SlotState::Aborted));
+    stopped.place_word(slot, class(64), block, |word| word.with_state(SlotState::Aborted));
     let mut subtables = subtables_from(depth);
     let (mut prefix, mut depth) = subtables.next().unwrap();
     eventually("the server recalls blocks for the index", || {

@@ -177,7 +177,7 @@ impl Client {
         }
     }
 
-    /// Takes blocks; asks again while the server answers that there will be some soon.
+    /// Takes blocks. Repeats the request while the server answers that it will have blocks soon.
     fn take(&self, class: SizeClass, count: u32) -> Vec<FreeBlock> {
         loop {
             self.send(&Request::TakeBlocks { class, count });
@@ -262,13 +262,14 @@ impl Client {
         self.region.load(entry).unwrap()
     }
 
-    /// Writes a block that this client holds, swaps a word for it into a slot; returns the word.
-    fn link(
+    /// Writes a block that this client holds, and swaps a word for the block into a slot: a PENDING
+    /// word, changed by `change_word`. Returns the word.
+    fn place_word(
         &self,
         slot: u64,
         class: SizeClass,
         block: FreeBlock,
-        word: impl Fn(SlotWord) -> SlotWord,
+        change_word: impl Fn(SlotWord) -> SlotWord,
     ) -> SlotWord {
         let mut image = [0u64; 8];
         let bytes = image.as_mut_bytes();
@@ -285,7 +286,7 @@ impl Client {
         let reference =
             BlockRef { address: block.address, class, generation_low: block.generation as u8 };
         let old = SlotWord::from_bits(self.region.load(slot).unwrap());
-        let new = word(old.pending(9, reference));
+        let new = change_word(old.pending(9, reference));
         let found = self.region.compare_swap(slot, old.bits(), new.bits()).unwrap();
         assert_eq!(found, old.bits());
         new

@@ -22,7 +22,7 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
     let slots: Vec<u64> = (0..4).map(|n| client.slot(n, 0)).collect();
     let states = [SlotState::Live, SlotState::Pending, SlotState::Aborted, SlotState::Tomb];
     for ((slot, block), state) in slots.iter().zip(&blocks).zip(states) {
-        client.link(*slot, class, *block, |word| word.with_state(state));
+        client.place_word(*slot, class, *block, |word| word.with_state(state));
     }
     let live = client.word(slots[0]);
     server.stop();
@@ -164,7 +164,7 @@ fn damage(folder: &TestFolder, change: &WordChange<'_>) -> String {
     let server = folder.start();
     let client = folder.writer();
     let block = client.take(class(64), 1)[0];
-    client.link(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
+    client.place_word(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
     let (offset, value) = change(&client);
     server.stop();
     client.region.store(offset, value).unwrap();
@@ -223,8 +223,8 @@ fn a_word_in_a_free_place_is_cleared_unless_its_row_is_in_use() {
     let server = folder.start();
     let client = folder.writer();
     let block = client.take(class(64), 1)[0];
-    let live =
-        client.link(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
+    let live = client
+        .place_word(client.slot(0, 0), class(64), block, |word| word.with_state(SlotState::Live));
     let slot = place_offset(&client, 9) + slot_in_subtable(3, 3);
     server.stop();
     for state in [SlotState::Live, SlotState::Frozen, SlotState::Copy] {

@@ -18,7 +18,7 @@ use crate::task::{Events, Reading, Seen, run_script};
 
 impl Execution<'_> {
     /// Adds the connections that can break now, and the restart of the server. A connection without
-    /// a chain in flight is left out: no process could tell its break from a later one.
+    /// a chain in flight is left out: no process could tell its break from a later break.
     pub(super) fn add_losses(&self, actions: &mut Vec<SchedulerAction>) {
         let scenario = self.prepared.scenario;
         for client in 0..scenario.clients.len() {
@@ -45,8 +45,8 @@ impl Execution<'_> {
     }
 
     /// Returns the server's present chore, or its next one between chores. `None` for a client.
-    pub(super) fn chore(&self, at: usize) -> Option<Chore> {
-        let process = &self.processes[at];
+    pub(super) fn chore(&self, actor: usize) -> Option<Chore> {
+        let process = &self.processes[actor];
         let scenario = self.prepared.scenario;
         let next = match process.state {
             State::Between => process.operations_begun as usize,
@@ -63,55 +63,56 @@ impl Execution<'_> {
     }
 
     /// Whether this process is the server, about to sweep, and no client is lost.
-    pub(super) fn has_nothing_to_do(&self, at: usize) -> bool {
-        self.lost_clients.is_empty() && self.chore(at) == Some(Chore::Sweep)
+    pub(super) fn has_nothing_to_do(&self, actor: usize) -> bool {
+        self.lost_clients.is_empty() && self.chore(actor) == Some(Chore::Sweep)
     }
 
     /// Kills the server in the middle of a split, and restarts it. It continues the split.
     pub(super) fn restart_split(&mut self) {
         self.events.split_restarts += 1;
         self.last = None;
-        let at = self.processes.len() - 1;
-        self.world.borrow_mut().note(at, || "is killed and restarted".to_owned());
-        self.restart_server(self.processes[at].operations_begun - 1);
+        let actor = self.processes.len() - 1;
+        self.world.borrow_mut().note(actor, || "is killed and restarted".to_owned());
+        self.restart_chores(self.processes[actor].operations_begun - 1);
     }
 
-    /// Starts the server anew, at this chore.
-    fn restart_server(&mut self, chore: u32) {
-        let (client, at) = (self.prepared.scenario.clients.len(), self.processes.len() - 1);
-        let (session, process) = self.prepared.server(&self.world, (client, at), chore);
+    /// Starts the server's process anew, at this chore.
+    fn restart_chores(&mut self, chore: u32) {
+        let (client, actor) = (self.prepared.scenario.clients.len(), self.processes.len() - 1);
+        let (session, process) = self.prepared.server(&self.world, (client, actor), chore);
         self.sessions[client] = session;
-        self.processes[at] = process;
+        self.processes[actor] = process;
     }
 
-    /// Lets a client die. With `sweeps`, its chains in flight may be executed until it is fenced.
+    /// Lets a client die. If the scenario has `sweeps`, the client's chains in flight may be executed
+    /// until the server fences it.
     pub(super) fn die(&mut self, client: usize) {
         self.events.deaths += 1;
         let swept = self.prepared.scenario.sweeps;
         if swept {
             self.lost_clients.push(self.ids[client]);
         }
-        for at in 0..self.processes.len() {
-            if self.processes[at].client == client {
-                self.processes[at].state = if swept { State::Dying } else { State::Gone };
-                self.world.borrow_mut().note(at, || "dies".to_owned());
+        for actor in 0..self.processes.len() {
+            if self.processes[actor].client == client {
+                self.processes[actor].state = if swept { State::Dying } else { State::Gone };
+                self.world.borrow_mut().note(actor, || "dies".to_owned());
             }
         }
     }
 
-    /// Breaks a client's connection. `whole`: the chains in flight may still be executed.
-    pub(super) fn lose(&mut self, client: usize, whole: bool) -> Result<(), Violation> {
+    /// Breaks a client's connection. `executes`: the chains in flight may still be executed.
+    pub(super) fn lose(&mut self, client: usize, executes: bool) -> Result<(), Violation> {
         self.events.losses += 1;
         self.lost_clients.push(self.ids[client]);
-        let at = self.processes.iter().position(|process| process.client == client);
-        let at = at.expect("a client has a process");
-        self.world.borrow_mut().note(at, || "loses its connection".to_owned());
+        let actor = self.processes.iter().position(|process| process.client == client);
+        let actor = actor.expect("a client has a process");
+        self.world.borrow_mut().note(actor, || "loses its connection".to_owned());
         self.sessions[client].endpoint().fabric_mut().is_lost = true;
-        if whole {
+        if executes {
             return Ok(());
         }
         self.cut(client, false);
-        self.poll_completed(at, self.late_completions)
+        self.poll_completed(actor, self.late_completions)
     }
 
     /// Cuts off a client's chains in flight, so that no more of their verbs are executed.
@@ -146,10 +147,10 @@ impl Execution<'_> {
     }
 
     fn end_lost(&mut self) -> Result<(), Violation> {
-        for at in 0..self.processes.len() {
-            if self.processes[at].state == State::Dying {
-                self.processes[at].state = State::Gone;
-                let id = Monitor::id(at, self.processes[at].operations_begun);
+        for actor in 0..self.processes.len() {
+            if self.processes[actor].state == State::Dying {
+                self.processes[actor].state = State::Gone;
+                let id = Monitor::id(actor, self.processes[actor].operations_begun);
                 self.monitor.end_unanswered(id)?;
             }
         }
@@ -162,16 +163,16 @@ impl Execution<'_> {
         Ok(())
     }
 
-    /// Kills and restarts the server. It fences all clients from before, and clears every
-    /// unfinished INSERT before it accepts a client.
-    pub(super) fn renew(&mut self) -> Result<(), Violation> {
+    /// Kills and restarts the server. It fences all clients that were connected before, and clears
+    /// every unfinished INSERT before it accepts a client.
+    pub(super) fn restart_server(&mut self) -> Result<(), Violation> {
         self.events.server_restarts += 1;
         self.last = None;
         self.lost_clients.clear();
         self.world.borrow_mut().fenced.clear();
         let clients = self.prepared.scenario.clients.len();
         self.world.borrow_mut().note(0, || "the server is killed and restarted".to_owned());
-        if self.prepared.scenario.server != Some(Mutant::Unrefused) {
+        if self.prepared.scenario.server != Some(Mutant::FormerClientsNotFenced) {
             self.end_lost()?;
             let open: Vec<usize> = (0..clients).filter(|client| self.is_open(*client)).collect();
             for client in open {
@@ -179,7 +180,7 @@ impl Execution<'_> {
                 self.sessions[client].endpoint().fabric_mut().is_lost = true;
             }
         } else {
-            self.world.borrow_mut().note_fired(Mutant::Unrefused);
+            self.world.borrow_mut().note_fired(Mutant::FormerClientsNotFenced);
         }
         let unfinished: Vec<_> = {
             let world = self.world.borrow();
@@ -193,10 +194,10 @@ impl Execution<'_> {
         }
         let last = self.processes.len() - 1;
         if self.chore(last) == Some(Chore::Sweep) && self.processes[last].state == State::Working {
-            self.restart_server(self.processes[last].operations_begun);
+            self.restart_chores(self.processes[last].operations_begun);
         }
-        for at in 0..self.processes.len() {
-            self.poll_completed(at, self.late_completions)?;
+        for actor in 0..self.processes.len() {
+            self.poll_completed(actor, self.late_completions)?;
         }
         Ok(())
     }
@@ -206,40 +207,40 @@ impl Execution<'_> {
         processes.any(|process| matches!(process.state, State::Between | State::Working))
     }
 
-    /// Continues a process's script on a new connection with an empty location cache. `again`: its
-    /// operation `next` was invoked before.
-    pub(super) fn reopen(&mut self, at: usize, next: usize, again: bool, seen: Seen) {
-        let client = self.processes[at].client;
+    /// Continues a process's script on a new connection with an empty location cache. `is_invoked`:
+    /// its operation `next` was invoked on the old connection.
+    pub(super) fn reopen(&mut self, actor: usize, next: usize, is_invoked: bool, seen: Seen) {
+        let client = self.processes[actor].client;
         let [script] = &self.prepared.scenario.clients[client].lanes[..] else {
             panic!("a client whose connection breaks has one lane");
         };
         let nth = self.reopened;
         self.reopened += 1;
-        self.world.borrow_mut().note(at, || "reconnects".to_owned());
-        let session = Rc::new(self.prepared.reopen(&self.world, (client, at), nth));
+        self.world.borrow_mut().note(actor, || "reconnects".to_owned());
+        let session = Rc::new(self.prepared.reopen(&self.world, (client, actor), nth));
         let mut hasher = DefaultHasher::new();
         session.hash_state(&mut hasher);
         session.endpoint().fabric_mut().observed = hasher.finish();
         self.ids[client] = client_id(self.prepared.scenario.clients.len() + 4 + nth);
-        let old = &self.processes[at];
-        let (began, known) = (old.operations_begun - u32::from(again), old.seen);
-        let left = next < script.len();
-        let reading = Reading { script: script.clone(), name: name(at), next, again, seen };
+        let old = &self.processes[actor];
+        let (began, known) = (old.operations_begun - u32::from(is_invoked), old.seen);
+        let is_finished = next == script.len();
+        let reading = Reading { script: script.clone(), name: name(actor), next, is_invoked, seen };
         let events = Events::default();
         let task = run_script(session.clone(), LaneId(0), reading, events.clone());
         let mut process = Process::new(client, (LaneId(0), 1), Box::pin(task), events);
         (process.operations_begun, process.seen) = (began, known);
-        if !left {
+        if is_finished {
             process.state = State::Finished;
         }
         self.sessions[client] = session;
-        self.processes[at] = process;
+        self.processes[actor] = process;
     }
 
     /// Checks that swept clients left no unfinished INSERT.
-    pub(super) fn check_swept(&self, at: usize, clients: &[u16]) -> Result<(), Violation> {
+    pub(super) fn check_swept(&self, actor: usize, clients: &[u16]) -> Result<(), Violation> {
         let mut world = self.world.borrow_mut();
-        world.note(at, || format!("has cleared the slots of {clients:?}"));
+        world.note(actor, || format!("has cleared the slots of {clients:?}"));
         let is_left = |writer: Option<u16>| writer.is_some_and(|writer| clients.contains(&writer));
         let mut unfinished = world.region.unfinished(&world.memory);
         match unfinished.find(|(_, _, writer)| is_left(*writer)) {

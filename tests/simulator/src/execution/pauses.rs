@@ -36,36 +36,36 @@ impl Execution<'_> {
     }
 
     /// Ends a client's pause. If the pause was too long, the server fences the client now. No
-    /// process can tell this from an earlier fence: during the pause only posted chains were
+    /// process can tell this fence from an earlier fence: during the pause only posted chains were
     /// executed.
     pub(super) fn resume(&mut self, client: usize) -> Result<(), Violation> {
         self.last = None;
         let paused_for = {
             let mut world = self.world.borrow_mut();
             let clock = &mut self.sessions[client].endpoint().fabric_mut().clock;
-            let paused_for = clock.stopped_at.take().map_or(0, |at| world.now - at);
+            let paused_for = clock.stopped_at.take().map_or(0, |actor| world.now - actor);
             clock.stood_still += paused_for;
             world.note(client, || format!("continues after {paused_for} ns"));
             paused_for
         };
         let scenario = self.prepared.scenario;
-        let within = scenario.answer_timeout_ns;
-        let allowed = match scenario.server {
+        let timeout = scenario.answer_timeout_ns;
+        let limit = match scenario.server {
             Some(Mutant::NeverFenced) => None,
-            Some(Mutant::FencedLate) => within.map(|within| 4 * within),
-            _ => within,
+            Some(Mutant::FencedLate) => timeout.map(|timeout| 4 * timeout),
+            _ => timeout,
         };
-        let is_late = |within: Option<Nanos>| within.is_some_and(|within| paused_for > within);
+        let is_longer_than = |limit: Option<Nanos>| limit.is_some_and(|limit| paused_for > limit);
         let is_lost = self.sessions[client].endpoint().fabric().is_lost;
-        if is_late(allowed) && !is_lost {
+        if is_longer_than(limit) && !is_lost {
             return self.lose(client, false);
         }
-        if let Some(mutant) = scenario.server.filter(|_| is_late(within)) {
+        if let Some(mutant) = scenario.server.filter(|_| is_longer_than(timeout)) {
             self.world.borrow_mut().note_fired(mutant);
         }
-        for at in 0..self.processes.len() {
-            if self.processes[at].client == client {
-                self.poll_completed(at, self.late_completions)?;
+        for actor in 0..self.processes.len() {
+            if self.processes[actor].client == client {
+                self.poll_completed(actor, self.late_completions)?;
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use farside_fabric::LaneId;
 use farside_protocol::Action;
 
 use crate::execution::Execution;
-use crate::monitor::{Asked, Monitor};
+use crate::monitor::{Monitor, RequestedOperation};
 use crate::mutant::Mutant;
 use crate::prepared::{Prepared, client_id, drive, name};
 use crate::process::Process;
@@ -50,7 +50,7 @@ impl<'s> Execution<'s> {
             processes: Vec::new(),
             monitor: Monitor::new(),
             last: None,
-            bound: false,
+            last_continues: false,
             events: EventCounts::default(),
             ids: Vec::new(),
             lost_clients: Vec::new(),
@@ -59,21 +59,22 @@ impl<'s> Execution<'s> {
             observer: None,
         };
         for key in &scenario.stored {
-            let asked = Asked { op: Op::Put(*key), value: format!("i{key}"), expected: None };
-            let id = execution.monitor.invoke(STORER, *key as u32, &asked);
+            let requested =
+                RequestedOperation { op: Op::Put(*key), value: format!("i{key}"), expected: None };
+            let id = execution.monitor.invoke(STORER, *key as u32, &requested);
             let stored = Ok(Reply { done: true, found: None });
             execution.monitor.respond(id, *key, &stored).expect("the first values");
         }
         for (client, script) in scenario.clients.iter().enumerate() {
             execution.connect(client, script);
         }
-        let (client, at) = (execution.sessions.len(), execution.processes.len());
+        let (client, actor) = (execution.sessions.len(), execution.processes.len());
         if scenario.split.is_some() {
-            let observer = prepared.open(&execution.world, client + 2, at + 1, 1, None);
+            let observer = prepared.open(&execution.world, client + 2, actor + 1, 1, None);
             execution.observer = Some(Rc::new(observer));
         }
         if !scenario.chores().is_empty() {
-            let (session, process) = prepared.server(&execution.world, (client, at), 0);
+            let (session, process) = prepared.server(&execution.world, (client, actor), 0);
             execution.sessions.push(session);
             execution.processes.push(process);
         }

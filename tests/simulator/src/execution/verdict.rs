@@ -1,4 +1,5 @@
-//! The state of an execution, by which the search recognizes equal ones, and the checks at its end.
+//! The hash by which the search recognizes equal states of executions, and the checks at the end of
+//! an execution.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
@@ -8,15 +9,15 @@ use farside_protocol::Action;
 
 use crate::execution::Execution;
 use crate::memory::mix;
-use crate::monitor::{Asked, Violation};
+use crate::monitor::{RequestedOperation, Violation};
 use crate::process::{Process, State};
 use crate::region::{KEYS, keys};
 use crate::script::Op;
 
 impl Execution<'_> {
-    /// A hash of all state on which the rest of the execution depends.
+    /// Returns a hash of all state on which the rest of the execution depends.
     pub(crate) fn state(&self, bounded: bool) -> u64 {
-        let moment = self.moment();
+        let visible_state = self.visible_state();
         let world = self.world.borrow();
         let mut hasher = DefaultHasher::new();
         (world.memory.hash(), world.now, self.monitor.state()).hash(&mut hasher);
@@ -27,26 +28,26 @@ impl Execution<'_> {
         for process in &self.processes {
             let fabric = self.sessions[process.client].endpoint().fabric();
             process.lanes().for_each(|lane| fabric.lane(lane).progress.hash(&mut hasher));
-            // A past moment matters only if it is equal to the present one.
-            let waits = process.waits.map(|wait| wait == Some(moment));
+            // The state at the start of a wait matters only if it is equal to the present state.
+            let waits = process.waits.map(|wait| wait == Some(visible_state));
             (process.state, process.chains, process.operations_begun, process.seen, waits)
                 .hash(&mut hasher);
         }
-        let last = self.last.filter(|_| bounded || self.bound);
-        (last, self.bound, self.events, &self.ids, &self.lost_clients).hash(&mut hasher);
+        let last = self.last.filter(|_| bounded || self.last_continues);
+        (last, self.last_continues, self.events, &self.ids, &self.lost_clients).hash(&mut hasher);
         (self.locations(), self.depot()).hash(&mut hasher);
         hasher.finish()
     }
 
-    /// Mixes what a process can learn without a chain into its client's observations. With several
-    /// lanes, that is the order in which they are polled; with a shared cache or a depot, its
-    /// content.
-    pub(super) fn note_shared(&self, at: usize) {
-        let process = &self.processes[at];
+    /// Mixes what a process can learn without a chain into its client's observations. Several
+    /// lanes learn the order in which they are polled. A client with a shared cache or a depot
+    /// learns its content.
+    pub(super) fn note_shared(&self, actor: usize) {
+        let process = &self.processes[actor];
         let script = self.prepared.scenario.clients.get(process.client);
         let Some(script) = script.filter(|script| script.is_entangled()) else { return };
         let mut fabric = self.sessions[process.client].endpoint().fabric_mut();
-        fabric.observed = mix(mix(fabric.observed, 3), at as u64);
+        fabric.observed = mix(mix(fabric.observed, 3), actor as u64);
         if script.shares {
             fabric.observed = mix(fabric.observed, self.locations());
         }
@@ -75,24 +76,28 @@ impl Execution<'_> {
     /// and the region must be consistent.
     pub(crate) fn finish(&mut self) -> Result<(), Violation> {
         // The server may have chores left, such as a sweep for a client that never died.
-        let open = |process: &Process| match process.state {
+        let is_unfinished = |process: &Process| match process.state {
             State::Between => process.client < self.prepared.scenario.clients.len(),
             State::Working => true,
             State::Finished | State::Dying | State::Gone => false,
         };
         // Beside a dead process, another one may wait until the server clears a slot.
         let mut processes = self.processes.iter();
-        let gone = processes.any(|process| matches!(process.state, State::Dying | State::Gone));
-        if let Some(at) = self.processes.iter().position(open).filter(|_| !gone) {
-            return Err(Violation::Stuck(at));
+        let has_dead_process =
+            processes.any(|process| matches!(process.state, State::Dying | State::Gone));
+        if let Some(actor) =
+            self.processes.iter().position(is_unfinished).filter(|_| !has_dead_process)
+        {
+            return Err(Violation::Stuck(actor));
         }
         let first = self.processes.len();
         let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
         for (session, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
             self.world.borrow_mut().note(observer, || "reads all keys".to_owned());
             for key in 0..KEYS {
-                let asked = Asked { op: Op::Get(key), value: String::new(), expected: None };
-                let id = self.monitor.invoke(observer, key as u32, &asked);
+                let requested =
+                    RequestedOperation { op: Op::Get(key), value: String::new(), expected: None };
+                let id = self.monitor.invoke(observer, key as u32, &requested);
                 let read = session.run(LaneId(0), Action::Get, (&keys()[key], b""));
                 let reply = session.endpoint().drive(read);
                 if let Err(Some(error)) = &reply {

@@ -88,11 +88,11 @@ impl MutantFabric {
                     chain.remove(at - 1);
                 }
             }
-            Mutant::FirstTwice(_) if is(Empty, Pending) && expected == 0 => {
+            Mutant::FirstIncarnationTwice(_) if is(Empty, Pending) && expected == 0 => {
                 self.words.insert(slot, (0, 0));
                 chain[at] = swap(expected, with_incarnation(desired, FIRST_INCARNATION));
             }
-            Mutant::FirstTwice(key) if self.words.contains_key(&slot) => {
+            Mutant::FirstIncarnationTwice(key) if self.words.contains_key(&slot) => {
                 let first = |word| with_incarnation(word, FIRST_INCARNATION);
                 chain[at] = swap(first(expected), first(desired));
                 if let [Verb::CompareSwap { desired, .. }, _] = &mut chain[..]

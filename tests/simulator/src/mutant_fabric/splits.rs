@@ -58,7 +58,7 @@ impl MutantFabric {
                 if let [Verb::Read { remote, bytes, .. }] = &mut chain[..]
                     && u64::from(*bytes) == SUBTABLE_BYTES
                     && (0..ROWS_PER_SUBTABLE as u64)
-                        .any(|row| is_released(memory.word(*remote + row * ROW_BYTES)))
+                        .any(|row| is_released(memory.word_at_offset(*remote + row * ROW_BYTES)))
                 {
                     // Shows the old subtable's rows instead, which do not look filled.
                     *remote -= SUBTABLE_BYTES;
@@ -92,7 +92,7 @@ impl MutantFabric {
         let Some((old, live, frozen)) = self.split.entry else { return };
         match self.mutant {
             Mutant::NotFrozen if is(Live, Frozen) => {
-                self.reported = Some(memory.word(slot));
+                self.reported = Some(memory.word_at_offset(slot));
                 chain[at] = nothing(slot);
             }
             Mutant::NotFrozen if is(Frozen, Moved) => {
@@ -109,7 +109,7 @@ impl MutantFabric {
             Mutant::LiveBeforeMoved if is(Frozen, Moved) => {
                 let Verb::CompareSwap { remote, .. } = chain[0] else { return };
                 let new = remote - HINT_OFFSET;
-                let copy = SlotWord::from_bits(memory.word(new));
+                let copy = SlotWord::from_bits(memory.word_at_offset(new));
                 self.reported = Some(expected);
                 chain[at] = swap(new, copy, copy.with_state(Live));
             }
@@ -140,8 +140,8 @@ impl MutantFabric {
         }
     }
 
-    pub(crate) fn complete_split(&mut self, asked: &[Verb], window: &mut [u64]) {
-        match (self.mutant, asked) {
+    pub(crate) fn complete_split(&mut self, posted_chain: &[Verb], window: &mut [u64]) {
+        match (self.mutant, posted_chain) {
             (Mutant::NotFrozen, [Verb::CompareSwap { .. }, Verb::Read { .. }, _]) => {
                 if let Some((_, live, frozen)) = self.split.entry
                     && window[0] == live.bits()
@@ -149,12 +149,12 @@ impl MutantFabric {
                     window[0] = frozen.bits();
                 }
             }
-            (Mutant::NewBeforeOld, [Verb::Read { remote, .. }]) if is_window(&asked[0]) => {
+            (Mutant::NewBeforeOld, [Verb::Read { remote, .. }]) if is_window(&posted_chain[0]) => {
                 if let Some(before) = self.split.windows.remove(remote) {
                     window[..before.len()].copy_from_slice(&before);
                 }
             }
-            (Mutant::ForwardIgnored, _) if is_claim(asked) => {
+            (Mutant::ForwardIgnored, _) if is_claim(posted_chain) => {
                 for row in 0..window_words().count() / SLOTS_PER_ROW {
                     window[row * (ROW_BYTES / 8) as usize + 1] = 0;
                 }

@@ -113,7 +113,7 @@ fn patience_without_margin_is_caught() {
 
 /// Each operation, paused at any moment for any time, beside a client that is not paused.
 #[test]
-fn a_pause_anywhere() {
+fn a_pause_anywhere_keeps_answers_linearizable() {
     for op in OPS {
         let scenario = Scenario::new().stored(0).pauses(1, CLOCK_LAG_MAX_NS);
         let scenario = scenario.jumps(1, &[CLOCK_LAG_MAX_NS + 1]);
@@ -124,7 +124,7 @@ fn a_pause_anywhere() {
 
 #[test]
 #[ignore = "takes minutes"]
-fn a_pause_anywhere_at_length() {
+fn a_pause_anywhere_with_more_scenarios() {
     for op in OPS {
         for known in [false, true] {
             let scenario = Scenario::new().stored(0).pauses(1, CLOCK_LAG_MAX_NS);

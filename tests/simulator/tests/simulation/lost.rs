@@ -24,7 +24,7 @@ fn with_restarts(op: Op, stored: bool, other: Op) -> Scenario {
 }
 
 #[test]
-fn a_connection_breaks_anywhere() {
+fn a_connection_that_breaks_anywhere_keeps_answers_linearizable() {
     for op in OPS {
         passes(breaks(op, true, Op::Update(0)), 0);
     }
@@ -45,7 +45,7 @@ fn the_server_restarts_at_any_moment() {
 
 #[test]
 #[ignore = "takes minutes"]
-fn connections_break_at_length() {
+fn connections_break_with_more_preemptions() {
     for op in OPS {
         for (stored, other) in [(true, Op::Delete(0)), (false, Op::Insert(0)), (false, Op::Put(0))]
         {
@@ -93,7 +93,10 @@ fn unknown_is_nothing_is_caught() {
 }
 
 #[test]
-fn unrefused_is_caught() {
+fn former_clients_not_fenced_is_caught() {
     let scenario = Scenario::new().slots(1).used(1).server_restarts(1).client(client().insert(0));
-    assert_caught_of_server(Mutant::Unrefused, scenario.client(client().insert(1).get(1)));
+    assert_caught_of_server(
+        Mutant::FormerClientsNotFenced,
+        scenario.client(client().insert(1).get(1)),
+    );
 }

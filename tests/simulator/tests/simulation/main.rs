@@ -23,7 +23,7 @@ mod splits;
 mod sweep;
 mod time;
 mod triples;
-mod turns;
+mod two_regions;
 
 use farside_simulator::{Bounds, GRACE_MS, Op, Scenario, Script};
 use rustix::time::{ClockId, clock_gettime};

@@ -48,24 +48,24 @@ pub(crate) fn reuses_block() -> Script {
 }
 
 /// A PUT, a GET that reads the window, and a GET that has cached the key's former location.
-fn cached_get() -> Scenario {
+fn put_beside_gets() -> Scenario {
     let scenario = Scenario::new().stored(0).client(client().knows(0).put(0));
     scenario.client(client().get(0)).client(client().knows(0).get(0))
 }
 
 #[test]
 fn mark_after_swap_is_caught() {
-    assert_caught_for_all(Mutant::MarkAfterSwap, cached_get());
+    assert_caught_for_all(Mutant::MarkAfterSwap, put_beside_gets());
 }
 
 #[test]
 fn no_mark_is_caught() {
-    assert_caught_for_all(Mutant::NoMark, cached_get());
+    assert_caught_for_all(Mutant::NoMark, put_beside_gets());
 }
 
 #[test]
 fn mark_ignored_is_caught() {
-    assert_caught_for_all(Mutant::MarkIgnored, cached_get());
+    assert_caught_for_all(Mutant::MarkIgnored, put_beside_gets());
 }
 
 /// The late mark of a PUT that lost its compare-and-swap hits the block after its reuse.
@@ -147,7 +147,7 @@ fn two_inserters(used: usize) -> Scenario {
 }
 
 /// Checks two inserters of one key, in slots that were used before or not, and two blind ones.
-fn is_caught_with_two_inserters(mutant: Mutant) {
+fn assert_caught_with_two_inserters(mutant: Mutant) {
     for used in 0..=2 {
         assert_caught_for_all(mutant, two_inserters(used));
     }
@@ -157,25 +157,26 @@ fn is_caught_with_two_inserters(mutant: Mutant) {
 
 #[test]
 fn no_claim_is_caught() {
-    is_caught_with_two_inserters(Mutant::NoClaim(0));
+    assert_caught_with_two_inserters(Mutant::NoClaim(0));
 }
 
 #[test]
 fn looks_too_early_is_caught() {
-    is_caught_with_two_inserters(Mutant::LooksTooEarly);
+    assert_caught_with_two_inserters(Mutant::LooksTooEarly);
 }
 
 #[test]
 fn none_aborted_is_caught() {
-    is_caught_with_two_inserters(Mutant::NoneAborted);
+    assert_caught_with_two_inserters(Mutant::NoneAborted);
 }
 
 #[test]
 fn goes_on_after_live_is_caught() {
-    is_caught_with_two_inserters(Mutant::GoesOnAfterLive);
+    assert_caught_with_two_inserters(Mutant::GoesOnAfterLive);
 }
 
-/// Not if both claim by hint: then the second inserter sees the first one's claim.
+/// The mutant does no harm if both INSERTs claim by hint: then the second one sees the first one's
+/// claim.
 #[test]
 fn every_mismatch_believed_is_caught() {
     let mutant = Mutant::EveryMismatchBelieved(0);
@@ -186,7 +187,7 @@ fn every_mismatch_believed_is_caught() {
     assert_caught_for_all(mutant, scenario.client(client().insert(0)));
 }
 
-/// Another client claims the slot after the INSERT has read it, and before it claims it.
+/// Another client claims the slot between the mutant's READ of the slot and its claim.
 #[test]
 fn hint_before_pending_is_caught() {
     let scenario = |mutant| {
@@ -215,12 +216,12 @@ fn takes_aborted_is_caught() {
 /// Key 0 claims a slot by its hint. If key 1 took the slot in the incarnation of that hint, its
 /// word could be mistaken for key 0's.
 #[test]
-fn first_twice_is_caught() {
+fn first_incarnation_twice_is_caught() {
     let scenario = |mutant| {
         let scenario = Scenario::new().slots(1).client(client().guesses(0).insert(0));
         scenario.client(client().insert(1).get(1).mutant(mutant))
     };
-    assert_caught(scenario(Some(Mutant::FirstTwice(1))), scenario(None));
+    assert_caught(scenario(Some(Mutant::FirstIncarnationTwice(1))), scenario(None));
 }
 
 /// A slot had key 0 in incarnation 2. An INSERT that sleeps claims and withdraws it 61 times. Then
@@ -285,17 +286,17 @@ fn delete_absorbed_is_caught() {
 }
 
 #[test]
-fn poisoned_believed_is_caught() {
+fn stale_mark_believed_is_caught() {
     let scenario = Scenario::new().marked(0).client(client().put(0));
     let scenario = scenario.client(client().knows(0).get(0).get(0));
-    let failure = assert_caught_for_all(Mutant::PoisonedBelieved, scenario);
+    let failure = assert_caught_for_all(Mutant::StaleMarkBelieved, scenario);
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 
 /// The mark is set, but the compare-and-swap after it has not happened.
 #[test]
 fn successor_believed_is_caught() {
-    let failure = assert_caught_for_all(Mutant::SuccessorBelieved, cached_get());
+    let failure = assert_caught_for_all(Mutant::SuccessorBelieved, put_beside_gets());
     assert_eq!(failure.violation, Violation::NotLinearizable);
 }
 

@@ -38,9 +38,9 @@ fn windows_read_in_parts_beside_a_place_that_is_reused() {
 
 /// If slots of a reused place looked unused, a blind INSERT could claim one among other keys.
 #[test]
-fn new_again_is_caught() {
+fn reused_place_looks_unused_is_caught() {
     let scenario = reused(false).client(client().guesses(0).insert(0).get(0));
-    assert_caught_for_all(Mutant::NewAgain, scenario);
+    assert_caught_for_all(Mutant::ReusedPlaceLooksUnused, scenario);
 }
 
 #[test]

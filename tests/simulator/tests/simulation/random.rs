@@ -69,6 +69,7 @@ fn returning() -> Scenario {
     scenario.client(first).client(second)
 }
 
+/// Returns the number in an environment variable, or the default.
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }

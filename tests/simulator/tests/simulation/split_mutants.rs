@@ -9,33 +9,33 @@ fn split() -> Scenario {
 }
 
 /// Checks that the mutant is caught beside this client. Key 0 is stored.
-fn is_caught_beside(mutant: Mutant, script: Script) {
+fn assert_caught_beside(mutant: Mutant, script: Script) {
     assert_caught_for_all(mutant, split().stored(0).client(script));
 }
 
 #[test]
 fn moved_before_copy_is_caught() {
-    is_caught_beside(Mutant::MovedBeforeCopy, client().get(0));
+    assert_caught_beside(Mutant::MovedBeforeCopy, client().get(0));
 }
 
 #[test]
 fn hint_after_live_is_caught() {
-    is_caught_beside(Mutant::HintAfterLive, client().get(0));
+    assert_caught_beside(Mutant::HintAfterLive, client().get(0));
 }
 
 #[test]
 fn new_before_old_is_caught() {
-    is_caught_beside(Mutant::NewBeforeOld, client().get(0));
+    assert_caught_beside(Mutant::NewBeforeOld, client().get(0));
 }
 
 #[test]
 fn not_frozen_is_caught() {
-    is_caught_beside(Mutant::NotFrozen, client().put(0));
+    assert_caught_beside(Mutant::NotFrozen, client().put(0));
 }
 
 #[test]
 fn never_filling_is_caught() {
-    is_caught_beside(Mutant::NeverFilling, client().get(1).get(0));
+    assert_caught_beside(Mutant::NeverFilling, client().get(1).get(0));
 }
 
 #[test]

@@ -14,7 +14,7 @@ const JUMPS: [u64; 4] = [1_300_000, GRACE_NS, 8_100_000_000, 256 * GRACE_NS];
 /// Each operation sleeps for any of these times at any moment. Another client meanwhile replaces
 /// the value twice and so reuses its block, or gives the slot to another key.
 #[test]
-fn a_sleep_anywhere() {
+fn a_sleep_anywhere_keeps_answers_linearizable() {
     for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")] {
         for (known, jumps) in [(false, &JUMPS[..3]), (true, &JUMPS[1..])] {
             let scenario = Scenario::new().stored(0).jumps(1, jumps);

@@ -1,4 +1,5 @@
-//! The other guests: runs commands in them through the folder that all share, and cuts their power.
+//! Runs commands in the guests other than this program's own, through the folder that all guests
+//! share, and freezes them or cuts their power.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -22,11 +23,11 @@ pub(crate) struct Running {
     path: PathBuf,
 }
 
-/// Timeout of a guest's boot; three guests take half a minute on a busy machine.
+/// Timeout of a guest's boot: three guests take half a minute on a busy machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl Guest {
-    /// Waits until the guest is up.
+    /// Waits until the guest has booted.
     pub(crate) fn new(name: &'static str, share: &Path) -> Self {
         let guest = Self { name, share: share.to_owned(), commands: Cell::new(0) };
         wait_until("a guest is up", BOOT_TIMEOUT, || guest.folder().join("ready").exists());

@@ -8,7 +8,7 @@ use farside::OperationError::{Contended, Indeterminate};
 use farside::{Error, Exchange, Result, Session, Value};
 use farside_tests::counters::Observation;
 use farside_tests::ledger::{COUNTERS, Ledger};
-use farside_tests::proof;
+use farside_tests::self_describing;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -67,7 +67,7 @@ fn count_of(value: &[u8]) -> u64 {
 /// Checks that a value of an own key is possible; returns its count, or 0 if the key is absent.
 fn checked_count(name: u64, value: Option<Value>, possible: &[u64]) -> u64 {
     let count = value.as_ref().map_or(0, |value| count_of(&value.data));
-    let is_written = value.is_none_or(|value| proof::holds(name, &value));
+    let is_written = value.is_none_or(|value| self_describing::holds(name, &value));
     assert!(is_written, "key {name:#x}: no session wrote its value");
     assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
     count
@@ -146,7 +146,7 @@ impl Worker {
 
     fn new_value(&mut self, name: u64) -> Vec<u8> {
         let bytes = SIZES[self.random.random_range(0..SIZES.len())];
-        proof::value(name, self.writer, self.operation_number, bytes)
+        self_describing::value(name, self.writer, self.operation_number, bytes)
     }
 
     /// Picks one of its own keys; returns the key, its name, and its possible values.
@@ -211,7 +211,11 @@ impl Worker {
         let name = self.random.random_range(0..HOT_KEYS);
         let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
         if let Ok(Some(value)) = result {
-            assert!(proof::holds(name, &value), "key {name}: no session wrote {:?}", value.data);
+            assert!(
+                self_describing::holds(name, &value),
+                "key {name}: no session wrote {:?}",
+                value.data
+            );
         }
     }
 

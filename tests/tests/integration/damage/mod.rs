@@ -22,7 +22,7 @@ use farside_layout::{
     DirectoryEntry, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SlotState,
     SlotWord, Superblock, WINDOW_BYTES, slot_in_subtable,
 };
-use farside_tests::{ServerProcess, proof};
+use farside_tests::{ServerProcess, self_describing};
 
 /// Limit on a single call, for a machine that is busy with other tests.
 const CALL_MAX: Duration = Duration::from_secs(5);
@@ -39,7 +39,8 @@ struct Sample {
 
 /// The `count`-th value of a key, of any length.
 fn value(key: u64, count: u64, bytes: usize) -> Vec<u8> {
-    proof::value(key, 0, count, proof::HEADER_BYTES + bytes).split_off(proof::HEADER_BYTES)
+    self_describing::value(key, 0, count, self_describing::HEADER_BYTES + bytes)
+        .split_off(self_describing::HEADER_BYTES)
 }
 
 /// A server whose region the test maps.

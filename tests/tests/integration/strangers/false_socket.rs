@@ -8,7 +8,7 @@ use std::time::Duration;
 use farside::Client;
 use farside_control::encode_reply;
 use farside_fabric::shm::{HugePages, Listener, RegionMemory};
-use farside_tests::{as_stranger, left_out_over_rdma, left_out_without_root, new_address};
+use farside_tests::{as_other_user, left_out_over_rdma, left_out_without_root, new_address};
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn a_socket_of_another_user_gets_no_secret() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
     let address = format!("shm://{}/kv.sock", shared.display());
-    let socket = as_stranger(|| Listener::bind(&shared.join("kv.sock")).unwrap());
+    let socket = as_other_user(|| Listener::bind(&shared.join("kv.sock")).unwrap());
     std::thread::scope(|scope| {
         let received = scope.spawn(|| {
             let connection = socket.accept().unwrap();

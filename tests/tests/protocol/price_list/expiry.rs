@@ -82,7 +82,7 @@ fn an_expired_value_is_absent_for_insert_update_and_delete() {
 }
 
 #[test]
-fn a_live_value_costs_a_verb_where_its_expiry_is_unknown() {
+fn an_unexpired_value_costs_a_verb_where_its_expiry_is_unknown() {
     with_bench(|bench| {
         bench.store();
         assert_eq!(bench.uncached().insert(), (false, (2, 2, 0, 0)), "refused INSERT");

@@ -1,8 +1,8 @@
-//! Values that carry their own proof: a test recognizes a value of another key, and a mixture of
-//! two values.
+//! Self-describing values: each begins with its key, its writer and a count, which determine all its
+//! bytes. So a test recognizes a value of another key, and a mixture of two values.
 
-/// A value of `bytes` bytes for a key, the `count`-th that `writer` makes. At least
-/// [`HEADER_BYTES`] long.
+/// Returns a value of `bytes` bytes for a key, the `count`-th that `writer` makes. It has at least
+/// [`HEADER_BYTES`] bytes.
 pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
     let mut value: Vec<u8> = [key, writer, count].into_iter().flat_map(u64::to_le_bytes).collect();
     let mut state = seed(key, writer, count);
@@ -13,11 +13,11 @@ pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
     value
 }
 
-/// The key, writer and count at the start of a value, in bytes.
+/// The length of the key, writer and count at the start of a value.
 pub const HEADER_BYTES: usize = 24;
 
-/// The count in a value that some writer made for this key; `None` if none did.
-pub fn number(key: u64, bytes: &[u8]) -> Option<u64> {
+/// Returns the count in a value that some writer made for this key; `None` if no writer did.
+pub fn count_in(key: u64, bytes: &[u8]) -> Option<u64> {
     let count = bytes.get(16..HEADER_BYTES)?.try_into().ok()?;
     holds(key, bytes).then(|| u64::from_le_bytes(count))
 }
@@ -46,10 +46,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_holds_for_its_value_only() {
+    fn a_value_holds_for_its_key_only_and_unchanged() {
         let good = value(7, 1, 2, 100);
         assert!(holds(7, &good));
-        assert_eq!((number(7, &good), number(8, &good), number(7, b"")), (Some(2), None, None));
+        assert_eq!(
+            (count_in(7, &good), count_in(8, &good), count_in(7, b"")),
+            (Some(2), None, None)
+        );
         assert!(!holds(8, &good));
         assert!(!holds(7, &good[..20]));
         for at in 0..good.len() {

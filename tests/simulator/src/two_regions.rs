@@ -1,5 +1,5 @@
-//! A change of two regions in turn, as a change reaches the copies of a region. Two regions besides
-//! the keys' hold a count each. It rises at the head first, then at the tail.
+//! A change of two regions, one after the other, as a change reaches the copies of a region. The two
+//! regions, head and tail, hold a count each. A change raises the head's count first, then the tail's.
 
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_protocol::change_in_turn;
@@ -10,7 +10,7 @@ use crate::region::{HEAD, TAIL};
 use crate::session::TestSession;
 
 fn count(memory: &Memory, region: RegionIndex) -> u64 {
-    memory.word(global(region, 0))
+    memory.word_at_offset(global(region, 0))
 }
 
 /// Raises both counts by one, from the tail's count. Changes nothing if the head is one step ahead.
@@ -19,7 +19,7 @@ pub(crate) async fn raise(session: &TestSession, lane: LaneId) {
     let believes_head = endpoint.fabric().has_mutant(Mutant::HeadBelieved);
     let from = if believes_head { HEAD } else { TAIL };
     let read = [Verb::Read { remote: 0, into: Buffer::Window, bytes: 8 }];
-    let reach = "no connection is lost";
+    let reach = "no connection breaks";
     endpoint.chain(lane, from, &read, Nanos::MAX).await.expect(reach);
     let seen = endpoint.buffer(lane, Buffer::Window).first_chunk().copied();
     let expected = u64::from_le_bytes(seen.unwrap_or_default());
@@ -29,7 +29,10 @@ pub(crate) async fn raise(session: &TestSession, lane: LaneId) {
     };
     let raised = change_in_turn((HEAD, swap(HEAD)), (TAIL, swap(TAIL))).await;
     let raised = raised.unwrap_or_else(|failure| panic!("{reach}: {failure:?}"));
-    assert!(believes_head || raised != Some(false), "what the head lets pass the tail takes");
+    assert!(
+        believes_head || raised != Some(false),
+        "the tail refused a change that the head accepted"
+    );
 }
 
 /// Checks that the head's count is equal to the tail's, or one higher.

@@ -1,12 +1,12 @@
-//! One future that changes two regions in turn, with a death between. Guards against a change that
-//! relies on what only the first region has.
+//! Changes of two regions, one after the other, by clients that may die between the two. Guards
+//! against a change that relies on a state that only the first region has.
 
 use farside_simulator::{Mutant, Scenario, client};
 
 use crate::mutants::assert_caught_for_all;
 use crate::passes;
 
-/// So many clients, each of which raises both counts once.
+/// `count` clients, each of which raises both counts once.
 fn clients(count: usize) -> Scenario {
     (0..count).map(|_| client().raises_both()).fold(Scenario::new(), Scenario::client)
 }
@@ -20,7 +20,7 @@ fn a_death_between_two_regions_leaves_one_step() {
     passes(clients(3).deaths(1), None);
 }
 
-/// The step of a client that died between the two is taken for a change of both.
+/// The mutant takes the step of a client that died between the two regions for a change of both.
 #[test]
 fn head_believed_is_caught() {
     assert_caught_for_all(Mutant::HeadBelieved, clients(2).deaths(1));
