@@ -19,7 +19,8 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// The position in the only possible order: each increment, then the reads of its value.
+    /// Returns the position in the only possible order: each increment, then the reads of its
+    /// value.
     fn position(&self) -> u64 {
         self.value * 2 + u64::from(!self.is_increment)
     }

@@ -92,7 +92,7 @@ pub struct TestEngine<F> {
 }
 
 impl<F: Fabric> TestEngine<F> {
-    /// The engine's handle of the region.
+    /// Returns the engine's handle of the region.
     pub fn handle(&self) -> RegionHandle<'_, F> {
         self.engine.at(&self.region)
     }

@@ -58,7 +58,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Random faults. The seed and a fabric's number decide that fabric's random numbers.
+    /// Returns random faults. The seed and a fabric's number decide that fabric's random numbers.
     pub fn new(seed: u64, rates: Rates) -> Arc<Self> {
         Arc::new(Self {
             seed,
@@ -74,7 +74,7 @@ impl Faults {
         self.verbs_left.store(verbs, Ordering::SeqCst);
     }
 
-    /// The number of faults of each kind, in the order of [`Fault::NAMES`].
+    /// Returns the number of faults of each kind, in the order of [`Fault::NAMES`].
     pub fn counts(&self) -> [u64; Fault::NAMES.len()] {
         std::array::from_fn(|fault| self.counts[fault].load(Ordering::Relaxed))
     }

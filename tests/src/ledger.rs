@@ -54,7 +54,7 @@ impl Ledger {
         }
     }
 
-    /// The minimum and the maximum number of increments that can have happened.
+    /// Returns the minimum and the maximum number of increments that can have happened.
     pub fn bounds(&self, counter: u64) -> (u64, u64) {
         let word = |offset| self.words.load(counter * 16 + offset).unwrap();
         (word(8), word(0))

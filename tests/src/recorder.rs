@@ -160,7 +160,7 @@ impl RecordingSession {
         Ok(Self { session, process, values: 0, words, next_record: 0 })
     }
 
-    /// The number of operations that still fit into the file.
+    /// Returns the number of operations that still fit into the file.
     pub fn room(&self) -> u64 {
         (self.words.bytes() - self.next_record) / RECORD_BYTES
     }

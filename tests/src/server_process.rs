@@ -100,22 +100,22 @@ impl ServerProcess {
         }
     }
 
-    /// The address at which the server listens.
+    /// Returns the address at which the server listens.
     pub fn address(&self) -> String {
         self.address.clone()
     }
 
-    /// The path of the server's region file, if the server was started with one.
+    /// Returns the path of the server's region file, if the server was started with one.
     pub fn region_file(&self) -> PathBuf {
         self.folder.join("region")
     }
 
-    /// A folder for the test's own files.
+    /// Returns a folder for the test's own files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The text that the server has logged.
+    /// Returns the text that the server has logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
@@ -135,7 +135,7 @@ impl ServerProcess {
         self.client().session().unwrap()
     }
 
-    /// The server's process id.
+    /// Returns the server's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -195,7 +195,7 @@ impl ServerProcess {
         self.child = kv_server(&self.folder, &self.address, &self.arguments).spawn().unwrap();
     }
 
-    /// The number of voluntary context switches of the server's threads. Each is a sleep.
+    /// Returns the number of voluntary context switches of the server's threads. Each is a sleep.
     pub fn wakeups(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         tasks

@@ -44,7 +44,7 @@ fetch() {
     (cd "$work" && apt-get download -qq -o APT::Sandbox::User=root "${packages[@]}" >&2)
 }
 
-command -v apt-get >/dev/null || fail "no apt-get here, and no other way to a kernel yet"
+command -v apt-get >/dev/null || fail "no apt-get here; this script knows no other source of a kernel"
 fetch || { update && fetch; } || fail "apt-get knows no linux-image-amd64 and no linux-image-generic"
 for package in "$work"/*.deb; do
     dpkg-deb --fsys-tarfile "$package" |
@@ -59,7 +59,7 @@ version=${bzimage##*/vmlinuz-}
 
 # The ELF file inside, by the header that all x86 kernels have (Documentation/arch/x86/boot.rst):
 # after (1 + setup_sects) sectors, payload_offset bytes on, payload_length bytes, the last four of
-# which hold the length of what is packed in it.
+# which hold the length of the unpacked file.
 number() { od -An -v -t "u$3" -j "$2" -N "$3" "$1" | tr -d ' '; }
 start=$((512 * (1 + $(number "$bzimage" 497 1)) + $(number "$bzimage" 584 4)))
 length=$(number "$bzimage" 588 4)

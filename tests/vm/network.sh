@@ -5,7 +5,7 @@
 #   . tests/vm/network.sh loopback        on 10.9.0.1, for a server and clients in one guest
 #   . tests/vm/network.sh ADDRESS NAME=ADDRESS...    on the guest's network card; the hosts' names
 
-# RoCE needs a network card; lo is none. The other end of the pair only makes it one with carrier.
+# RoCE needs a network card with a carrier. lo is none, so this makes a veth pair.
 _network_loopback() {
     ip -batch - <<-END
 		link add veth0 type veth peer name veth1
@@ -29,7 +29,7 @@ _network_host() {
     rdma link add rxe0 type rxe netdev eth0
 }
 
-# GIDs come from the addresses, a moment later.
+# Waits until the device is active and has its GIDs, which come from the addresses.
 _network_ready() {
     local port=/sys/class/infiniband/rxe0/ports/1 state gid tries
     for tries in $(seq 200); do
@@ -41,7 +41,7 @@ _network_ready() {
         done
         sleep 0.02
     done
-    echo "network.sh: rxe0 is not ready after $tries looks" >&2
+    echo "network.sh: rxe0 is not ready after $tries checks" >&2
     return 1
 }
 

@@ -97,7 +97,7 @@ for signal in TERM KILL; do
     kill "-$signal" "$!"
     wait "$!" 2>/dev/null || true
     sleep 0.5
-    # After kill -9 files stay; but no process may go on.
+    # After kill -9 files stay, and no process may still run.
     [ "$signal" != KILL ] || rm -rf "${TMPDIR:?}"/*
     nothing_left
 done

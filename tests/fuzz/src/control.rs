@@ -30,7 +30,7 @@ fn encoded<M>(messages: &[M], encode: impl Fn(&M, &mut Vec<u8>)) -> Vec<Vec<u8>>
 pub(crate) fn requests() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
     let addresses = blocks.iter().map(|block| block.address).collect();
-    let all = [
+    let requests = [
         Request::TakeBlocks { class, count: 512 },
         Request::GiveBlocks { class, rested: true, blocks },
         Request::Held { collection: 7, last: true, blocks: addresses },
@@ -42,7 +42,7 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
         Request::Alive { clock_ns: 1 << 40 },
         Request::Goodbye,
     ];
-    encoded(&all, Request::encode)
+    encoded(&requests, Request::encode)
 }
 
 /// A request of a client.
@@ -63,7 +63,7 @@ pub(crate) fn request(bytes: &[u8]) -> bool {
 pub(crate) fn replies() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
     let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 }];
-    let all = [
+    let messages = [
         ServerMessage::Blocks { class, rested: true, soon: false, blocks },
         ServerMessage::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
         ServerMessage::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
@@ -72,7 +72,7 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         ServerMessage::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
         ServerMessage::Statistics(ServerStatistics::default()),
     ];
-    encoded(&all, ServerMessage::encode)
+    encoded(&messages, ServerMessage::encode)
 }
 
 /// A message of the server.
@@ -90,11 +90,11 @@ pub(crate) fn reply(bytes: &[u8]) -> bool {
 
 pub(crate) fn hellos() -> Vec<Vec<u8>> {
     let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
-    let all = [
+    let hellos = [
         ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE },
         ConnectRequest { role: Role::Reader, purpose: data, token: Token::of("secret") },
     ];
-    all.map(|request| request.encode().to_vec()).into()
+    hellos.map(|request| request.encode().to_vec()).into()
 }
 
 /// A client's first message: private data of RDMA-CM, or the first message on a socket.
@@ -133,8 +133,8 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         Refusal::Full { clients: 5 },
         Refusal::UnknownClient { client: 12 },
     ];
-    let all = [Ok(over_rdma), Ok(shared)].into_iter().chain(refusals.map(Err));
-    let mut encoded: Vec<_> = all.map(|reply| encode_reply(&reply).to_vec()).collect();
+    let replies = [Ok(over_rdma), Ok(shared)].into_iter().chain(refusals.map(Err));
+    let mut encoded: Vec<_> = replies.map(|reply| encode_reply(&reply).to_vec()).collect();
     let mut padded = encoded[0].clone();
     padded.resize(REPLY_BYTES_MAX, 0);
     encoded.push(padded);

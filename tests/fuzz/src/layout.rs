@@ -43,8 +43,8 @@ fn format(region_bytes: u64) -> Format {
 
 pub(crate) fn superblocks() -> Vec<Vec<u8>> {
     let new = |region_bytes, depth| Superblock::new(&format(region_bytes), depth).unwrap();
-    let all = [new(64 << 20, 5), new(REGION_BYTES_MIN, 0), new(REGION_BYTES_MAX, 25)];
-    all.map(|superblock| superblock.as_bytes().to_vec()).into()
+    let superblocks = [new(64 << 20, 5), new(REGION_BYTES_MIN, 0), new(REGION_BYTES_MAX, 25)];
+    superblocks.map(|superblock| superblock.as_bytes().to_vec()).into()
 }
 
 /// A superblock. Its checksum is corrected, and the region has the length that it contains.
@@ -107,8 +107,9 @@ pub(crate) fn windows() -> Vec<Vec<u8>> {
     let split = header.with_forward([heap, heap + SUBTABLE_BYTES]);
     let window =
         |headers: [RowHeader; 2]| Window { rows: headers.map(|header| Row { header, slots }) };
-    let all = [window([header, header]), window([split, split]), window([header.filling(), split])];
-    all.map(|window| window.as_bytes().to_vec()).into()
+    let windows =
+        [window([header, header]), window([split, split]), window([header.filling(), split])];
+    windows.map(|window| window.as_bytes().to_vec()).into()
 }
 
 /// Two rows of the index, as a client reads them. Accepted if both row headers are valid.

@@ -18,9 +18,9 @@ use farside_tools::check::{CheckError, Problem, Report, Scope, check};
 
 /// The sample's length, in bytes.
 pub const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
-/// Its directory's depth.
+/// The depth of the sample's directory.
 pub const DEPTH: u8 = 2;
-/// How many keys it holds.
+/// The number of the sample's keys.
 pub const KEYS: u64 = 40;
 /// The lane of the checker's endpoint.
 pub const LANE: LaneId = LaneId(0);
@@ -29,23 +29,23 @@ pub const LARGE_BYTES: u64 = 3 * CHUNK_BYTES / 2;
 
 /// A slot in use and its block.
 #[derive(Clone, Copy)]
-pub struct Used {
+pub struct UsedSlot {
     /// The slot's offset, in bytes.
     pub slot: u64,
     /// The block's offset, in bytes.
     pub block: u64,
 }
 
-/// A small region, and where its parts are.
+/// A small region, and the offsets of its parts.
 pub struct Sample {
     /// The region.
     pub region: Arc<Region>,
-    /// Its geometry.
+    /// The region's geometry.
     pub geometry: Geometry,
-    /// The offsets of its subtables, in bytes.
+    /// The offsets of the region's subtables, in bytes.
     pub subtables: [u64; 3],
-    /// Its keys, in the order of their numbers.
-    pub used: Vec<Used>,
+    /// The slots and blocks of the keys, in the order of the keys' numbers.
+    pub used: Vec<UsedSlot>,
 }
 
 fn format() -> Format {
@@ -69,7 +69,7 @@ impl Sample {
         Self::with_value_of_key_7(7)
     }
 
-    /// Makes the same with a block of two chunks, which takes longer to check.
+    /// Makes the region of [`Sample::small`] with a block of two chunks, which takes longer to check.
     pub fn with_large_block() -> Self {
         Self::with_value_of_key_7(LARGE_BYTES)
     }
@@ -119,12 +119,12 @@ impl Sample {
         }
     }
 
-    /// The hash of a key.
+    /// Returns the hash of a key.
     pub fn hash(&self, key: &str) -> KeyHash {
         KeyHasher::new(&format().hash_key).hash(key.as_bytes())
     }
 
-    /// Writes a block, at index `n` of the span of its class.
+    /// Writes a block, at index `n` of the span of its class. Returns the reference to the block.
     pub fn store_block(&self, key: &str, value: &[u8], n: u64) -> BlockRef {
         let class = class_for(key.len(), value.len()).unwrap();
         let mut chunk = 0;
@@ -173,10 +173,10 @@ impl Sample {
         let block = self.store_block(key, value, n);
         let slot = self.free_slot(key);
         self.link(slot, self.hash(key), block, n as u8);
-        self.used.push(Used { slot, block: block.address.offset() });
+        self.used.push(UsedSlot { slot, block: block.address.offset() });
     }
 
-    /// Checks the whole region once: no client changes it, so a problem does not go away.
+    /// Checks the whole region once: no client changes it, so a problem does not disappear.
     ///
     /// # Errors
     /// [`CheckError`] if this is no region that can be checked.
@@ -208,7 +208,7 @@ impl Sample {
         }
     }
 
-    /// The problems that the checker finds.
+    /// Returns the problems that the checker finds.
     pub fn problems(&self) -> Vec<Problem> {
         self.check().unwrap().problems
     }
@@ -226,7 +226,7 @@ impl Sample {
             let header = RowHeader::new(0, 1).with_forward(new).words();
             self.region.write(old + row, &header).unwrap();
         }
-        let is_here = |used: &Used| (old..old + SUBTABLE_BYTES).contains(&used.slot);
+        let is_here = |used: &UsedSlot| (old..old + SUBTABLE_BYTES).contains(&used.slot);
         let n = self.used.iter().position(is_here).unwrap();
         let used = &self.used[n];
         let hash = self.hash(&format!("key {n}"));

@@ -48,8 +48,8 @@ fn is_snapshot(bytes: &[u8]) -> bool {
 
 pub(crate) fn files() -> Vec<Vec<u8>> {
     let many = (0..50u8).map(|n| (vec![n; 9], vec![n; n.into()], n.into())).collect();
-    let all = [vec![], vec![(b"key".to_vec(), b"value".to_vec(), 0)], many];
-    all.map(|records: Vec<OwnedRecord>| written(&records).unwrap()).into()
+    let contents = [vec![], vec![(b"key".to_vec(), b"value".to_vec(), 0)], many];
+    contents.map(|records: Vec<OwnedRecord>| written(&records).unwrap()).into()
 }
 
 /// A file as it is, and without its checksum, so that the records are decoded.
@@ -80,7 +80,7 @@ pub(crate) fn some_records() -> Vec<Vec<u8>> {
     vec![[&head[..], &record(b"key", b"")].concat(), two]
 }
 
-/// Puts this into the frame of a file that is valid otherwise.
+/// Uncompressed content of the frame of a file that is valid otherwise.
 pub(crate) fn records(bytes: &[u8]) -> bool {
     let mut file = written(&[]).unwrap();
     file.truncate(HEADER_BYTES);

@@ -1,4 +1,4 @@
-//! Targets: input of kv-cli, that is lines of JSON, keys and values as text, and keys as paths.
+//! Targets: input of kv-cli: lines of JSON, keys and values as text, and keys as paths.
 
 use std::path::Component;
 
@@ -44,7 +44,8 @@ impl Gathered {
         }
     }
 
-    /// Checks that the records round-trip through lines of JSON. Returns whether none was refused.
+    /// Checks that the records round-trip through lines of JSON. Returns whether no record was
+    /// refused.
     fn all_round_trip(self) -> bool {
         let lines: String =
             self.pairs.iter().map(|(key, value)| Record::new(key, value).to_line()).collect();
@@ -55,9 +56,12 @@ impl Gathered {
 }
 
 pub(crate) fn some_json_lines() -> Vec<Vec<u8>> {
-    let all: Vec<u8> = (0..=255).collect();
-    let lines =
-        [Record::new(b"key", b"two\nlines"), Record::new(&all, b""), Record::new(b"", &all)];
+    let every_byte: Vec<u8> = (0..=255).collect();
+    let lines = [
+        Record::new(b"key", b"two\nlines"),
+        Record::new(&every_byte, b""),
+        Record::new(b"", &every_byte),
+    ];
     let lines: Vec<_> = lines.iter().map(Record::to_line).collect();
     vec![lines[0].clone().into(), lines.concat().into(), format!("\n \n{}", lines[2]).into()]
 }
@@ -83,10 +87,11 @@ pub(crate) fn text(bytes: &[u8]) -> bool {
             Ok(decoded) => {
                 let whole = encoding.encode_whole(&decoded);
                 let line = whole.strip_suffix(b"\n").filter(|_| encoding != Encoding::Raw);
-                let again = line.unwrap_or(&whole);
+                let encoded_again = line.unwrap_or(&whole);
                 let is_hex = encoding == Encoding::Hex;
-                let same = again == bytes || is_hex && again.eq_ignore_ascii_case(bytes);
-                assert!(same, "{encoding:?}: {}", bytes.escape_ascii());
+                let is_same =
+                    encoded_again == bytes || is_hex && encoded_again.eq_ignore_ascii_case(bytes);
+                assert!(is_same, "{encoding:?}: {}", bytes.escape_ascii());
             }
             Err(error) => check_error_line(error.as_ref()),
         }

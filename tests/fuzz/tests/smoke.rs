@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use farside_fuzz::mutate::Mutator;
 use farside_fuzz::{TARGETS, Target};
 
-/// How many mutations each target gets. A region gets fewer, because checking it takes a hundred
-/// times as long as decoding.
+/// The number of mutations of each target. A region gets fewer, because its check takes a hundred
+/// times longer than decoding.
 const MUTATIONS: u32 = 20_000;
 const MUTATIONS_OF_A_REGION: u32 = 300;
 
@@ -19,7 +19,7 @@ fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
-/// The target's seeds and kept inputs.
+/// Returns the target's seeds and kept inputs.
 fn inputs(target: &Target) -> Vec<Vec<u8>> {
     let mut inputs = (target.seeds)();
     if let Ok(entries) = fs::read_dir(folder("kept").join(target.name)) {
@@ -30,8 +30,8 @@ fn inputs(target: &Target) -> Vec<Vec<u8>> {
     inputs
 }
 
-/// Runs a target on the inputs and their mutations. Returns how many were accepted and refused, or
-/// the input that failed.
+/// Runs a target on the inputs and their mutations. Returns the numbers of accepted and refused
+/// inputs, or the input that failed.
 fn explore(target: &Target, inputs: &[Vec<u8>], mutations: u32) -> Result<[u32; 2], String> {
     let mut mutator = Mutator::new(1);
     let mut counts = [0; 2];

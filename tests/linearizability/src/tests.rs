@@ -30,7 +30,7 @@ fn get(process: u64, found: Option<u32>) -> Record {
     Record { result, found, ..record(process, HistoryOperation::Get, None) }
 }
 
-/// A GET of a value with this version.
+/// Returns a GET of a value with this version.
 fn read_version(from: u64, value: u32, version: &str) -> Record {
     at(from, from + 1, Record { version: Some(version.to_owned()), ..get(2, Some(value)) })
 }
@@ -44,8 +44,8 @@ fn at(invoke: u64, returned: u64, record: Record) -> Record {
     Record { invoke, returned: Some(returned), ..record }
 }
 
-/// Whether some order of these operations explains all answers. `done` are those that are already
-/// in the order; operations without an answer are optional.
+/// Whether some order of these operations explains all answers. `done` are the operations that are
+/// already in the order; operations without an answer are optional.
 fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> bool {
     let values = Values::new("k", &records.iter().collect::<Vec<_>>(), false).unwrap();
     let is_left = |index: &usize| !done.contains(index);
@@ -82,7 +82,7 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> b
     false
 }
 
-/// An operation with a random answer of a valid form, at a random time.
+/// Returns an operation with a random answer of a valid form, at a random time.
 fn any_record() -> impl Strategy<Value = Record> {
     let value = 0..3u32;
     let conditional = |operation| {

@@ -124,7 +124,7 @@ impl Execution<'_> {
         pause <= PAUSE_NS_MAX && process.waits[0] == Some(self.visible_state())
     }
 
-    /// A hash of the state that a waiting process could see.
+    /// Returns a hash of the state that a waiting process could see.
     fn visible_state(&self) -> u64 {
         let world = self.world.borrow();
         mix(world.memory.hash(), world.now << 1 | u64::from(world.split.is_some()))
@@ -246,7 +246,7 @@ impl Execution<'_> {
         matches!(script.lanes[0].get(process.operations_begun as usize), Some(Op::Yield))
     }
 
-    /// Polls a process as long as it has completions that no other process could notice.
+    /// Polls a process while it has completions that no other process could notice.
     fn poll_completed(&mut self, actor: usize, late_completions: bool) -> Result<(), Violation> {
         if self.is_paused(self.processes[actor].client) {
             return Ok(());

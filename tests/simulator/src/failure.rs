@@ -53,7 +53,7 @@ impl Failure {
         Self { scenario, violation, history, trace, unfired, executions: 0, seed: None }
     }
 
-    /// The number of lines of the trace.
+    /// Returns the number of lines of the trace.
     pub fn steps(&self) -> usize {
         self.trace.len()
     }

@@ -8,7 +8,7 @@
 //!
 //! The simulated fabric guarantees the contract of [`farside_fabric::Fabric`] and no more. It
 //! accesses the words of a READ or WRITE in any order, with any other accesses between two of them.
-//! Chains stay in flight for as long as their deadline allows, and the clock jumps.
+//! Chains stay in flight up to their deadline, and the clock jumps.
 //!
 //! The simulator does not use the client library. Its sessions use `farside_protocol`, and its free
 //! blocks [`farside_server::depot`].

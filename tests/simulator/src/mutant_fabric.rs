@@ -70,13 +70,13 @@ fn state(bits: u64) -> SlotState {
     SlotWord::from_bits(bits).state()
 }
 
-/// The compare-and-swap of a slot's word: its index in the chain, the slot, the expected and the
-/// desired word.
+/// Returns the compare-and-swap of a slot's word: its index in the chain, the slot, the expected
+/// and the desired word.
 pub(crate) fn swap_of(chain: &[Verb]) -> Option<(usize, u64, u64, u64)> {
     swaps_of(chain).find(|(_, slot, ..)| slot.is_multiple_of(size_of::<Slot>() as u64))
 }
 
-/// The compare-and-swaps of words and hints, as [`swap_of`] returns them.
+/// Returns the compare-and-swaps of words and hints, as [`swap_of`] returns them.
 fn swaps_of(chain: &[Verb]) -> impl Iterator<Item = (usize, u64, u64, u64)> {
     chain.iter().enumerate().filter_map(|(at, verb)| match *verb {
         Verb::CompareSwap { remote, expected, desired } => Some((at, remote, expected, desired)),
@@ -98,7 +98,7 @@ pub(crate) fn is_window(verb: &Verb) -> bool {
     matches!(*verb, Verb::Read { bytes, .. } if u64::from(bytes) == WINDOW_BYTES)
 }
 
-/// The indices of the slots' words in a window.
+/// Returns the indices of the slots' words in a window.
 pub(crate) fn window_words() -> impl Iterator<Item = usize> {
     (0..2usize).flat_map(|row| (0..7usize).map(move |slot| row * 16 + 2 + slot * 2))
 }

@@ -122,7 +122,7 @@ fn repeat(
     None
 }
 
-/// Removes smaller and smaller parts of the actions, as long as the execution still goes wrong. A
+/// Removes smaller and smaller parts of the actions, while the execution still goes wrong. A
 /// failure that only the checks at the end find is not shortened.
 fn shorten(
     prepared: &Prepared<'_>,

@@ -94,7 +94,7 @@ pub(crate) fn hash(key: &[u8]) -> KeyHash {
 }
 
 impl SimRegion {
-    /// A region for `clients` clients with up to `blocks` blocks each.
+    /// Returns a region for `clients` clients with up to `blocks` blocks each.
     pub(crate) fn new(
         blocks: u64,
         clients: u64,
@@ -204,17 +204,17 @@ impl SimRegion {
         Split { prefix: prefix as u32, local_depth: 1, old: self.subtables[1 + prefix], new }
     }
 
-    /// The offsets of the subtables that exist.
+    /// Returns the offsets of the subtables that exist.
     pub(crate) fn places(&self) -> impl Iterator<Item = u64> + use<> {
         self.subtables.into_iter().take([1, 3, 4][self.splits])
     }
 
-    /// The rows of the keys' windows. The fifth key's window reaches one row further.
+    /// Returns the rows of the keys' windows. The fifth key's window reaches one row further.
     pub(crate) fn rows(&self) -> Range<usize> {
         self.row..self.row + SLOTS.div_ceil(SLOTS_PER_ROW)
     }
 
-    /// The numbers of a subtable's usable slots.
+    /// Returns the numbers of a subtable's usable slots.
     pub(crate) fn usable(&self) -> Range<usize> {
         let first = self.row * SLOTS_PER_ROW;
         first..first + self.slots
@@ -224,7 +224,7 @@ impl SimRegion {
         (0..subtables.len()).flat_map(|subtable| (0..SLOTS).map(move |at| (subtable, at)))
     }
 
-    /// The offset of a slot of a subtable, counted from the keys' home row.
+    /// Returns the offset of a slot of a subtable, counted from the keys' home row.
     pub(crate) fn slot(&self, subtable: usize, at: usize) -> u64 {
         let (row, slot) = (self.row + at / SLOTS_PER_ROW, at % SLOTS_PER_ROW);
         self.subtables[subtable] + slot_in_subtable(row, slot)
@@ -286,7 +286,7 @@ impl SimRegion {
         BlockAddress::from_offset(offset).expect("blocks are aligned")
     }
 
-    /// The block that holds key 0 at the start.
+    /// Returns the block that holds key 0 at the start.
     pub(crate) fn first_block(&self) -> BlockRef {
         BlockRef { address: self.block(0), class: self.class, generation_low: 1 }
     }
@@ -303,20 +303,21 @@ impl SimRegion {
         (within < self.blocks_max * bytes).then_some((within / bytes, within % bytes / 8))
     }
 
-    /// The blocks that a client has at first. Client 0 is the session that stores the first values.
+    /// Returns the blocks that a client has at first. Client 0 is the session that stores the first
+    /// values.
     pub(crate) fn free_blocks(&self, client: u64, count: u64) -> Vec<FreeBlock> {
         let first = client * self.blocks_each;
         let numbers = first..first + count;
         numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
     }
 
-    /// The slots of all subtables: their offsets and words.
+    /// Returns the slots of all subtables: their offsets and words.
     fn words<'m>(&'m self, memory: &'m Memory) -> impl Iterator<Item = (u64, SlotWord)> + 'm {
         let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
         slots.map(|slot| (slot, SlotWord::from_bits(memory.word_at_offset(slot))))
     }
 
-    /// The slots that lead to a block of a key: their words, hints and blocks.
+    /// Returns the slots that lead to a block of a key: their words, hints and blocks.
     fn linked<'m>(
         &'m self,
         memory: &'m Memory,
@@ -330,7 +331,8 @@ impl SimRegion {
         })
     }
 
-    /// The slots with an unfinished INSERT: offset, word, and the client that wrote the block.
+    /// Returns the slots with an unfinished INSERT: offset, word, and the client that wrote the
+    /// block.
     pub(crate) fn unfinished<'m>(
         &'m self,
         memory: &'m Memory,

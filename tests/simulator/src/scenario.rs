@@ -211,7 +211,7 @@ impl Scenario {
         self
     }
 
-    /// Chains take time: as long as the shortest round trip that the fabric promises.
+    /// Each chain takes the time of the shortest round trip that the fabric promises.
     pub fn round_trips(mut self) -> Self {
         self.round_trip_ns = TIMING.round_trip_min_ns;
         self

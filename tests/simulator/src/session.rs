@@ -49,7 +49,7 @@ impl TestSession {
         self.engine.at(&self.region).expect_unused_slot(key, slot);
     }
 
-    /// The session's endpoint.
+    /// Returns the session's endpoint.
     pub(crate) fn endpoint(&self) -> &Endpoint<SimFabric> {
         &self.engine.endpoint
     }

@@ -38,12 +38,13 @@ const PAUSE: Duration = Duration::from_millis(3);
 const BATCH: usize = 8;
 /// Limit on the keys that a session inserts: the region has room for no more.
 const NEW_KEYS_MAX: u64 = 400_000;
-/// The same for clients that work until they are killed: many of them share a region in turn.
+/// [`NEW_KEYS_MAX`] for a client that works until it is killed: many such clients share a region,
+/// one after another.
 const NEW_KEYS_MAX_ENDLESS: u64 = 5_000;
 
 /// The faults in a million chains.
 const RATES: Rates = Rates { delayed: 3000, reported_late: 2000, broken: 200 };
-/// Exponents of two: the process ends after at least that power of verbs, and fewer than twice it.
+/// The range of `n`: the process ends after at least 2^n verbs, and fewer than twice as many.
 const LAST_VERB_LOG2: std::ops::Range<u32> = 8..17;
 /// The interval at which the counts of faults are written to their file.
 const REPORT_INTERVAL: Duration = Duration::from_millis(5);
@@ -74,7 +75,7 @@ fn main() {
             Box::new(faults.around(fabric, lanes))
         }));
     }
-    // Sessions of one client share their cached locations; those of two clients do not.
+    // Sessions of one client share their cached locations; sessions of two clients do not.
     let [client, other] = &[client.clone(), client].map(|client| client.connect().unwrap());
     std::thread::scope(|scope| {
         for process in first..first + sessions {
@@ -118,7 +119,7 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// [`allowed`] for a GET by itself, whose outcome is never unknown: it can just be repeated.
+/// [`allowed`] for a single GET, which a session repeats when its outcome is unknown.
 fn allowed_get<T>(result: Result<T, Error>) -> Option<T> {
     assert!(!matches!(result, Err(Error::Operation(Indeterminate))), "a GET was indeterminate");
     allowed(result)

@@ -65,11 +65,11 @@ fn main() {
             );
         }
     }
-    // Dropping the session would wait for what is in flight, as dropping the pipeline would.
+    // Dropping the session would wait for operations in flight, as dropping the pipeline would.
     std::process::exit(0);
 }
 
-/// Makes so many operations on the keys in turn, and returns the lines of figures.
+/// Makes `operations` operations on the keys in turn, and returns the lines of figures.
 fn run(session: &mut Session, operations: u64, puts: bool) -> String {
     let value = vec![9; if puts { BYTES } else { 0 }];
     let before = session.counters();
@@ -98,7 +98,7 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    // Dropping the pipeline would wait for what is in flight, which may take minutes.
+    // Dropping the pipeline would wait for operations in flight, which may take minutes.
     std::mem::forget(pipeline);
     let moved = (succeeded * BYTES as u64) as f64;
     let counters = session.counters() - before;
@@ -118,9 +118,9 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
 
 /// Times chains that change the region, from the doorbell to the completion.
 struct Doorbells {
-    /// For each lane the time at which such a chain's doorbell was rung.
+    /// For each lane the time at which the doorbell of its changing chain was rung.
     rung_at: Vec<Option<Nanos>>,
-    /// The lanes with such a chain whose doorbell is not yet rung.
+    /// The lanes with a changing chain whose doorbell is not yet rung.
     posted: Vec<LaneId>,
     slowest: Arc<AtomicU64>,
 }

@@ -13,9 +13,9 @@ fn allocations(call: impl FnOnce()) -> u64 {
     of_this_thread() - before
 }
 
-/// The minimum number of allocations of several calls. A call that the system delayed may have to
-/// request blocks from the server, which allocates. An operation that always allocates does so in
-/// every call.
+/// Returns the minimum number of allocations of several calls. A call that the system delayed may
+/// have to request blocks from the server, which allocates. An operation that always allocates does
+/// so in every call.
 fn allocations_min(mut call: impl FnMut()) -> u64 {
     (0..10).map(|_| allocations(&mut call)).min().unwrap_or_default()
 }

@@ -19,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 struct Noise(Vec<u8>);
 
 impl Noise {
-    /// Random bytes for values of up to `bytes_max` bytes.
+    /// Returns random bytes for values of up to `bytes_max` bytes.
     fn new(bytes_max: usize) -> Self {
         let mut random = SmallRng::seed_from_u64(7);
         Self((0..bytes_max + 4096).map(|_| random.random()).collect())
@@ -30,11 +30,11 @@ impl Noise {
     }
 }
 
-/// How many times the region's size is inserted and deleted.
+/// The number of times that the region's size is inserted and deleted.
 const PASSES: u64 = 100;
 
 #[test]
-fn a_client_can_insert_forever_while_another_deletes() {
+fn a_client_can_insert_without_end_while_another_deletes() {
     const REGION_BYTES: u64 = 16 << 20;
     let server = ServerProcess::start("--memory 16MiB --index 2MiB --grace-ms 1");
     // Three size classes share six chunks, any of which the deleter might keep; a quarter is live.
@@ -71,7 +71,7 @@ fn a_client_can_insert_forever_while_another_deletes() {
     server.assert_verifies();
 }
 
-/// The bytes that a value's block takes of its chunks.
+/// Returns the bytes that a value's block takes of its chunks.
 fn footprint(value_bytes: usize) -> u64 {
     let class = SizeClass::for_bytes(block_bytes(8, value_bytes)).unwrap();
     class.chunks_per_span() * CHUNK_BYTES / class.blocks_per_span()

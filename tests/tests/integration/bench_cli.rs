@@ -16,7 +16,7 @@ pub(crate) fn bench(arguments: &[impl AsRef<OsStr>]) -> CommandOutput {
     measuring("kv-bench", arguments)
 }
 
-/// The arguments in a line.
+/// Returns the arguments in a line.
 pub(crate) fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
@@ -122,15 +122,15 @@ fn the_json_of_every_workload_has_the_documented_fields() {
     }
 }
 
-/// The JSON of a short run.
+/// Returns the JSON of a short run.
 pub(crate) fn measured(line: &str) -> Json {
     let short = "--records 500 --warmup-seconds 0 --limit-seconds 0 --json -";
-    let said = bench(&words(&format!("ycsb {line} {short}"))).succeeded();
-    assert!(!said.stderr.contains("WARNING"), "{}", said.stderr);
-    serde_json::from_slice(&said.stdout).unwrap()
+    let output = bench(&words(&format!("ycsb {line} {short}"))).succeeded();
+    assert!(!output.stderr.contains("WARNING"), "{}", output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The number of operations of all kinds.
+/// Returns the number of operations of all kinds.
 pub(crate) fn count(json: &Json) -> u64 {
     let kinds = json["operations"].as_object().unwrap().values();
     kinds.map(|figures| figures["count"].as_u64().unwrap()).sum()
@@ -169,9 +169,9 @@ fn a_property_file_configures_the_run_and_unknown_properties_are_reported() {
     std::fs::write(file.path(), text).unwrap();
     let name = file.path().to_str().unwrap();
     let line = format!("ycsb -P {name} --warmup-seconds 0 --limit-seconds 0 --json -");
-    let said = bench(&words(&line)).succeeded();
-    assert!(said.stderr.ends_with("these properties are not known here: redis.host\n"));
-    let json: Json = serde_json::from_slice(&said.stdout).unwrap();
+    let output = bench(&words(&line)).succeeded();
+    assert!(output.stderr.ends_with("these properties are not known here: redis.host\n"));
+    let json: Json = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((count(&json), &json["records"]), (200, &100.into()));
     assert_eq!((&json["workload"], &json["value_size"]), (&"custom".into(), &16.into()));
     assert_eq!(json["pattern"]["distribution"]["name"], "hotspot");
@@ -210,7 +210,7 @@ fn several_clients_make_one_run() {
     assert!(operations > 0.0 && operations <= due + 2.0, "{operations} of {due}");
 }
 
-/// The history that a short run on few records wrote.
+/// Returns the history that a short run on few records wrote.
 fn recorded(workload: &str, depth: &str) -> Vec<Record> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("history.jsonl");

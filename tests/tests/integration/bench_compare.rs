@@ -6,11 +6,11 @@ use serde_json::Value as Json;
 use crate::bench_cli::{expect_fields, measuring, words};
 use crate::bench_mistakes::expected_code;
 
-/// The JSON of a short comparison on few records.
+/// Returns the JSON of a short comparison on few records.
 fn compared(arguments: &str) -> Json {
     let few = "--records 1000 --seconds 0.1 --warmup-seconds 0.02 --rounds 2 --json -";
-    let said = measuring("kv-compare", &words(&format!("{few} {arguments}"))).succeeded();
-    serde_json::from_slice(&said.stdout).unwrap()
+    let output = measuring("kv-compare", &words(&format!("{few} {arguments}"))).succeeded();
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[test]
@@ -95,8 +95,8 @@ fn each_mistake_is_reported_in_one_line() {
         ("--network emulated --bandwidth 0B", &["--bandwidth <SIZE>", "above 0"]),
         (&format!("--server {nowhere}"), &["no server answers at", nowhere]),
     ] {
-        let said = measuring("kv-compare", &words(line));
-        said.expect_line(expected_code(parts), parts);
-        assert!(said.stderr.starts_with("kv-compare: "), "{}", said.stderr);
+        let output = measuring("kv-compare", &words(line));
+        output.expect_line(expected_code(parts), parts);
+        assert!(output.stderr.starts_with("kv-compare: "), "{}", output.stderr);
     }
 }

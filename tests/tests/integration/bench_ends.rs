@@ -73,7 +73,7 @@ impl Drop for Run {
     }
 }
 
-/// The process whose command line names a socket in this folder.
+/// Returns the process whose command line names a socket in this folder.
 fn process_with(folder: &Path) -> Option<Pid> {
     let socket = format!("shm://{}", folder.display());
     let processes = Path::new("/proc").read_dir().unwrap();
@@ -140,14 +140,14 @@ fn a_history_survives_the_death_of_its_server() {
     let child = bench().spawn().unwrap();
     let bytes = || std::fs::metadata(&history).map_or(0, |found| found.len());
     wait_until("operations are recorded", TEST_TIMEOUT, || bytes() > 0);
-    let mut again = bench();
+    let mut second_run = bench();
     server.kill();
-    let said = CommandOutput::new(child.wait_with_output().unwrap());
-    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    let result = CommandOutput::new(child.wait_with_output().unwrap());
+    assert_eq!(result.code, Some(3), "{}", result.stderr);
     let text = std::fs::read(&history).unwrap();
     let records = farside_linearizability::read(&text[..]).unwrap();
     let unknown = records.iter().filter(|record| record.result == Ended::Unknown).count();
     assert!((1..=LANES).contains(&unknown) && records.len() > 1000, "{unknown}");
-    CommandOutput::of(&mut again).expect_line(3, &["no server answers"]);
+    CommandOutput::of(&mut second_run).expect_line(3, &["no server answers"]);
     assert!(std::fs::read(&history).unwrap() == text, "the run without a server overwrote it");
 }

@@ -41,7 +41,7 @@ fn the_raw_limit_is_measured_for_few_records_or_the_report_says_why_not() {
         ("--records 100 --depth 128 --value-size 64", "by raw verbs alone"),
         ("--records 9 --depth 256 --value-size 400000", "not measured: 256 operations"),
     ] {
-        let said = bench(&words(&format!("ycsb {line} {rest}")));
-        assert!(String::from_utf8_lossy(&said.stdout).contains(part), "{:?}", said.stderr);
+        let output = bench(&words(&format!("ycsb {line} {rest}")));
+        assert!(String::from_utf8_lossy(&output.stdout).contains(part), "{:?}", output.stderr);
     }
 }

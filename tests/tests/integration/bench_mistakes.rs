@@ -3,7 +3,8 @@
 
 use crate::bench_cli::{bench, words};
 
-/// The exit code: 3 without a server, 5 for another failure, and 2 for a mistake in the arguments.
+/// Returns the exit code: 3 without a server, 5 for another failure, and 2 for a mistake in the
+/// arguments.
 pub(crate) fn expected_code(parts: &[&str]) -> i32 {
     let failures = ["did not start", "out of space", "history", "No space", "no operation"];
     if parts.iter().any(|part| part.contains("no server answers")) {
@@ -54,8 +55,8 @@ fn each_mistake_and_failure_is_reported_in_one_line() {
         ("verbs --config /nowhere/client.toml", &["/nowhere/client.toml"]),
         ("verbs --config /dev/null", &["names no server"]),
     ] {
-        let said = bench(&words(line));
-        said.expect_line(expected_code(parts), parts);
-        assert!(said.stderr.starts_with("kv-bench: "), "{}", said.stderr);
+        let output = bench(&words(line));
+        output.expect_line(expected_code(parts), parts);
+        assert!(output.stderr.starts_with("kv-bench: "), "{}", output.stderr);
     }
 }

@@ -61,13 +61,13 @@ fn every_command_on_a_key_returns_its_exit_codes() {
 #[test]
 fn any_bytes_go_in_and_out() {
     let server = ServerProcess::start("--memory 32MiB");
-    let all: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    let every_byte: Vec<u8> = (0..=255).cycle().take(100_000).collect();
     let file = server.folder().join("value");
-    fs::write(&file, &all).unwrap();
+    fs::write(&file, &every_byte).unwrap();
     server.cli(&["put", "file", "--file", path(&file)]).expect(0, "");
-    server.cli(&["get", "file"]).expect(0, &all);
-    cli_with(&server, &["put", "stdin", "-"], &all).expect(0, "");
-    server.cli(&["get", "stdin"]).expect(0, &all);
+    server.cli(&["get", "file"]).expect(0, &every_byte);
+    cli_with(&server, &["put", "stdin", "-"], &every_byte).expect(0, "");
+    server.cli(&["get", "stdin"]).expect(0, &every_byte);
     cli_with(&server, &["put", "empty", "-"], b"").expect(0, "");
     server.cli(&["get", "empty"]).expect(0, "");
     let binary_key = OsString::from_vec(vec![0xff, 0x01, 0x0a]);
@@ -92,9 +92,9 @@ fn scan_prints_lines() {
         session.put(key, value).unwrap();
     }
     let sorted = |arguments: &[&str]| {
-        let said = server.cli(arguments);
-        assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
-        let mut lines: Vec<String> = said.text().lines().map(str::to_owned).collect();
+        let output = server.cli(arguments);
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""));
+        let mut lines: Vec<String> = output.text().lines().map(str::to_owned).collect();
         lines.sort();
         lines
     };
@@ -116,9 +116,9 @@ fn stat_reports_keys_clients_and_memory() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
     client.session().unwrap().put(b"key", &[7; 1000]).unwrap();
-    let said = server.cli(&["stat", "--json"]);
-    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
-    let stat: Json = serde_json::from_str(said.text()).unwrap();
+    let output = server.cli(&["stat", "--json"]);
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""));
+    let stat: Json = serde_json::from_str(output.text()).unwrap();
     assert_eq!((&stat["keys"], &stat["problems"]), (&Json::from(1), &Json::from(0)));
     assert_eq!(stat["clients"], 1, "the test's own");
     assert_eq!(stat["memory"]["region_bytes"], 32 << 20);
@@ -133,7 +133,7 @@ fn stat_reports_keys_clients_and_memory() {
     assert!(table.text().contains("keys        1\n"), "{}", table.text());
 }
 
-/// The relative paths and contents of all files below a folder.
+/// Returns the relative paths and contents of all files below a folder.
 fn tree(root: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut files, mut folders) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -157,10 +157,10 @@ fn a_loaded_folder_is_dumped_unchanged() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 50000");
     let (from, to) = (server.folder().join("from"), server.folder().join("to"));
     fs::create_dir_all(from.join("nested/deep er")).unwrap();
-    let all: Vec<u8> = (0..=255).cycle().take(50_000).collect();
+    let every_byte: Vec<u8> = (0..=255).cycle().take(50_000).collect();
     let files = [
         (&b"empty"[..], &b""[..]),
-        (b"nested/binary", &all),
+        (b"nested/binary", &every_byte),
         (b"nested/deep er/new\nline", b"text\n"),
         (b"-dash", b"1"),
         (b"\xff\xfe", b"2"),
@@ -169,20 +169,20 @@ fn a_loaded_folder_is_dumped_unchanged() {
         fs::write(from.join(OsStr::from_bytes(name)), content).unwrap();
     }
     std::os::unix::fs::symlink("empty", from.join("link")).unwrap();
-    let said = server.cli(&["load", path(&from)]).succeeded();
-    assert!(said.stderr.contains("5 keys loaded") && said.stderr.contains("1 symbolic link"));
+    let output = server.cli(&["load", path(&from)]).succeeded();
+    assert!(output.stderr.contains("5 keys loaded") && output.stderr.contains("1 symbolic link"));
     server.cli(&["dump", path(&to)]).succeeded();
     assert!(tree(&from) == tree(&to) && tree(&to).len() == 5);
     server.cli(&["dump", path(&to)]).expect_line(2, &["not empty", "--force"]);
     // A value that is too large for this region: an error at the end, unless it is skipped.
     fs::write(from.join("large"), [0; 50_001]).unwrap();
-    let said = server.cli(&["load", path(&from)]);
-    assert_eq!(said.code, Some(5));
+    let output = server.cli(&["load", path(&from)]);
+    assert_eq!(output.code, Some(5));
     for part in ["large: it is 50001 bytes long", "5 keys loaded", "1 failed"] {
-        assert!(said.stderr.contains(part), "{}", said.stderr);
+        assert!(output.stderr.contains(part), "{}", output.stderr);
     }
-    let said = server.cli(&["load", "--skip-too-large", path(&from)]);
-    said.expect_line(0, &["5 keys loaded", "1 value over 50000 bytes skipped"]);
+    let output = server.cli(&["load", "--skip-too-large", path(&from)]);
+    output.expect_line(0, &["5 keys loaded", "1 value over 50000 bytes skipped"]);
     server.assert_verifies();
 }
 
@@ -200,9 +200,9 @@ fn records_loaded_from_jsonl_are_dumped_unchanged() {
     server.cli(&["get", "b,\"c"]).expect(0, b"\xff\xfe");
     server.cli(&["get", "two\nlines"]).expect(0, "");
     server.cli(&["dump", &file("out.jsonl")]).succeeded();
-    let again = ServerProcess::start("--memory 32MiB");
-    again.cli(&["load", &file("out.jsonl")]).succeeded();
-    again.cli(&["dump", &file("again.jsonl")]).succeeded();
+    let second_server = ServerProcess::start("--memory 32MiB");
+    second_server.cli(&["load", &file("out.jsonl")]).succeeded();
+    second_server.cli(&["dump", &file("again.jsonl")]).succeeded();
     let lines = |name: &str| {
         let text = fs::read_to_string(file(name)).unwrap();
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -212,12 +212,12 @@ fn records_loaded_from_jsonl_are_dumped_unchanged() {
     assert_eq!(lines("out.jsonl"), lines("again.jsonl"));
     assert_eq!(lines("out.jsonl").len(), 3);
     fs::write(file("bad.jsonl"), "{\"key\":\"good\",\"value\":\"\"}\n\nnonsense\n").unwrap();
-    let said = again.cli(&["load", &file("bad.jsonl")]);
-    assert_eq!(said.code, Some(5));
-    assert!(said.stderr.contains("kv-cli: line 3: "), "{}", said.stderr);
-    assert!(said.stderr.contains("1 key loaded") && said.stderr.contains("1 failed"));
-    again.cli(&["get", "good"]).expect(0, "");
-    again.cli(&["load", &file("none")]).expect_line(5, &["cannot load", "none"]);
+    let output = second_server.cli(&["load", &file("bad.jsonl")]);
+    assert_eq!(output.code, Some(5));
+    assert!(output.stderr.contains("kv-cli: line 3: "), "{}", output.stderr);
+    assert!(output.stderr.contains("1 key loaded") && output.stderr.contains("1 failed"));
+    second_server.cli(&["get", "good"]).expect(0, "");
+    second_server.cli(&["load", &file("none")]).expect_line(5, &["cannot load", "none"]);
 }
 
 #[test]
@@ -229,10 +229,10 @@ fn dump_writes_nothing_outside_its_folder() {
         session.put(key.as_bytes(), b"value").unwrap();
     }
     let to = server.folder().join("to");
-    let said = server.cli(&["dump", path(&to)]);
-    assert_eq!(said.code, Some(5));
-    assert_eq!(said.stderr.matches("is left out").count(), 5, "{}", said.stderr);
-    assert!(said.stderr.contains("`../escaped` is left out"), "{}", said.stderr);
+    let output = server.cli(&["dump", path(&to)]);
+    assert_eq!(output.code, Some(5));
+    assert_eq!(output.stderr.matches("is left out").count(), 5, "{}", output.stderr);
+    assert!(output.stderr.contains("`../escaped` is left out"), "{}", output.stderr);
     assert_eq!(tree(&to), [(b"good".to_vec(), b"value".to_vec())]);
     assert!(!outside.exists() && !server.folder().join("escaped").exists());
 }
@@ -244,17 +244,21 @@ fn verify_finds_a_flipped_bit() {
     let mut session = server.session();
     session.put(b"damaged", value).unwrap();
     session.put(b"sound", b"still here").unwrap();
-    let said = server.cli(&["verify"]);
-    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
-    assert!(said.text().contains("keys        2,"), "{}", said.text());
-    assert!(said.text().ends_with("verdict     no damage\n"), "{}", said.text());
+    let output = server.cli(&["verify"]);
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""));
+    assert!(output.text().contains("keys        2,"), "{}", output.text());
+    assert!(output.text().ends_with("verdict     no damage\n"), "{}", output.text());
     let region = fs::OpenOptions::new().read(true).write(true).open(server.region_file()).unwrap();
     let content = fs::read(server.region_file()).unwrap();
     let offset = content.windows(value.len()).position(|part| part == value).unwrap();
     region.write_all_at(&[value[10] ^ 1], offset as u64 + 10).unwrap();
-    let said = server.cli(&["verify"]);
-    assert_eq!(said.code, Some(4));
-    assert!(said.text().contains("DAMAGE") && said.text().contains("1 problem"), "{}", said.text());
+    let output = server.cli(&["verify"]);
+    assert_eq!(output.code, Some(4));
+    assert!(
+        output.text().contains("DAMAGE") && output.text().contains("1 problem"),
+        "{}",
+        output.text()
+    );
     server.cli(&["get", "damaged"]).expect_line(4, &["checksum", "verify"]);
     server.cli(&["get", "sound"]).expect(0, "still here");
     let scanned = server.cli(&["scan"]);
@@ -274,17 +278,17 @@ fn each_mistake_is_reported_in_one_line() {
         (&["get", ""], &["the key is empty"]),
         (&["scan", "--limit", "x"], &["--limit", "x"]),
     ] {
-        let said = server.cli(arguments);
-        said.expect_line(2, parts);
-        assert!(said.stderr.starts_with("kv-cli: "), "{}", said.stderr);
+        let output = server.cli(arguments);
+        output.expect_line(2, parts);
+        assert!(output.stderr.starts_with("kv-cli: "), "{}", output.stderr);
     }
     let absent = server.cli(&["put", "key", "--file", "/nonexistent/f"]);
     absent.expect_line(5, &["cannot open /nonexistent/f"]);
     let long = "k".repeat(70_000);
     for arguments in [&["get", &long][..], &["put", &long, "v"], &["delete", &long]] {
-        let said = server.cli(arguments);
-        said.expect_line(2, &["70000 bytes", "1024"]);
-        assert!(said.stderr.len() < 200, "{}", said.stderr);
+        let output = server.cli(arguments);
+        output.expect_line(2, &["70000 bytes", "1024"]);
+        assert!(output.stderr.len() < 200, "{}", output.stderr);
     }
     let zeros = vec![0; (1 << 20) + 1];
     cli_with(&server, &["put", "key", "-"], &zeros).expect_line(2, &["stdin", "1048576"]);
@@ -334,6 +338,6 @@ fn a_closed_stdout_is_no_error() {
     (0..2000u32).for_each(|n| session.put(&n.to_le_bytes(), &[b'x'; 1000]).unwrap());
     let mut child = server.command("kv-cli").arg("scan").spawn().unwrap();
     drop(child.stdout.take());
-    let said = CommandOutput::new(child.wait_with_output().unwrap());
-    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    let output = CommandOutput::new(child.wait_with_output().unwrap());
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""));
 }

@@ -32,8 +32,8 @@ fn closed_and_full_streams_are_errors() {
     shell(&server, "--help >/dev/full").expect_line(5, &["No space left"]);
     // These commands do not use the stream that is closed or empty.
     for fine in ["put new value <&- >&-", "get key </dev/null >/dev/null", "put new - </dev/null"] {
-        let said = shell(&server, fine);
-        assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{fine}");
+        let output = shell(&server, fine);
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{fine}");
     }
 }
 
@@ -48,8 +48,8 @@ fn failures_with_files_have_their_exit_codes() {
         ("verify --region none.jsonl", 5),
         ("verify --region /dev/null", 5),
     ] {
-        let said = shell(&server, line);
-        assert_eq!(said.code, Some(code), "{line}: {}", said.stderr);
+        let output = shell(&server, line);
+        assert_eq!(output.code, Some(code), "{line}: {}", output.stderr);
     }
     // A file that is long enough for a region, but holds none, counts as damage.
     fs::write(server.folder().join("region"), vec![7; 8 << 20]).unwrap();
@@ -70,16 +70,24 @@ fn the_output_has_no_control_characters() {
         !text.replace(['\n', '\t'], "").contains(farside_config::command_line::is_unprintable)
     };
     for command in ["scan", "scan --json", "scan --keys-only", "dump dump"] {
-        let said = shell(&server, command);
-        assert!(said.code == Some(0) && is_harmless(said.text()), "{command}: {}", said.text());
-        assert!(is_harmless(&said.stderr), "{command}: {}", said.stderr);
+        let output = shell(&server, command);
+        assert!(
+            output.code == Some(0) && is_harmless(output.text()),
+            "{command}: {}",
+            output.text()
+        );
+        assert!(is_harmless(&output.stderr), "{command}: {}", output.stderr);
     }
     let from = server.folder().join("from");
     fs::create_dir(&from).unwrap();
     fs::write(from.join(OsStr::from_bytes(text.as_bytes())), [0; 101]).unwrap();
-    let said = shell(&server, "load from");
-    assert!(said.stderr.contains("101 bytes long") && is_harmless(&said.stderr), "{}", said.stderr);
-    assert_eq!(said.code, Some(5));
+    let output = shell(&server, "load from");
+    assert!(
+        output.stderr.contains("101 bytes long") && is_harmless(&output.stderr),
+        "{}",
+        output.stderr
+    );
+    assert_eq!(output.code, Some(5));
 }
 
 #[test]
@@ -90,15 +98,15 @@ fn huge_keys_are_abbreviated_in_messages_and_left_out_of_a_dump() {
     session.put(deep.as_bytes(), b"value").unwrap();
     session.put(b"good", b"value").unwrap();
     let absent = "k".repeat(60_000);
-    let said = server.cli(&["get", &absent]);
-    said.expect_line(1, &["kkk... (60000 bytes)` is absent"]);
-    assert!(said.stderr.len() < 200, "{}", said.stderr);
-    let said = server.cli(&["get", "key", &absent]);
-    assert!(said.code == Some(2) && said.stderr.len() < 600, "{}", said.stderr);
-    let said = shell(&server, "dump out");
-    assert_eq!(said.code, Some(5), "{}", said.stderr);
-    assert!(said.stderr.contains("(65535 bytes)` is left out: it has 65535 bytes"));
-    assert!(said.stderr.len() < 500, "{}", said.stderr);
+    let output = server.cli(&["get", &absent]);
+    output.expect_line(1, &["kkk... (60000 bytes)` is absent"]);
+    assert!(output.stderr.len() < 200, "{}", output.stderr);
+    let output = server.cli(&["get", "key", &absent]);
+    assert!(output.code == Some(2) && output.stderr.len() < 600, "{}", output.stderr);
+    let output = shell(&server, "dump out");
+    assert_eq!(output.code, Some(5), "{}", output.stderr);
+    assert!(output.stderr.contains("(65535 bytes)` is left out: it has 65535 bytes"));
+    assert!(output.stderr.len() < 500, "{}", output.stderr);
     assert_eq!(fs::read_dir(server.folder().join("out")).unwrap().count(), 1);
 }
 

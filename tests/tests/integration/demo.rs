@@ -37,10 +37,10 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
     demo.arg(script).env("PATH", path).env("DIR", &tree).env("TARGET", &target);
     demo.env("TMPDIR", folder.path()).stdin(Stdio::null());
     let output = demo.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{errors}");
-    assert!(said.contains("Yes: 3 files"), "{said}");
+    assert!(output.status.success(), "{stdout}\n{errors}");
+    assert!(stdout.contains("Yes: 3 files"), "{stdout}");
     assert!(tree.join("comes").exists(), "the stub was not called");
     let files_left = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(files_left, 3, "the demo left files behind");

@@ -1,5 +1,5 @@
 //! Proves that no block is lost when a client signs off. Forgotten pipelines are harmless, and so
-//! are those whose server died or is stopped.
+//! are pipelines whose server died or is stopped.
 
 use farside::ConnectError::Unreachable;
 use farside::OperationError::OutOfSpace;

@@ -17,17 +17,17 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
         let often = n % hot;
         session.put(&often.to_le_bytes(), &self_describing::value(often, 0, n, BYTES)).unwrap();
     }
-    let there = |session: &mut farside::Session, key: u64| {
+    let is_stored = |session: &mut farside::Session, key: u64| {
         session.get(&key.to_le_bytes()).unwrap().is_some_and(|value| {
             assert!(self_describing::holds(key, &value), "key {key}");
             true
         })
     };
     // Each hot key was written within the last 400 PUTs, and over 10,000 values fit.
-    let kept = (0..hot).filter(|key| there(&mut session, *key)).count() as u64;
+    let kept = (0..hot).filter(|key| is_stored(&mut session, *key)).count() as u64;
     assert!(kept > hot * 8 / 10, "{kept} of {hot} that were written often");
-    let early = (0..1000).filter(|n| there(&mut session, 1_000_000 + n)).count();
-    let late = (total - 1000..total).filter(|n| there(&mut session, 1_000_000 + n)).count();
+    let early = (0..1000).filter(|n| is_stored(&mut session, 1_000_000 + n)).count();
+    let late = (total - 1000..total).filter(|n| is_stored(&mut session, 1_000_000 + n)).count();
     assert!(early < 100 && late > 800, "{early} of the oldest, {late} of the newest");
     let statistics = client.statistics().unwrap();
     assert!(statistics.keys_evicted > total / 2, "{statistics:?}");

@@ -119,8 +119,8 @@ fn kv_cli_stores_values_with_an_expiry() {
     assert!(is_done("put long value --ttl 40000d"), "an expiry after the year 2106");
     // A value with an expiry beyond the format's limit is refused.
     let words = ["put", "late", "value", "--ttl", "4000000d"];
-    let said = server.cli(&words);
-    said.expect_line(2, &["would expire after the year 10889"]);
+    let output = server.cli(&words);
+    output.expect_line(2, &["would expire after the year 10889"]);
     assert!(!is_done("get late"));
     std::thread::sleep(TTL + Duration::from_secs(1));
     assert!(!is_done("get key") && is_done("insert lock theirs --ttl 2s"));

@@ -65,7 +65,7 @@ fn runs(plan: Plan, round: Duration, total: Duration) -> Figures {
     figures
 }
 
-/// The duration of each kind of kill.
+/// Returns the duration of each kind of kill.
 fn kill_time() -> Duration {
     let seconds = std::env::var("FARSIDE_HISTORY_SECONDS");
     Duration::from_secs(seconds.map_or(5, |text| text.parse().unwrap()))

@@ -14,7 +14,7 @@ fn is_left_out() -> bool {
     refusal.is_some()
 }
 
-/// The bytes of the server's mapping that are in 2 MiB pages, by the kernel.
+/// Returns the bytes of the server's mapping that are in 2 MiB pages, by the kernel.
 fn mapped_huge(server: &ServerProcess, memory_mib: u64) -> u64 {
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", server.pid())).unwrap();
     let kib = |line: &str, name: &str| {

@@ -82,7 +82,7 @@ struct FenceAt {
 }
 
 impl FenceAt {
-    /// A fence that is not set.
+    /// Returns a fence that is not set.
     fn new(on_fence: impl Fn() + Send + Sync + 'static) -> Self {
         Self { chains_before: Arc::new(AtomicU64::new(u64::MAX)), on_fence: Arc::new(on_fence) }
     }

@@ -20,9 +20,9 @@ fn run(program: &str, arguments: &[&str]) -> CommandOutput {
 
 fn run_command(command: &mut Command) -> CommandOutput {
     command.env("HOME", "/nowhere").env_remove("FARSIDE_SERVER").stdin(Stdio::null());
-    let said = CommandOutput::of(command);
-    print!("{}", said.stderr);
-    said
+    let output = CommandOutput::of(command);
+    print!("{}", output.stderr);
+    output
 }
 
 /// Writes a config file with this text, which only its owner can read.
@@ -51,11 +51,11 @@ fn a_wrong_secret_is_refused() {
         for (secret, is_right) in [("open barley", false), ("open sesame", true)] {
             let text = format!("server = '{address}'\nsecret = '{secret}'\n");
             let file = config(folder.path(), "client.toml", &text);
-            let said = run(program, &[arguments, &["--config", file.to_str().unwrap()]].concat());
+            let output = run(program, &[arguments, &["--config", file.to_str().unwrap()]].concat());
             if is_right {
-                said.succeeded();
+                output.succeeded();
             } else {
-                said.expect_line(3, &[&address, "refused the connection", "wrong secret"]);
+                output.expect_line(3, &[&address, "refused the connection", "wrong secret"]);
             }
         }
     }
@@ -69,8 +69,8 @@ fn an_address_at_which_no_server_listens_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let unused = new_address(folder.path());
     for (program, arguments) in COMMANDS {
-        let said = run(program, &[arguments, &["--server", &unused]].concat());
-        said.expect_line(3, &["no server answers at", &unused, "is kv-server running there?"]);
+        let output = run(program, &[arguments, &["--server", &unused]].concat());
+        output.expect_line(3, &["no server answers at", &unused, "is kv-server running there?"]);
     }
 }
 
@@ -87,11 +87,11 @@ fn a_missing_device_is_reported() {
         false => &["built without RDMA", "--features verbs"],
     };
     for (program, arguments) in COMMANDS {
-        let said = run(program, &[arguments, &["--server", address]].concat());
-        said.expect_line(5, advice);
+        let output = run(program, &[arguments, &["--server", address]].concat());
+        output.expect_line(5, advice);
     }
-    let said = run("kv-server", &["--listen", address, "--memory", "16MiB"]);
-    said.expect_line(1, &[&["kv-server: "], advice].concat());
+    let output = run("kv-server", &["--listen", address, "--memory", "16MiB"]);
+    output.expect_line(1, &[&["kv-server: "], advice].concat());
 }
 
 #[test]

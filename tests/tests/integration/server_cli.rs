@@ -35,15 +35,15 @@ fn address(folder: &Path) -> String {
 fn a_socket_in_use_is_reported() {
     let running = ServerProcess::start("--memory 16MiB");
     running.session().put(b"key", b"value").unwrap();
-    let said = listen(&running.address());
-    said.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
+    let output = listen(&running.address());
+    output.expect_line(1, &["kv-server: ", "another server listens at", "kv.sock"]);
     let value = running.session().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
     // A socket in use by another program.
     let folder = tempfile::tempdir().unwrap();
     let _other = std::os::unix::net::UnixListener::bind(folder.path().join("kv.sock")).unwrap();
-    let said = listen(&address(folder.path()));
-    said.expect_line(1, &["another server listens at"]);
+    let output = listen(&address(folder.path()));
+    output.expect_line(1, &["another server listens at"]);
 }
 
 #[test]
@@ -51,8 +51,8 @@ fn a_path_that_cannot_be_a_socket_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kv.sock");
     fs::write(&file, "precious").unwrap();
-    let said = listen(&address(folder.path()));
-    said.expect_line(1, &["is not a socket"]);
+    let output = listen(&address(folder.path()));
+    output.expect_line(1, &["is not a socket"]);
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     let none = address(&folder.path().join("none"));
     listen(&none).expect_line(1, &["none/kv.sock", "create it first"]);
@@ -86,8 +86,8 @@ fn a_socket_in_a_write_protected_folder_is_refused() {
     fs::create_dir(&closed).unwrap();
     permit(&closed, 0o555);
     let line = format!("--listen {} --memory 16MiB", address(&closed));
-    let said = server_of_a_user(folder.path(), &line);
-    said.expect_line(1, &["closed/kv.sock", "may not write there"]);
+    let output = server_of_a_user(folder.path(), &line);
+    output.expect_line(1, &["closed/kv.sock", "may not write there"]);
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn files_of_another_user_are_refused() {
     for content in [&b""[..], b"region"] {
         fs::write(&region, content).unwrap();
         permit(&region, 0o666);
-        let said = start(&format!("--region-file {}", region.display()));
-        said.expect_line(1, &["open/region belongs to another user: chown it"]);
+        let output = start(&format!("--region-file {}", region.display()));
+        output.expect_line(1, &["open/region belongs to another user: chown it"]);
         assert_eq!(fs::read(&region).unwrap(), content);
     }
 }
@@ -126,14 +126,14 @@ fn more_memory_than_is_available_is_refused() {
     let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
     // 1.5 times this machine's memory, in whole GiB.
     let memory = format!("{}GiB", (total >> 19) * 3 / 4 + 1);
-    let said = server(&format!("--listen {} --memory {memory}", address(folder.path())));
-    said.expect_line(
+    let output = server(&format!("--listen {} --memory {memory}", address(folder.path())));
+    output.expect_line(
         1,
         &["kv-server: ", "GiB are more than the ", "of memory available", "ask for less"],
     );
 }
 
-/// A region file with one key, whose server has stopped.
+/// Returns a region file with one key, whose server has stopped.
 fn region_file() -> ServerProcess {
     let mut run = ServerProcess::start_with_file("--memory 16MiB");
     run.session().put(b"key", b"value").unwrap();
@@ -154,9 +154,9 @@ fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("file");
     fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
-    let said = start_on(&file, "");
-    said.expect_line(1, &["/file", "holds no region", "no magic"]);
-    assert_eq!(said.stderr.matches("no magic").count(), 1, "{}", said.stderr);
+    let output = start_on(&file, "");
+    output.expect_line(1, &["/file", "holds no region", "no magic"]);
+    assert_eq!(output.stderr.matches("no magic").count(), 1, "{}", output.stderr);
     let found = fs::metadata(&file).unwrap();
     assert_eq!((found.len(), found.blocks()), (16 << 20, 0));
 }
@@ -165,8 +165,8 @@ fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
 fn a_new_region_that_cannot_be_created_leaves_no_zeros() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("region");
-    let said = start_on(&file, "--memory 8MiB --index 1GiB");
-    said.expect_line(1, &["index = 1GiB", "at most \"2MiB\""]);
+    let output = start_on(&file, "--memory 8MiB --index 1GiB");
+    output.expect_line(1, &["index = 1GiB", "at most \"2MiB\""]);
     assert_eq!(fs::metadata(&file).map_or(0, |metadata| metadata.len()), 0);
 }
 
@@ -217,9 +217,9 @@ fn each_mistake_is_reported_in_one_line() {
         ),
         (&format!("--listen {listen} --region-file {absent}"), 1, &["not exist: create it first"]),
     ] {
-        let said = server(line);
-        said.expect_line(code, parts);
-        assert!(said.stderr.starts_with("kv-server: "), "{}", said.stderr);
+        let output = server(line);
+        output.expect_line(code, parts);
+        assert!(output.stderr.starts_with("kv-server: "), "{}", output.stderr);
     }
     assert!(!folder.path().join("kv.sock").exists(), "there is no socket after a refused start");
     for (text, parts) in [
@@ -269,6 +269,6 @@ fn an_index_size_for_an_existing_region_is_reported_as_unused() {
     running.terminate();
     let file = running.region_file();
     let arguments = format!("--index 64KiB --region-file {}", file.display());
-    let again = ServerProcess::start(&arguments);
-    assert!(again.log().contains("index = 64KiB is for new regions"), "{}", again.log());
+    let restarted = ServerProcess::start(&arguments);
+    assert!(restarted.log().contains("index = 64KiB is for new regions"), "{}", restarted.log());
 }

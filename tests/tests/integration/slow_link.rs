@@ -35,8 +35,8 @@ fn large_values_are_read_once_at_any_depth() {
     }
 }
 
-/// Makes so many GETs of the keys below `keys` in turn, as many at a time as the pipeline takes.
-/// Each must find a value of `bytes` bytes.
+/// Makes `gets` GETs of the keys below `keys` in turn, and fills the pipeline with them. Each must
+/// find a value of `bytes` bytes.
 pub(crate) fn get_in_turn(session: &mut Session, gets: u64, keys: u64, bytes: usize) {
     let mut pipeline = session.pipeline().unwrap();
     let mut started = 0;

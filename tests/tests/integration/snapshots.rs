@@ -100,9 +100,9 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
 fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     let server = ServerProcess::start("--memory 64MiB");
     let mut session = server.session();
-    let all: Vec<u8> = (0..=255).collect();
+    let every_byte: Vec<u8> = (0..=255).collect();
     let large: Vec<u8> = (0..1 << 20).map(|n: u32| (n ^ (n >> 8)) as u8).collect();
-    session.put(&all, &large).unwrap();
+    session.put(&every_byte, &large).unwrap();
     session.put(b"empty", b"").unwrap();
     let day = Duration::from_millis(86_400_001);
     let before = SystemTime::now();
@@ -119,14 +119,15 @@ fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     snapshot(&server, &file);
     std::thread::sleep(Duration::from_secs(2));
     let other = restored(&file, "32MiB");
-    let mut there = other.session();
-    assert_eq!(there.get(b"soon").unwrap(), None);
-    assert_eq!(there.get(&all).unwrap().unwrap().data, large);
-    assert_eq!(there.get(b"empty").unwrap().unwrap().data, b"");
-    assert_eq!(ends(&mut there), ends(&mut session));
-    let end = ends(&mut there).into_iter().find(|(key, _)| key == b"day").unwrap().1.unwrap();
+    let mut restored_session = other.session();
+    assert_eq!(restored_session.get(b"soon").unwrap(), None);
+    assert_eq!(restored_session.get(&every_byte).unwrap().unwrap().data, large);
+    assert_eq!(restored_session.get(b"empty").unwrap().unwrap().data, b"");
+    assert_eq!(ends(&mut restored_session), ends(&mut session));
+    let end =
+        ends(&mut restored_session).into_iter().find(|(key, _)| key == b"day").unwrap().1.unwrap();
     assert!((before + day..after + day).contains(&end), "to the millisecond");
-    assert!(there.store(b"day", b"3", Store::if_value(b"1")).unwrap());
+    assert!(restored_session.store(b"day", b"3", Store::if_value(b"1")).unwrap());
     // An existing file is replaced only with --force, and then as a whole.
     let name = file.to_str().unwrap();
     assert_eq!(server.cli(&["snapshot", name]).code, Some(2));
@@ -244,17 +245,17 @@ fn a_region_file_is_verified_without_a_server() {
     drop(session);
     let region = server.region_file();
     let verify = |path: &Path| {
-        let said = CommandOutput::of(command("kv-cli").args(["verify", "--region"]).arg(path));
-        (said.code, said.text().to_owned(), said.stderr)
+        let output = CommandOutput::of(command("kv-cli").args(["verify", "--region"]).arg(path));
+        (output.code, output.text().to_owned(), output.stderr)
     };
-    let (code, _, said) = verify(&region);
+    let (code, _, output) = verify(&region);
     assert!(
-        code == Some(5) && said.contains("a server uses") && said.lines().count() == 1,
-        "{said}"
+        code == Some(5) && output.contains("a server uses") && output.lines().count() == 1,
+        "{output}"
     );
     server.kill();
-    let (code, report, said) = verify(&region);
-    assert!(code == Some(0) && report.contains("keys        1000"), "{report}{said}");
+    let (code, report, output) = verify(&region);
+    assert!(code == Some(0) && report.contains("keys        1000"), "{report}{output}");
     assert!(verify(Path::new("/nonexistent/region")).2.contains("cannot open"));
     let pipe = server.folder().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -277,9 +278,9 @@ fn a_region_file_is_verified_without_a_server() {
         .unwrap();
     bytes[word + 4] |= 63;
     std::fs::write(&region, &bytes).unwrap();
-    let (code, report, said) = verify(&region);
+    let (code, report, output) = verify(&region);
     assert!(code == Some(4) && report.contains("DAMAGE"), "{report}");
-    assert!(said.contains("--restore"), "{said}");
+    assert!(output.contains("--restore"), "{output}");
     assert_eq!(std::fs::read(&region).unwrap(), bytes, "verify changed the file");
     server.start_again();
     server.wait_for_log(&format!("kv-cli verify --region {}", region.display()));

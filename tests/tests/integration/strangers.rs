@@ -23,7 +23,7 @@ mod false_socket;
 #[cfg(feature = "verbs")]
 mod imposter;
 
-/// Random bytes, or valid ones that are truncated or have a flipped bit.
+/// Returns random bytes, or valid ones that are truncated or have a flipped bit.
 fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
     let mut bytes = valid.to_vec();
     match random.random_range(0..3) {
@@ -37,7 +37,7 @@ fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
     bytes
 }
 
-/// The server's refusal of these bytes as a request; `None` if it accepts them.
+/// Returns the server's refusal of these bytes as a request; `None` if it accepts them.
 fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
     let target: Address = server.parse().unwrap();
     let reply = match target.resolve().unwrap().first() {
@@ -85,7 +85,7 @@ fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
     ConnectOptions { address, role, token, timeout, rdma: Options::default() }
 }
 
-/// A server with a secret, and options that connect to it.
+/// Returns a server with a secret, and options that connect to it.
 fn guarded() -> (ServerProcess, ConnectOptions) {
     let config = "secret = 'secret'\nlog_level = 'debug'\n";
     let server = ServerProcess::start_with_config(config, "--memory 16MiB");
@@ -96,7 +96,7 @@ fn guarded() -> (ServerProcess, ConnectOptions) {
 /// The size of the region of a false server.
 const REGION_BYTES: u64 = 8 << 20;
 
-/// The welcome that a real server sends over a socket.
+/// Returns the welcome that a real server sends over a socket.
 fn false_welcome() -> Welcome {
     Welcome {
         client_id: 3,
@@ -111,7 +111,7 @@ fn false_welcome() -> Welcome {
     }
 }
 
-/// A client with the secret; checks that it is served.
+/// Returns a client with the secret; checks that it is served.
 fn legitimate_client(server: &ServerProcess) -> farside::Client {
     let client = server.client_builder().secret("secret").connect().unwrap();
     client.session().unwrap().put(b"key", b"value").unwrap();

@@ -12,14 +12,14 @@ use farside_tests::{
 };
 use rustix::process::Signal;
 
-/// A server with so many keys that a signal arrives while they are written to a file.
+/// Returns a server with so many keys that a signal arrives while they are written to a file.
 fn with_many_keys() -> ServerProcess {
     let server = ServerProcess::start("--memory 96MiB");
     fill(&mut server.session(), 0..20_000, |key| self_describing::value(key, 0, 0, 1000));
     server
 }
 
-/// A server with so many keys that a signal arrives while they are restored.
+/// Returns a server with so many keys that a signal arrives while they are restored.
 fn with_very_many_keys() -> ServerProcess {
     let server = ServerProcess::start("--memory 96MiB");
     let mut session = server.session();
@@ -47,15 +47,15 @@ fn an_unfinished_snapshot_or_dump_is_removed() {
         let child = server.command("kv-cli").arg(what).arg(&to).spawn().unwrap();
         wait_until("it has begun", TEST_TIMEOUT, || !names(folder.path()).is_empty());
         send_signal(&child, Signal::TERM);
-        let said = CommandOutput::new(child.wait_with_output().unwrap());
-        said.expect_line(143, &["kv-cli: cannot write ", name, "stopped by SIGTERM"]);
+        let output = CommandOutput::new(child.wait_with_output().unwrap());
+        output.expect_line(143, &["kv-cli: cannot write ", name, "stopped by SIGTERM"]);
         assert_eq!(names(folder.path()), [""; 0]);
         let mut limited = Command::new("sh");
         // At most 1 MiB, whatever the shell counts in.
         limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(binary("kv-cli"));
         limited.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
-        let said = CommandOutput::of(&mut limited);
-        said.expect_line(5, &["kv-cli: cannot write ", name, "File too large"]);
+        let output = CommandOutput::of(&mut limited);
+        output.expect_line(5, &["kv-cli: cannot write ", name, "File too large"]);
         assert_eq!(names(folder.path()), [""; 0]);
     }
 }

@@ -5,28 +5,28 @@
 use farside::{Counters, Exchange, Session};
 use farside_tests::{ServerProcess, fill};
 
-/// The fabric's counts for one call.
+/// Returns the fabric's counts for one call.
 fn cost(session: &mut Session, call: impl FnOnce(&mut Session)) -> Counters {
     let before = session.counters();
     call(session);
     session.counters() - before
 }
 
-/// The `(round trips, READs, WRITEs, CASs)` of one call.
+/// Returns the `(round trips, READs, WRITEs, CASs)` of one call.
 fn price(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
     let cost = cost(session, call);
     assert_eq!(cost.doorbells, cost.round_trips);
     (cost.round_trips, cost.reads, cost.writes, cost.compare_swaps)
 }
 
-/// The price of a call on an existing key without a cached location.
+/// Returns the price of a call on an existing key without a cached location.
 fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
     session.clear_cache();
     price(session, call)
 }
 
-/// A server with room for all keys from the start: a split costs round trips to the operation that
-/// meets it.
+/// Returns a server with room for all keys from the start: a split costs round trips to the
+/// operation that meets it.
 fn server() -> ServerProcess {
     ServerProcess::start("--memory 32MiB --index 4MiB")
 }

@@ -65,7 +65,7 @@ impl Interceptor<ShmFabric> for TestClock {
         }
     }
 
-    /// Waits for real: an operation waits only for the server's blocks.
+    /// Waits in real time: an operation waits only for the server's blocks.
     fn wait(&mut self, fabric: &mut ShmFabric, lane: LaneId, until: Nanos) {
         fabric.wait(lane, fabric.now() + until - self.clock.now.get());
     }
@@ -91,12 +91,12 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// The same client, on another key.
+    /// Returns the same client, on another key.
     fn at(self, key: u64) -> Self {
         Self { key, ..self }
     }
 
-    /// The same client, with an empty cache.
+    /// Returns the same client, with an empty cache.
     fn uncached(self) -> Self {
         self.engine.region.cache.clear();
         self
@@ -149,7 +149,7 @@ impl Bench<'_> {
         })
     }
 
-    /// The size of the value that a GET finds.
+    /// Returns the size of the value that a GET finds.
     fn found_bytes(self) -> usize {
         let (found, _) = self.run(VALUE, async |operation| operation.get().await);
         found.unwrap().value_bytes as usize

@@ -36,7 +36,7 @@ fn subtable<F: Fabric>(engine: &TestEngine<F>, prefix: u32) -> u64 {
     engine.region.directory().subtable(prefix << (32 - DEPTH)).offset
 }
 
-/// The sorted keys of a scan.
+/// Returns the sorted keys of a scan.
 fn scanned(session: &mut Session) -> Vec<Vec<u8>> {
     let mut keys: Vec<_> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
     keys.sort_unstable();

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use super::command::process_with_file;
 use super::*;
 
-/// A descriptor whose last copy takes a minute to close, and its peer, which does not read.
+/// Returns a descriptor whose last copy takes a minute to close, and its peer, which does not read.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -125,7 +125,8 @@ fn one_user_does_not_take_all_client_ids() {
     drop((write().unwrap(), write().unwrap(), taken));
 }
 
-/// A connection that is slow to send its hello stays open, whatever another user does.
+/// A connection that is slow to send its hello stays open, however many connections another user
+/// opens.
 #[test]
 fn silent_connections_of_one_user_close_only_connections_of_that_user() {
     if left_out_without_root("it takes two users") {

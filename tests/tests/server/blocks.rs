@@ -129,11 +129,11 @@ fn the_server_reads_no_requests_of_a_client_that_reads_no_answers() {
     let (good, not_reading) = (folder.writer(), folder.writer());
     let mut bytes = Vec::new();
     Request::TakeBlocks { class: class(64), count: 4096 }.encode(&mut bytes);
-    let mut asked = 0;
+    let mut requests_sent = 0;
     let mut is_full = false;
     loop {
         match not_reading.connection.send(&bytes, None) {
-            Ok(()) => (asked, is_full) = (asked + 1, false),
+            Ok(()) => (requests_sent, is_full) = (requests_sent + 1, false),
             // The socket is still full a while later: the server does not read from it.
             Err(_) if is_full => break,
             Err(error) => {
@@ -145,13 +145,13 @@ fn the_server_reads_no_requests_of_a_client_that_reads_no_answers() {
     }
     assert_eq!(good.statistics().clients_lost, 0, "no client is fenced");
     assert!(!good.take(class(1000), 1).is_empty());
-    for _ in 0..asked {
+    for _ in 0..requests_sent {
         assert!(matches!(not_reading.receive(), Some(ServerMessage::Blocks { .. })));
     }
     assert_eq!(not_reading.statistics().clients, 2);
 }
 
-/// The number of blocks that are not with the depot.
+/// Returns the number of blocks that are not with the depot.
 fn blocks_out(client: &Client) -> u64 {
     client.statistics().classes.iter().map(|class| class.blocks - class.blocks_free).sum()
 }
@@ -236,8 +236,8 @@ fn after_a_restart_a_fresh_block_has_the_generation_after_its_headers() {
     client.place_word(slot, class, FreeBlock { generation: 7, ..block }, |word| word.emptied());
     server.stop();
     let _server = folder.start();
-    let again = folder.writer().take(class, 1)[0];
-    assert_eq!(again, FreeBlock { generation: 8, ..block });
+    let retaken = folder.writer().take(class, 1)[0];
+    assert_eq!(retaken, FreeBlock { generation: 8, ..block });
     let header = HeaderWord::from_bits(client.region.load(block.address.offset()).unwrap());
     assert_eq!(header.generation, 7);
 }

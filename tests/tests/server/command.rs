@@ -1,5 +1,5 @@
 //! The `kv-server` process: how it starts and stops. The integration tests' `server_cli.rs` covers
-//! what it refuses.
+//! starts that it refuses.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -10,14 +10,14 @@ use rustix::process::Signal;
 
 use super::*;
 
-/// A `kv-server` process in the test's folder, once it serves.
+/// Returns a `kv-server` process in the test's folder, once it serves.
 pub(super) fn process(folder: &TestFolder, arguments: &str) -> ServerProcess {
     let server = ServerProcess::spawn_in(folder.dir.path(), arguments, |command| command);
     server.wait_for_log("serving");
     server
 }
 
-/// The same, with the region file in the test's folder.
+/// Returns a `kv-server` process with the region file in the test's folder, once it serves.
 pub(super) fn process_with_file(folder: &TestFolder) -> ServerProcess {
     process(folder, &format!("--memory 8MiB --region-file {}", folder.region_file().display()))
 }

@@ -1,5 +1,5 @@
-//! Proves that the server does not follow, wait for, or remove what another user put under a name
-//! that the server invents. A region must belong to the server's own user.
+//! Proves that the server does not follow, wait for, or remove a file that another user put under a
+//! name that the server chooses itself. A region must belong to the server's own user.
 //!
 //! Guards against links in a folder that all users can write to. Without the checks such a link
 //! makes the server remove any file, or create one anywhere.

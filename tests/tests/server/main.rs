@@ -61,7 +61,8 @@ impl TestFolder {
         Self { dir, config }
     }
 
-    /// A folder whose configuration has a region file, so that the region survives the server.
+    /// Returns a folder whose configuration has a region file, so that the region survives the
+    /// server.
     fn with_file() -> Self {
         let mut folder = Self::new();
         folder.config.region_file = Some(folder.region_file());
@@ -123,14 +124,15 @@ fn answer(connection: &Connection, request: &[u8]) -> Option<Result<(Welcome, Ow
     Some(reply.map(|welcome| (welcome, descriptor.unwrap())))
 }
 
-/// A server with the usual configuration, and its folder.
+/// Returns a server with the usual configuration, and its folder.
 fn serving() -> (TestFolder, Server) {
     let folder = TestFolder::new();
     let server = folder.start();
     (folder, server)
 }
 
-/// The subtables that splits can make, from this depth on: their prefixes, and the prefixes' bits.
+/// Returns the subtables that splits can make, from this depth on: their prefixes, and the
+/// prefixes' bits.
 fn subtables_from(depth: u8) -> impl Iterator<Item = (u32, u8)> {
     (depth..31).flat_map(|depth| (0..1 << depth).map(move |prefix| (prefix, depth)))
 }
@@ -297,7 +299,7 @@ impl Client {
     }
 }
 
-/// The connect request of a client without a secret.
+/// Returns the connect request of a client without a secret.
 fn hello(role: Role) -> [u8; REQUEST_BYTES_MAX] {
     ConnectRequest { role, purpose: Purpose::Control, token: Token::NONE }.encode()
 }

@@ -46,12 +46,12 @@ fn linked_blocks_stay_linked_and_unfinished_slots_are_emptied() {
     }
     assert!(taken.iter().all(|block| block.address != blocks[0].address));
     for block in &blocks[1..] {
-        let again = FreeBlock { generation: block.generation.wrapping_add(1), ..*block };
-        assert!(taken.contains(&again), "{block:?} is free again");
+        let reused = FreeBlock { generation: block.generation.wrapping_add(1), ..*block };
+        assert!(taken.contains(&reused), "{block:?} is free again");
     }
 }
 
-/// A few damaged bits are reported or tolerated: so little gets past the first checks.
+/// A few damaged bits pass the first checks. The server then reports or tolerates them.
 #[test]
 fn a_few_damaged_bits_cause_no_panic() {
     let folder = TestFolder::with_file();
@@ -211,7 +211,7 @@ fn damaged_regions_are_refused_with_the_location_of_the_damage() {
     assert!(line.contains("chunk 3"), "{line}");
 }
 
-/// The offset of the index's place for a subtable with this number.
+/// Returns the offset of the index's place for a subtable with this number.
 fn place_offset(client: &Client, number: u64) -> u64 {
     client.geometry().chunk_offset(0).unwrap() + number * SUBTABLE_BYTES
 }
@@ -245,7 +245,7 @@ fn a_word_in_a_free_place_is_cleared_unless_its_row_is_in_use() {
     assert_eq!(client.word(slot), live);
 }
 
-/// The checker's problems with the region while no server runs, one a line.
+/// Returns the checker's problems with the region while no server runs, one a line.
 fn region_problems(client: &Client) -> String {
     let endpoint = Endpoint::new(ShmFabric::new(client.region.clone(), None, 1), 1);
     let report = check(&endpoint, LaneId(0), REGION_BYTES, (Scope::File, true), &mut ());

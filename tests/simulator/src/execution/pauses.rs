@@ -12,7 +12,7 @@ impl Execution<'_> {
         self.sessions[client].endpoint().fabric().clock.stopped_at.is_some()
     }
 
-    /// The clients that can be paused now.
+    /// Returns the clients that can be paused now.
     pub(super) fn pausable(&self) -> impl Iterator<Item = usize> {
         let scenario = self.prepared.scenario;
         let left = self.events.pauses < scenario.limits.pauses;

@@ -56,12 +56,12 @@ impl Execution<'_> {
         }
     }
 
-    /// A hash of the depot's history, if there is a depot.
+    /// Returns a hash of the depot's history, if there is a depot.
     fn depot(&self) -> u64 {
         self.world.borrow().depot.as_ref().map_or(0, |depot| depot.borrow().state)
     }
 
-    /// A hash of the clients' shared location cache, if there is one.
+    /// Returns a hash of the clients' shared location cache, if there is one.
     fn locations(&self) -> u64 {
         let scripts = self.prepared.scenario.clients.iter();
         let sharing = scripts.zip(&self.sessions).find(|(script, _)| script.shares);

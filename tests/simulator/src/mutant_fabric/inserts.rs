@@ -12,7 +12,7 @@ use crate::mutant_fabric::splits::nothing;
 use crate::mutant_fabric::{MutantFabric, swaps};
 use crate::region::{hash, keys};
 
-/// Returns an EMPTY word as it is after so many more incarnations.
+/// Returns the EMPTY word that follows `word` after this number of incarnations.
 pub(crate) fn later(word: u64, incarnations: u64) -> u64 {
     let block = SlotWord::default().block().expect("there is a class 0");
     let next = |word: SlotWord, _| word.pending(0, block).emptied();

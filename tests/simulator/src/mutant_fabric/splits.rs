@@ -36,7 +36,7 @@ fn is_released(header: u64) -> bool {
     local_depth > 0 && filling == 0
 }
 
-/// A verb that does nothing.
+/// Returns a verb that does nothing.
 pub(crate) fn nothing(remote: u64) -> Verb {
     Verb::Read { remote, into: Buffer::NewBlock, bytes: 0 }
 }

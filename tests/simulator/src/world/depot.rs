@@ -75,7 +75,7 @@ impl RegionAccess for WorldMemory<'_> {
 }
 
 impl SimDepot {
-    /// A depot with all blocks of the last chunk except key 0's.
+    /// Returns a depot with all blocks of the last chunk except key 0's.
     pub(crate) fn new(region: &SimRegion, mutant: Option<Mutant>, now: Nanos) -> Self {
         let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(region.class)];
         let mut options = DepotOptions::new(GRACE_NS, 0);
@@ -83,8 +83,9 @@ impl SimDepot {
             options.chunk_rest = GRACE_NS;
         }
         let mut depot = Depot::new(region.geometry, &uses, options, now);
-        depot.note_linked(region.first_block(), now).expect("a block of the depot's");
-        let entries = (0..).zip(uses).map(|(chunk, of)| (chunk, ChunkEntry::new(of))).collect();
+        depot.link(region.first_block(), now).expect("a block of the depot's");
+        let entries =
+            (0..).zip(uses).map(|(chunk, chunk_use)| (chunk, ChunkEntry::new(chunk_use))).collect();
         let start = region.first_block().address.offset() - region.class.block_bytes();
         let entries = RefCell::new(entries);
         Self { depot, entries, mutant, chunk: start..start + CHUNK_BYTES, state: 0 }

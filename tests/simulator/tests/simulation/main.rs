@@ -33,7 +33,7 @@ const GRACE_NS: u64 = GRACE_MS as u64 * 1_000_000;
 const OPS: [Op; 6] =
     [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Update(0), Op::Delete(0), Op::Exchange(0, "i0")];
 
-/// The processor time of this thread, in seconds.
+/// Returns the processor time of this thread, in seconds.
 fn core_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9

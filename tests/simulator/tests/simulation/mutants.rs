@@ -42,12 +42,13 @@ pub(crate) fn assert_caught_of_server(mutant: Mutant, scenario: Scenario) -> Box
     assert_caught(scenario.clone().server_mutant(mutant), scenario)
 }
 
-/// A client with one free block. It uses the block, and then the block that it has unlinked.
+/// Returns a client with one free block. It uses the block, and then the block that it has
+/// unlinked.
 pub(crate) fn reuses_block() -> Script {
     client().blocks(1).knows(0).put(0).put(0)
 }
 
-/// A PUT, a GET that reads the window, and a GET that has cached the key's former location.
+/// Returns a PUT, a GET that reads the window, and a GET that has cached the key's former location.
 fn put_beside_gets() -> Scenario {
     let scenario = Scenario::new().stored(0).client(client().knows(0).put(0));
     scenario.client(client().get(0)).client(client().knows(0).get(0))

@@ -81,7 +81,7 @@ impl Running {
         self.read("pid")?.trim().parse().ok()
     }
 
-    /// The command's output so far, of both streams.
+    /// Returns the command's output so far, of both streams.
     pub(crate) fn output(&self) -> String {
         self.read("output").unwrap_or_default()
     }

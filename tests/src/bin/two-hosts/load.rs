@@ -124,7 +124,7 @@ impl Load {
         }
     }
 
-    /// The time of the slowest call, including calls under way.
+    /// Returns the time of the slowest call, including calls under way.
     pub(crate) fn slowest(&self) -> Duration {
         let now = self.clock.now_ns();
         let slowest_ns = |progress: &Arc<Progress>| {
@@ -135,7 +135,7 @@ impl Load {
         Duration::from_nanos(self.progress.iter().map(slowest_ns).max().unwrap_or(0))
     }
 
-    /// The figures so far, for the test's output.
+    /// Returns the figures so far, for the test's output.
     pub(crate) fn describe(&self) -> String {
         format!(
             "{} done, {} Unreachable, {} Indeterminate, {} Contended, slowest call {:.2} s",
@@ -162,7 +162,7 @@ impl Load {
         Finished { client: self.client.clone(), workers, figures, slowest }
     }
 
-    /// The same; panics if a call took longer than `call_max`.
+    /// Ends all sessions, as [`Load::stop`] does. Panics if a call took longer than `call_max`.
     pub(crate) fn stop_within(self, call_max: Duration) -> Finished {
         let finished = self.stop();
         assert!(finished.slowest <= call_max, "over {call_max:?}: {}", finished.figures);
@@ -177,7 +177,7 @@ impl Drop for Load {
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub(crate) fn reason(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
@@ -192,7 +192,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    /// The operations of all sessions on the counters.
+    /// Returns the operations of all sessions on the counters.
     pub(crate) fn seen(&self) -> Vec<Observation> {
         self.workers.iter().flat_map(|worker| worker.seen.iter().copied()).collect()
     }

@@ -25,7 +25,7 @@ fn main() {
 }
 
 /// Runs all scenarios, or those whose names contain one of `names`. Prints one line for each, and
-/// how many passed.
+/// the number that passed.
 fn test(names: &[String]) {
     let mut world = scenarios::World::new();
     let (mut passed, mut failed) = (0, 0);
@@ -36,9 +36,9 @@ fn test(names: &[String]) {
         let outcome = catch_unwind(AssertUnwindSafe(|| scenario(&mut world)));
         let seconds = started.elapsed().as_secs_f64();
         match outcome {
-            Ok(said) => {
+            Ok(summary) => {
                 passed += 1;
-                println!("ok     {name} ({seconds:.1} s): {said}");
+                println!("ok     {name} ({seconds:.1} s): {summary}");
             }
             Err(panic) => {
                 failed += 1;

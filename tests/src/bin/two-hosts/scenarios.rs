@@ -25,7 +25,7 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("a stopped server", stopped_server),
     ("kill -9 of a client", killed_client),
     ("a client's host freezes and thaws", frozen_client_host),
-    ("a stopped client, whose device goes on", stopped_client),
+    ("a stopped client, whose device continues", stopped_client),
     ("power-off of a client's host", dead_client_host),
     ("power-off of the server's host", dead_server_host),
 ];
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// The logs of all servers so far.
+    /// Returns the logs of all servers so far.
     pub(crate) fn log(&self) -> String {
         let present = self.server.as_ref().map(Running::output).unwrap_or_default();
         format!("{}{present}", self.former_logs)
@@ -120,8 +120,8 @@ impl World {
         load
     }
 
-    /// The number of clients that servers lost. A dead host shows by a failed probe, or by an
-    /// answer that it did not take.
+    /// Returns the number of clients that servers lost. A dead host shows by a failed probe, or by
+    /// an answer that it did not take.
     fn lost(&self) -> usize {
         self.log().matches("lost a client").count()
     }
@@ -184,7 +184,7 @@ impl World {
 /// The ledger's path: each client host has its own, in memory.
 const LEDGER: &str = "/dev/shm/ledger";
 
-/// A binary beside this one.
+/// Returns a binary beside this one.
 fn program(name: &str) -> PathBuf {
     std::env::current_exe().unwrap().with_file_name(name)
 }
@@ -218,7 +218,7 @@ fn two_client_hosts(world: &mut World) -> String {
     let here = finished.seen().into_iter().filter(|seen| seen.is_increment);
     let here: Vec<(u64, u64)> = here.map(|seen| (seen.counter, seen.value)).collect();
     assert!(!here.is_empty() && !elsewhere.is_empty(), "{} and {}", here.len(), elsewhere.len());
-    let said = format!(
+    let summary = format!(
         "{}; elsewhere {}; {} and {} increments",
         finished.figures,
         output.lines().last().unwrap_or_default(),
@@ -228,7 +228,7 @@ fn two_client_hosts(world: &mut World) -> String {
     counters::check_unique(here.into_iter().chain(elsewhere)).unwrap();
     world.check(finished);
     assert_eq!(world.lost(), lost, "every client signs off");
-    said
+    summary
 }
 
 fn killed_server(world: &mut World) -> String {
@@ -291,16 +291,16 @@ fn stopped_server(world: &mut World) -> String {
 
 fn killed_client(world: &mut World) -> String {
     let mut load = world.load();
-    let mut said = Vec::new();
+    let mut summary = Vec::new();
     for _ in 0..2 {
         let other = world.load_elsewhere("churn", 600);
         let lost = world.lost();
         world.other_host.signal("KILL", &other);
-        said.push(format!("{:.2} s", world.wait_for_loss(lost).as_secs_f64()));
+        summary.push(format!("{:.2} s", world.wait_for_loss(lost).as_secs_f64()));
     }
     load.wait_for(1, CALL_MAX);
     world.read_ledger_elsewhere();
-    format!("noticed after {}; others: {}", said.join(", "), world.finish(load, CALL_MAX))
+    format!("noticed after {}; others: {}", summary.join(", "), world.finish(load, CALL_MAX))
 }
 
 /// The host stays frozen for half a minute after the loss: longer than any of its proofs lasts.
@@ -309,20 +309,20 @@ fn frozen_client_host(world: &mut World) -> String {
         std::thread::sleep(Duration::from_secs(30));
         host.power("thaw");
     };
-    let said = paused_client(world, |host, _| host.power("freeze"), thaw);
+    let summary = paused_client(world, |host, _| host.power("freeze"), thaw);
     // A network card would still answer probes: only the scenario of a stopped client shows that.
-    format!("{said}; its soft-RoCE device froze with it, which a network card would not")
+    format!("{summary}; its soft-RoCE device froze with it, which a network card would not")
 }
 
 /// The device of a stopped client answers probes: only the silence of its process shows the stop.
 fn stopped_client(world: &mut World) -> String {
     let (lost, logged) = (world.lost(), world.log().len());
     let stop = |host: &Guest, client: &Running| host.signal("STOP", client);
-    let said = paused_client(world, stop, |host, client| host.signal("CONT", client));
+    let summary = paused_client(world, stop, |host, client| host.signal("CONT", client));
     let log = world.log()[logged..].to_owned();
     assert!(log.contains("its process did not answer for"), "{log}");
     assert_eq!(world.lost(), lost + 1, "a client that was not stopped is lost: {log}");
-    said
+    summary
 }
 
 fn paused_client(
@@ -362,7 +362,7 @@ fn dead_server_host(world: &mut World) -> String {
     world.server_host.power("kill");
     load.wait_for_unreachable(TEST_TIMEOUT);
     let finished = load.stop_within(dead_host_max());
-    let said = finished.figures.clone();
+    let summary = finished.figures.clone();
     let started = Instant::now();
     drop(finished);
     let client_took = started.elapsed();
@@ -376,7 +376,7 @@ fn dead_server_host(world: &mut World) -> String {
     let error = Client::builder().server(&format!("rdma://{ADDRESS}")).connect().map(drop);
     assert!(matches!(error, Err(Error::Connect(Unreachable { .. }))), "{error:?}");
     format!(
-        "{said}; the client ended in {client_took:?}; kv-cli after {:.1} s: {line}",
+        "{summary}; the client ended in {client_took:?}; kv-cli after {:.1} s: {line}",
         cli_took.as_secs_f64()
     )
 }

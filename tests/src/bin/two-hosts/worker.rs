@@ -44,22 +44,22 @@ pub(crate) struct Worker {
     pub(crate) seen: Vec<Observation>,
 }
 
-/// The name of a key that a session alone writes.
+/// Returns the name of a key that a session alone writes.
 pub(crate) fn own_name(writer: u64, key: u64) -> u64 {
     writer << 32 | (key + 1)
 }
 
-/// The name of a counter.
+/// Returns the name of a counter.
 pub(crate) fn counter_name(counter: u64) -> String {
     format!("counter {counter}")
 }
 
-/// The value of a counter; 0 if it is absent.
+/// Returns the value of a counter; 0 if it is absent.
 pub(crate) fn number(value: Option<&[u8]>) -> u64 {
     value.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
 }
 
-/// The count that a value of an own key was written with.
+/// Returns the count that a value of an own key was written with.
 fn count_of(value: &[u8]) -> u64 {
     u64::from_le_bytes(value[16..24].try_into().unwrap())
 }

@@ -12,7 +12,7 @@ const NEW_VALUE_BYTES: usize = 20;
 /// The lengths of a dozen keys' values. Each key shares its window with others.
 const LENGTHS: [usize; 12] = [24, 0, 1, 7, 32, 33, 100, 500, 1000, 4096, 20_000, 100_000];
 
-/// A region with one subtable, whose windows are well filled.
+/// Returns a region with one subtable, whose windows are well filled.
 fn crowded() -> (Scene, Vec<Sample>) {
     let scene = Scene::new(&format!("--memory 32MiB --index 8KiB --grace-ms {GRACE_MS_MAX}"));
     let mut session = scene.cold();
@@ -42,7 +42,7 @@ struct Trial<'s> {
     sample: &'s Sample,
     new: Vec<u8>,
     sessions: [(&'static str, Session); 2],
-    looker: Session,
+    cold_session: Session,
     tally: Tally,
 }
 
@@ -70,14 +70,20 @@ impl<'s> Trial<'s> {
     fn new(scene: &'s Scene, sample: &'s Sample) -> Self {
         let sessions = [("cached", scene.warm()), ("uncached", scene.cold())];
         let new = value(99, 1, NEW_VALUE_BYTES);
-        let mut trial =
-            Self { scene, sample, new, sessions, looker: scene.cold(), tally: Tally::default() };
-        trial.settle();
+        let mut trial = Self {
+            scene,
+            sample,
+            new,
+            sessions,
+            cold_session: scene.cold(),
+            tally: Tally::default(),
+        };
+        trial.cache_undamaged_location();
         trial
     }
 
     /// Lets the session with a cache cache the undamaged location again.
-    fn settle(&mut self) {
+    fn cache_undamaged_location(&mut self) {
         for (_, session) in &mut self.sessions {
             session.clear_cache();
             let found = session.get(&self.sample.key).unwrap().unwrap();
@@ -86,7 +92,7 @@ impl<'s> Trial<'s> {
     }
 
     /// GETs with this bit flipped; returns the result of the session without a cache.
-    fn look(&mut self, at: Bit) -> Result<bool> {
+    fn get_with_flipped_bit(&mut self, at: Bit) -> Result<bool> {
         self.scene.flip(at);
         let Sample { key, value } = self.sample;
         let what = format!("{at:?}, cached GET");
@@ -98,10 +104,10 @@ impl<'s> Trial<'s> {
             ),
             "{what}"
         );
-        let seen = get(&mut self.looker, key, &[value], &format!("{at:?}, uncached GET"));
+        let seen = get(&mut self.cold_session, key, &[value], &format!("{at:?}, uncached GET"));
         self.scene.flip(at);
         // After the repair, a location cached under damage must do no harm either.
-        let what = format!("{at:?}, GET after it was undone");
+        let what = format!("{at:?}, GET after the repair");
         assert!(matches!(get(&mut self.sessions[0].1, key, &[value], &what), Ok(true)), "{what}");
         self.tally.add(&seen);
         seen
@@ -134,9 +140,9 @@ impl<'s> Trial<'s> {
                 let seen = get(session, key, &allowed, &what);
                 self.tally.add(&seen);
                 let what = format!("{what}, GET by another");
-                let _ = get(&mut self.looker, key, &allowed, &what);
+                let _ = get(&mut self.cold_session, key, &allowed, &what);
                 saved.restore(&self.scene.region);
-                self.settle();
+                self.cache_undamaged_location();
             }
         }
     }
@@ -171,7 +177,7 @@ fn each_window_bit(attempt: impl Fn(&mut Trial<'_>, Bit)) {
 
 #[test]
 fn a_get_with_a_flipped_bit_in_the_window_returns_no_wrong_value() {
-    each_window_bit(|trial, at| drop(trial.look(at)));
+    each_window_bit(|trial, at| drop(trial.get_with_flipped_bit(at)));
 }
 
 #[test]
@@ -190,7 +196,7 @@ fn a_flipped_bit_in_a_block_is_an_error_except_in_the_mark() {
         let payload = bits(start + BLOCK_HEADER_BYTES, (used - BLOCK_HEADER_BYTES).div_ceil(8));
         let sampled = payload.step_by((used / 100).max(1) as usize);
         for at in header.chain(sampled).step_by(step) {
-            let seen = trial.look(at);
+            let seen = trial.get_with_flipped_bit(at);
             let byte = at.offset + u64::from(at.bit / 8);
             let covered = (start + 4..start + used).contains(&byte);
             let expected = if covered { seen.is_err() } else { matches!(seen, Ok(true)) };
@@ -213,7 +219,7 @@ fn a_flipped_bit_in_the_superblock_refuses_new_sessions_and_disturbs_no_old_one(
     let mut trial = Trial::new(&scene, sample);
     let superblock_words = INCARNATION_OFFSET / 8 + 2;
     for at in bits(0, superblock_words) {
-        assert!(matches!(trial.look(at), Ok(true)), "{at:?}");
+        assert!(matches!(trial.get_with_flipped_bit(at), Ok(true)), "{at:?}");
         scene.flip(at);
         let what = format!("{at:?}, connecting");
         let connected = timed(&what, || scene.server.client_builder().connect());
@@ -237,7 +243,10 @@ fn a_flipped_bit_in_the_directory_is_noticed() {
     let mut trial = Trial::new(&scene, sample);
     let window = scene.window(&sample.key);
     for at in bits(scene.directory_entry(scene.hash(&sample.key)), 1) {
-        assert!(matches!(trial.look(at), Ok(true)), "{at:?}: an old copy is as good");
+        assert!(
+            matches!(trial.get_with_flipped_bit(at), Ok(true)),
+            "{at:?}: an old copy is as good"
+        );
         scene.flip(at);
         if let Ok(mut session) = timed(&format!("{at:?}, connecting"), || client.session()) {
             let what = format!("{at:?}, a new session");
@@ -250,7 +259,7 @@ fn a_flipped_bit_in_the_directory_is_noticed() {
         assert_eq!(scene.window(&sample.key), window);
         let mut session = scene.cold();
         session.put(&sample.key, &sample.value).unwrap();
-        trial.settle();
+        trial.cache_undamaged_location();
     }
     scene.server.assert_verifies();
 }

@@ -20,14 +20,14 @@ pub(super) fn start_briefly(file: &Path) -> String {
     wait_until("it serves or refuses", Duration::from_secs(20), || {
         server.has_exited() || server.log().contains("serving")
     });
-    let said = server.log();
-    assert!(!said.contains("panicked"), "{said}");
-    let last = said.lines().last().unwrap_or_default();
-    assert!(last.starts_with("kv-server: ") || said.contains("serving"), "{said}");
-    said
+    let log = server.log();
+    assert!(!log.contains("panicked"), "{log}");
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.starts_with("kv-server: ") || log.contains("serving"), "{log}");
+    log
 }
 
-/// A region with a hundred keys, whose server stopped cleanly.
+/// Returns a region with a hundred keys, whose server stopped cleanly.
 fn region(arguments: &str) -> ServerProcess {
     let mut server = ServerProcess::start_with_file(arguments);
     fill(&mut server.session(), 0..100, |n| value(n, 0, 100));
@@ -56,9 +56,9 @@ fn an_unfinished_split_that_leads_to_other_subtables_is_refused() {
         content[subtable(parent) as usize..][..header.as_bytes().len()]
             .copy_from_slice(header.as_bytes());
         std::fs::write(server.region_file(), &content).unwrap();
-        let said = start_briefly(&server.region_file());
-        let has_refused = said.contains("damaged") && said.lines().count() == 1;
-        assert!(has_refused, "{parent} to {new:?}: {said}");
+        let log = start_briefly(&server.region_file());
+        let has_refused = log.contains("damaged") && log.lines().count() == 1;
+        assert!(has_refused, "{parent} to {new:?}: {log}");
         let after = std::fs::read(server.region_file()).unwrap();
         assert!(after[heap as usize..] == content[heap as usize..], "{parent} to {new:?}");
     }
@@ -84,8 +84,8 @@ fn random_tables_are_refused_or_served() {
         let mut content = whole.clone();
         random.fill_bytes(&mut content[from as usize..to as usize]);
         std::fs::write(server.region_file(), &content).unwrap();
-        let said = start_briefly(&server.region_file());
-        assert!(said.contains("serving") || said.lines().count() == 1, "{name}: {said}");
+        let log = start_briefly(&server.region_file());
+        assert!(log.contains("serving") || log.lines().count() == 1, "{name}: {log}");
     }
     // Each chunk with each possible use, of which only one is right.
     for chunk in 0..geometry.chunks() {

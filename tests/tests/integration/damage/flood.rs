@@ -20,7 +20,7 @@ fn length(n: u64) -> usize {
     [0, 20, 100, 1000, 5000][n as usize % 5]
 }
 
-/// A region filled with all keys, whose index starts with this much memory.
+/// Returns a region filled with all keys, whose index starts with this much memory.
 fn filled(index: &str) -> Scene {
     let scene = Scene::new(&format!("--memory 16MiB --index {index} --grace-ms 5"));
     let mut session = scene.cold();
@@ -29,7 +29,7 @@ fn filled(index: &str) -> Scene {
 }
 
 impl Scene {
-    /// The offsets of all subtables.
+    /// Returns the offsets of all subtables.
     fn subtables(&self) -> Vec<u64> {
         let first = self.geometry.directory_offset(self.depth).unwrap();
         let entry = |n: u64| DirectoryEntry::from_bits(self.region.load(first + n * 8).unwrap());
@@ -42,7 +42,7 @@ impl Scene {
         }
     }
 
-    /// The low bits of a word: a random class, generation, and address in the heap.
+    /// Returns the low bits of a word: a random class, generation, and address in the heap.
     fn random_target(&self, random: &mut SmallRng) -> u64 {
         let blocks = self.geometry.chunk_offset(0).unwrap() / 64..self.region.bytes() / 64;
         let class = random.random_range(0..SizeClass::COUNT as u64);

@@ -9,7 +9,7 @@ use super::*;
 
 const KEY: &[u8] = b"a key";
 
-/// A bit of the value of a key without company, which only its block's checksum covers.
+/// Returns a bit of the value of a key without company, which only its block's checksum covers.
 fn value_bit(scene: &Scene) -> Bit {
     let block = scene.word(scene.slot_of(KEY)).block().unwrap();
     Bit { offset: block.address.offset() + BLOCK_HEADER_BYTES + 8, bit: 3 }

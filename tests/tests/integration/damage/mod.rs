@@ -37,7 +37,7 @@ struct Sample {
     value: Vec<u8>,
 }
 
-/// The `count`-th value of a key, of any length.
+/// Returns the `count`-th value of a key, of any length.
 fn value(key: u64, count: u64, bytes: usize) -> Vec<u8> {
     self_describing::value(key, 0, count, self_describing::HEADER_BYTES + bytes)
         .split_off(self_describing::HEADER_BYTES)
@@ -65,13 +65,13 @@ impl Scene {
         Self { server, region, geometry, depth, hasher }
     }
 
-    /// A session with a location cache.
+    /// Returns a session with a location cache.
     fn warm(&self) -> Session {
         let builder = self.server.client_builder().cache_bytes(1 << 16);
         builder.connect().unwrap().session().unwrap()
     }
 
-    /// A session without a location cache.
+    /// Returns a session without a location cache.
     fn cold(&self) -> Session {
         self.server.client_builder().cache_bytes(0).connect().unwrap().session().unwrap()
     }
@@ -84,7 +84,7 @@ impl Scene {
         self.geometry.directory_offset(self.depth).unwrap() + 8 * hash.directory_index(self.depth)
     }
 
-    /// The offset of the key's window.
+    /// Returns the offset of the key's window.
     fn window(&self, key: &[u8]) -> u64 {
         let hash = self.hash(key);
         let bits = self.region.load(self.directory_entry(hash)).unwrap();
@@ -92,13 +92,13 @@ impl Scene {
         subtable + hash.window_offset()
     }
 
-    /// The offsets of a window's slots.
+    /// Returns the offsets of a window's slots.
     fn slots(&self, window: u64) -> impl Iterator<Item = u64> + use<> {
         (0..2 * SLOTS_PER_ROW)
             .map(move |n| window + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
     }
 
-    /// The offsets of the slots of a subtable.
+    /// Returns the offsets of the slots of a subtable.
     fn subtable_slots(&self, subtable: u64) -> impl Iterator<Item = u64> + use<> {
         (0..ROWS_PER_SUBTABLE * SLOTS_PER_ROW)
             .map(move |n| subtable + slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW))
@@ -108,7 +108,7 @@ impl Scene {
         SlotWord::from_bits(self.region.load(slot).unwrap())
     }
 
-    /// The slot with the key's LIVE word.
+    /// Returns the slot with the key's LIVE word.
     fn slot_of(&self, key: &[u8]) -> u64 {
         let hash = self.hash(key);
         let is_its_slot = |slot: &u64| {
@@ -125,7 +125,8 @@ impl Scene {
         self.region.store(at.offset, word ^ 1 << at.bit).unwrap();
     }
 
-    /// The words of a window, and the headers of all blocks its words point to as they are now.
+    /// Returns the words of a window, and the headers of all blocks its words point to as they are
+    /// now.
     fn save(&self, window: u64) -> Saved {
         let mut saved = Saved(Vec::new());
         saved.keep(&self.region, window, WINDOW_BYTES / 8);
@@ -151,7 +152,7 @@ struct Bit {
     bit: u32,
 }
 
-/// The bits of `words` words from an offset on.
+/// Returns the bits of `words` words from an offset on.
 fn bits(offset: u64, words: u64) -> impl Iterator<Item = Bit> {
     (0..words * 64).map(move |n| Bit { offset: offset + n / 64 * 8, bit: (n % 64) as u32 })
 }

@@ -10,12 +10,12 @@ use super::*;
 use crate::growth::{key, number_at};
 
 impl Scene {
-    /// The first subtable, which is the only one at the start.
+    /// Returns the first subtable, which is the only one at the start.
     fn first_subtable(&self) -> u64 {
         self.geometry.chunk_offset(0).unwrap()
     }
 
-    /// The slots of the first subtable.
+    /// Returns the slots of the first subtable.
     fn first_slots(&self) -> impl Iterator<Item = u64> {
         self.subtable_slots(self.first_subtable())
     }
@@ -26,7 +26,7 @@ impl Scene {
     }
 }
 
-/// A server with a hundred keys in its only subtable.
+/// Returns a server with a hundred keys in its only subtable.
 fn start() -> (Scene, Client, Session) {
     let scene = Scene::new("--memory 64MiB");
     let client = scene.server.client();

@@ -168,7 +168,8 @@ impl Run {
         self.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
     }
 
-    /// The approximate number of recorded operations: files in /dev/shm consist of touched pages.
+    /// Returns the approximate number of recorded operations: files in /dev/shm consist of touched
+    /// pages.
     fn operations(&self) -> u64 {
         let bytes = |file: std::fs::DirEntry| file.metadata().unwrap().blocks() * 512;
         let files = std::fs::read_dir(&self.folder).unwrap();
@@ -248,7 +249,7 @@ impl Run {
         self.figures.splits += self.client().statistics().unwrap().splits;
     }
 
-    /// The counts of faults of all workers.
+    /// Returns the counts of faults of all workers.
     fn faults(&self) -> [u64; Fault::NAMES.len()] {
         let mut all = [0; Fault::NAMES.len()];
         for first in (0..self.sessions).step_by(SESSIONS as usize) {
@@ -327,7 +328,7 @@ impl Run {
         self.server.assert_verifies();
     }
 
-    /// All recorded operations.
+    /// Returns all recorded operations.
     fn history(&mut self) -> Vec<Record> {
         let Plan { kills_server, faulty, .. } = self.plan;
         let breaks_connections = kills_server || faulty > 0;

@@ -50,7 +50,7 @@ impl Imposter {
         options(&address, Role::Writer, Token::NONE)
     }
 
-    /// The welcome of a real server.
+    /// Returns the welcome of a real server.
     fn welcome(&self) -> Welcome {
         let remote = self.protection.remote();
         let RemoteRegion { base_address, region_bytes, rkey, round_trip_min_ns, .. } = remote;
