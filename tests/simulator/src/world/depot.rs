@@ -83,7 +83,7 @@ impl SimDepot {
             options.chunk_rest = GRACE_NS;
         }
         let mut depot = Depot::new(region.geometry, &uses, options, now);
-        depot.link(region.first_block(), now).expect("a block of the depot's");
+        depot.note_linked(region.first_block(), now).expect("a block of the depot's");
         let entries =
             (0..).zip(uses).map(|(chunk, chunk_use)| (chunk, ChunkEntry::new(chunk_use))).collect();
         let start = region.first_block().address.offset() - region.class.block_bytes();
