@@ -29,7 +29,8 @@ pub use left_out::{
 pub use server_process::ServerProcess;
 pub use worker::Worker;
 
-/// Returns the path of the binary of this name, built from the present sources (unless `FARSIDE_BUILT` is set).
+/// Returns the path of the binary of this name, built from the present sources (unless
+/// `FARSIDE_BUILT` is set).
 pub fn binary(name: &str) -> PathBuf {
     static BUILT: Mutex<Vec<String>> = Mutex::new(Vec::new());
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
@@ -76,13 +77,14 @@ pub fn wait_until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool
     }
 }
 
-/// Returns the address of the RDMA device to test with. `None` without a device: then tests use shared memory.
+/// Returns the address of the RDMA device to test with. `None` without a device: then tests use
+/// shared memory.
 pub fn device() -> Option<String> {
     std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
 }
 
-/// Returns `count`, reduced over RDMA, where an operation takes a hundred times as long, and even longer in
-/// emulation.
+/// Returns `count`, reduced over RDMA, where an operation takes a hundred times as long, and even
+/// longer in emulation.
 pub fn scaled(count: u64) -> u64 {
     if device().is_some() { count.div_ceil(50) } else { count }
 }

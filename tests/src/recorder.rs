@@ -62,7 +62,8 @@ pub fn create_mapped(path: &Path, bytes: u64) -> std::io::Result<Region> {
     Region::map(&file)
 }
 
-/// Returns a key that recorded sessions do not use, and its value. `first` is the first session of its client.
+/// Returns a key that recorded sessions do not use, and its value. `first` is the first session of
+/// its client.
 pub fn new_key(first: u64, number: u64) -> ([u8; 8], Vec<u8>) {
     let key = 1 << 63 | first << 32 | number;
     (key.to_le_bytes(), self_describing::value(key, first, number, self_describing::HEADER_BYTES))
@@ -175,7 +176,8 @@ impl RecordingSession {
         self.session.clear_cache();
     }
 
-    /// Records an operation. If the operation stores a value, the value is new and has `bytes` bytes.
+    /// Records an operation. If the operation stores a value, the value is new and has `bytes`
+    /// bytes.
     fn begin(&mut self, key: u64, action: Action<'_>, bytes: usize) -> OpenRecord {
         let (at, stores) = (self.next_record, !matches!(action, Action::Get | Action::Delete));
         self.next_record += RECORD_BYTES;
@@ -226,8 +228,8 @@ impl RecordingSession {
         store(RETURNED, returned);
     }
 
-    /// Runs one operation on a key. If the operation stores a value, the value is new and has `bytes`
-    /// bytes.
+    /// Runs one operation on a key. If the operation stores a value, the value is new and has
+    /// `bytes` bytes.
     ///
     /// # Errors
     /// The error of the session, as in all these functions.

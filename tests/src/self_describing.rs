@@ -1,5 +1,5 @@
-//! Self-describing values: each begins with its key, its writer and a count, which determine all its
-//! bytes. So a test recognizes a value of another key, and a mixture of two values.
+//! Self-describing values: each begins with its key, its writer and a count, which determine all
+//! its bytes. So a test recognizes a value of another key, and a mixture of two values.
 
 /// Returns a value of `bytes` bytes for a key, the `count`-th that `writer` makes. It has at least
 /// [`HEADER_BYTES`] bytes.

@@ -69,7 +69,8 @@ impl Sample {
         Self::with_value_of_key_7(7)
     }
 
-    /// Makes the region of [`Sample::small`] with a block of two chunks, which takes longer to check.
+    /// Makes the region of [`Sample::small`] with a block of two chunks, which takes longer to
+    /// check.
     pub fn with_large_block() -> Self {
         Self::with_value_of_key_7(LARGE_BYTES)
     }

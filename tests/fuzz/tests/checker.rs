@@ -1,6 +1,6 @@
 //! Proves that the checker reports no problem in a valid region, finds every flipped bit that
-//! matters, and neither panics nor runs without end on any bytes. Guards against a checker that trusts
-//! an offset from the region, or that accepts everything.
+//! matters, and neither panics nor runs without end on any bytes. Guards against a checker that
+//! trusts an offset from the region, or that accepts everything.
 
 use std::sync::Arc;
 

@@ -3,7 +3,8 @@
 //! The algorithm is Wing and Gong's search with Lowe's memo, made incremental. It keeps a set of
 //! configurations. Each configuration stands for orders of the operations so far that explain every
 //! answer. These orders agree in all that matters later: the key's value, the unanswered operations
-//! that have taken effect, and their answers. An answer that no configuration can give is a violation.
+//! that have taken effect, and their answers. An answer that no configuration can give is a
+//! violation.
 
 use std::collections::{BTreeMap, HashSet};
 

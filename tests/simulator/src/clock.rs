@@ -8,7 +8,8 @@ use farside_fabric::{Nanos, Timing};
 pub(crate) const TIMING: Timing =
     Timing { round_trip_min_ns: 20_000, lateness_max_ns: 8_000_000_000 };
 
-/// The pace of a clock that is as fast as the world's: it counts 16 sixteenths of a second in a second.
+/// The pace of a clock that is as fast as the world's: it counts 16 sixteenths of a second in a
+/// second.
 pub(crate) const PACE: u8 = 16;
 
 /// The clock of a client.

@@ -29,8 +29,8 @@ pub(crate) struct SimFabric {
     mutant_fabric: Option<Box<MutantFabric>>,
     /// The client's clock.
     pub(crate) clock: Clock,
-    /// Whether the connection is lost. If so, chains that are posted now are not executed, and the session does
-    /// not learn whether older ones were.
+    /// Whether the connection is lost. If so, chains that are posted now are not executed, and the
+    /// session does not learn whether older ones were.
     pub(crate) is_lost: bool,
     /// Whether chains execute when they are posted.
     pub(crate) immediate: bool,
@@ -38,8 +38,8 @@ pub(crate) struct SimFabric {
     pub(crate) observed: u64,
     /// The only lane whose completion `poll` may return.
     pub(crate) polled_lane: LaneId,
-    /// Whether another process could notice this step. If so, unnoticeable writes that follow belong
-    /// to the next step, so that the scheduler can let other processes act before them.
+    /// Whether another process could notice this step. If so, unnoticeable writes that follow
+    /// belong to the next step, so that the scheduler can let other processes act before them.
     pub(crate) noticed: bool,
 }
 

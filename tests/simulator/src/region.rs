@@ -25,8 +25,8 @@ pub const GRACE_MS: u32 = 100;
 pub const KEYS: usize = 5;
 /// A key by its number, below [`KEYS`].
 pub type Key = usize;
-/// The head of the two further regions, of one word each, that `RaiseBoth` changes. Each such change
-/// reaches the head first; the head decides whether the change happens.
+/// The head of the two further regions, of one word each, that `RaiseBoth` changes. Each such
+/// change reaches the head first; the head decides whether the change happens.
 pub(crate) const HEAD: RegionIndex = RegionIndex(1);
 /// The tail of the two further regions, which each such change reaches second.
 pub(crate) const TAIL: RegionIndex = RegionIndex(2);

@@ -22,8 +22,8 @@ pub enum Op {
     Update(Key),
     Delete(Key),
     Exchange(Key, &'static str),
-    /// Exchange by the version that the script's last GET of the key found. Skipped if that GET found
-    /// no value.
+    /// Exchange by the version that the script's last GET of the key found. Skipped if that GET
+    /// found no value.
     ExchangeSeen(Key),
     PutLarge(Key),
     GiveBack,

@@ -1,5 +1,6 @@
-//! A change of two regions, one after the other, as a change reaches the copies of a region. The two
-//! regions, head and tail, hold a count each. A change raises the head's count first, then the tail's.
+//! A change of two regions, one after the other, as a change reaches the copies of a region. The
+//! two regions, head and tail, hold a count each. A change raises the head's count first, then the
+//! tail's.
 
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_protocol::change_in_turn;

@@ -1,6 +1,6 @@
 //! Proves that the log warns a person before clients get errors, and that strangers do not fill it.
-//! It says when the memory gets full, when the memory has room again, and when the index cannot grow.
-//! It also says which client was fenced, and why.
+//! It says when the memory gets full, when the memory has room again, and when the index cannot
+//! grow. It also says which client was fenced, and why.
 
 use super::command::process;
 use super::*;

@@ -84,8 +84,8 @@ impl Execution<'_> {
         self.processes[actor] = process;
     }
 
-    /// Lets a client die. If the scenario has `sweeps`, the client's chains in flight may be executed
-    /// until the server fences it.
+    /// Lets a client die. If the scenario has `sweeps`, the client's chains in flight may be
+    /// executed until the server fences it.
     pub(super) fn die(&mut self, client: usize) {
         self.events.deaths += 1;
         let swept = self.prepared.scenario.sweeps;

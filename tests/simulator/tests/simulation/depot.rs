@@ -62,8 +62,9 @@ fn queue_uncounted_is_caught() {
     assert_caught(scenario(Some(Mutant::QueueUncounted)), scenario(None));
 }
 
-/// The chunk has small blocks, then large ones, then small ones again. The second of the last
-/// small blocks begins where the large block's value had zeros. A location cached for the first small block must not fit the last one.
+/// The chunk has small blocks, then large ones, then small ones again. The second of the last small
+/// blocks begins where the large block's value had zeros. A location cached for the first small
+/// block must not fit the last one.
 #[test]
 fn headers_not_written_is_caught() {
     let changes_class = client().in_one_step().blocks(1).takes().knows(0).put(0).gives_back();
