@@ -240,7 +240,7 @@ fn a_file_that_is_no_result_is_named_and_the_old_page_stays() {
         ("cut.json", "{\"workload\": \"c\"", "EOF while parsing"),
         ("other.json", "{}", "neither a result of"),
         ("list.json", "[1]", "neither a result of"),
-        ("idle.json", &idle.to_string(), "a run without operations"),
+        ("idle.json", &idle.to_string(), "this run has no operations"),
         ("missing.json", &missing.to_string(), "missing field `threads`"),
         ("bytes.json", "\u{fffd}", "expected value"),
     ] {
