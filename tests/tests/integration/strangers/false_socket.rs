@@ -23,18 +23,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
     let socket = Listener::bind(&folder.path().join("kv.sock")).unwrap();
     let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
     let no_region: File = memory.reader_descriptor().unwrap();
-    let welcome = Welcome {
-        client_id: 3,
-        lease: 7,
-        region_id: [7; 16],
-        incarnation: 1,
-        base_address: 0,
-        region_bytes: REGION_BYTES,
-        rkey: 0,
-        round_trip_min_ns: 0,
-        session_secret: 0,
-    };
-    let valid = encode_reply(&Ok(welcome));
+    let valid = encode_reply(&Ok(false_welcome()));
     let options = ConnectOptions {
         address: address.parse().unwrap(),
         role: Role::Reader,
