@@ -175,7 +175,12 @@ impl ConnectOptions {
         ConnectRequest { role: self.role, purpose, token: self.token }.encode()
     }
 
-    fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> ConnectError {
+    fn unreachable(
+        &self,
+        contact: Contact,
+        tried: Duration,
+        source: Option<io::Error>,
+    ) -> ConnectError {
         ConnectError::Unreachable { server: self.address.to_string(), contact, tried, source }
     }
 }
@@ -185,14 +190,14 @@ fn refused(server: &str, source: Refusal) -> ConnectError {
     match source {
         // A later attempt may succeed, at the next server or with a new control connection.
         Refusal::ShuttingDown | Refusal::UnknownClient { .. } => {
-            absent_now(server, Contact::Lost, io::Error::other(source))
+            unreachable_untimed(server, Contact::Lost, io::Error::other(source))
         }
         source => ConnectError::Refused { server, source },
     }
 }
 
 /// A [`ConnectError::Unreachable`] in which the caller still has to set how long it tried.
-fn absent_now(server: String, contact: Contact, source: io::Error) -> ConnectError {
+fn unreachable_untimed(server: String, contact: Contact, source: io::Error) -> ConnectError {
     ConnectError::Unreachable { server, contact, tried: Duration::ZERO, source: Some(source) }
 }
 

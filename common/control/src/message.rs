@@ -157,7 +157,8 @@ const SOON: u8 = 2;
 const DEPTH_MAX: u8 = 32;
 
 /// Replaces the content of `into` by the header of a message. In messages about splits `class` is
-/// the local depth, `flags` the outcome and `count` the hash.
+/// the local depth, `flags` the outcome and `count` the hash. In reports and requests for them
+/// `count` is the collection, in messages about snapshots the progress.
 fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
     let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();

@@ -17,7 +17,8 @@ pub const SLOTS_PER_SUBTABLE: usize = SLOTS_PER_ROW * ROWS_PER_SUBTABLE;
 pub const ROW_BYTES: u64 = size_of::<Row>() as u64;
 /// The size of a subtable, in bytes.
 pub const SUBTABLE_BYTES: u64 = ROW_BYTES * ROWS_PER_SUBTABLE as u64;
-/// The size of a window, in bytes: a key's home row and the next one, where alone the key can be.
+/// The size of a window, in bytes: a key's home row and the next one. The key can be in no other
+/// row.
 pub const WINDOW_BYTES: u64 = ROW_BYTES * WINDOW_ROWS as u64;
 /// Slots in a window.
 pub const WINDOW_SLOTS: usize = SLOTS_PER_ROW * WINDOW_ROWS;
@@ -171,9 +172,10 @@ pub const fn side_of(directory_hash: u32, local_depth: u8) -> usize {
 pub struct Slot {
     pub(super) word: le::U64,
     /// The keyed hash of (key, incarnation), 0 in a slot that was never used, or
-    /// [`NO_HINT`](crate::hash::NO_HINT). A LIVE word is always beside the hint of its key: only
-    /// the owner of the slot's PENDING, ABORTED or COPY word swaps the hint (invariant I6). Any
-    /// INSERT may swap a hint of 0, which claims the slot (I21).
+    /// [`NO_HINT`](crate::hash::NO_HINT). A LIVE word is always beside the hint of its key. For
+    /// this, only the owner of the slot's PENDING, ABORTED or COPY word swaps the hint, or the
+    /// server once the owner is fenced (invariant I6). Any INSERT may swap a hint of 0, which
+    /// claims the slot (I21).
     pub(super) hint: le::U64,
 }
 const _: () = assert!(size_of::<Slot>() == 16);

@@ -40,7 +40,7 @@ pub enum OperationError {
         what: Exhausted,
     },
     /// Other clients, or a split, changed the key's slots under every attempt, or READs took longer
-    /// than GRACE. Try again later.
+    /// than 7/8 GRACE. Try again later.
     #[error(
         "gave up after {attempts} attempts: other operations kept changing the same slots, or \
          READs took longer than the region's grace_ms (slow links with large values need a larger \

@@ -3,9 +3,9 @@
 
 use farside_fabric::waiting::WaitTimer;
 
-/// The maximum number of bytes that all attempts after the first READ. A value that does not arrive
-/// within GRACE will usually not arrive the next time either. For a value of 512 KiB this is as
-/// much as all attempts READ.
+/// The maximum number of bytes that the retries READ, all together. A value that does not arrive
+/// within GRACE will usually not arrive the next time either. With values of 512 KiB,
+/// `ATTEMPTS_MAX` attempts READ about as much.
 const RETRIED_BYTES_MAX: u64 = 64 << 20;
 
 /// The attempts and waits of an operation so far.

@@ -86,7 +86,8 @@ impl ObservedWindow {
         self.base + Self::in_window(at)
     }
 
-    /// Whether a split can have set this word here. If not, the word is damaged, and stays.
+    /// Whether a split can have set this word here. If not, the word is damaged, and no split will
+    /// change it.
     fn fits_split(&self, word: SlotWord) -> bool {
         match word.state() {
             SlotState::Frozen => matches!(self.subtable_state, SubtableState::Splitting(_)),
@@ -295,9 +296,9 @@ impl<F: Fabric> Operation<'_, F> {
     /// otherwise.
     ///
     /// A hint that does not match is another key's, however long the READ took. This key's
-    /// incarnation of the slot may have begun or ended between the READs of word and hint. Then the
-    /// key was absent at that moment of this operation (docs/decisions/0002). A matching hint is
-    /// exact only within T_hint, because incarnation numbers recur.
+    /// incarnation of the slot may have begun or ended between the moments at which the READ saw
+    /// word and hint. Then the key was absent at a moment of this operation (docs/decisions/0002).
+    /// A matching hint is exact only within T_hint, because incarnation numbers recur.
     ///
     /// An exact hint proves that the word is the key's, whatever its block holds (invariants I6,
     /// I7). So a PUT or DELETE replaces a damaged block, which mends the key. If the hint is not
@@ -390,6 +391,7 @@ impl<F: Fabric> Operation<'_, F> {
 /// The result of the READ of a block.
 pub(super) enum BlockRead {
     Examined(ExaminedBlock),
-    /// More than GRACE has passed since the word was seen, so the block proves nothing.
+    /// More than patience (7/8 GRACE) has passed since the word was seen, so the block proves
+    /// nothing.
     Stale,
 }

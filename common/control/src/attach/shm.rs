@@ -37,8 +37,8 @@ impl FabricFactory for ShmFactory {
 
 pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -> Result<Attached> {
     let started = Instant::now();
-    let silent = || options.absent(Contact::Silent, started.elapsed(), None);
-    let hung_up = || options.absent(Contact::HungUp, started.elapsed(), None);
+    let silent = || options.unreachable(Contact::Silent, started.elapsed(), None);
+    let hung_up = || options.unreachable(Contact::HungUp, started.elapsed(), None);
     // At least 1 ms, because a socket timeout of 0 means no timeout.
     let left = || timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
     let connection = Connection::connect(path, left()).map_err(|source| {
@@ -47,7 +47,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
         };
         match source.kind() {
             NotFound | ConnectionRefused | ConnectionReset | Interrupted => {
-                options.absent(Contact::None, started.elapsed(), Some(source))
+                options.unreachable(Contact::None, started.elapsed(), Some(source))
             }
             // The listener's backlog is full.
             WouldBlock => silent(),
@@ -67,7 +67,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
             Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
             Some(Errno::CONNRESET) => hung_up(),
             Some(Errno::AGAIN) => silent(),
-            _ => options.absent(Contact::Silent, started.elapsed(), Some(source)),
+            _ => options.unreachable(Contact::Silent, started.elapsed(), Some(source)),
         })?;
     if bytes == 0 {
         return Err(hung_up());
@@ -113,7 +113,7 @@ mod tests {
     use crate::address::Address;
 
     #[test]
-    fn a_server_that_never_accepts_is_absent() {
+    fn a_server_that_never_accepts_is_unreachable() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kv.sock");
         let listener = Listener::bind(&path).unwrap();

@@ -9,7 +9,8 @@ use farside_fabric::verbs::{DataLink, connect_control, connect_data};
 use farside_fabric::{AnyFabric, RegionIndex};
 
 use super::{
-    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, absent_now, refused,
+    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused,
+    unreachable_untimed,
 };
 use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
 
@@ -80,17 +81,17 @@ impl VerbsFactory {
 pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
     let started = Instant::now();
     let request = options.request(Purpose::Control);
-    let absent = |source| options.absent(Contact::None, started.elapsed(), Some(source));
-    let addresses = options.address.resolve().map_err(absent)?;
-    let mut failure = absent(io::ErrorKind::NotFound.into());
+    let unreachable = |source| options.unreachable(Contact::None, started.elapsed(), Some(source));
+    let addresses = options.address.resolve().map_err(unreachable)?;
+    let mut failure = unreachable(io::ErrorKind::NotFound.into());
     for address in addresses {
         let left = timeout.saturating_sub(started.elapsed());
         let rdma = Options { connect_timeout: attempt_timeout(left), ..options.rdma };
         let (channel, reply) = match connect_control(address, &request, &rdma) {
             Ok(connected) => connected,
             Err(error) => match from_verbs(&options.address.to_string(), error) {
-                absent @ ConnectError::Unreachable { .. } => {
-                    failure = absent;
+                unreachable @ ConnectError::Unreachable { .. } => {
+                    failure = unreachable;
                     continue;
                 }
                 // The server answered, so the other addresses are not tried.
@@ -122,7 +123,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
 fn from_verbs(server: &str, error: VerbsError) -> ConnectError {
     match error {
         error if error.is_transient() => {
-            absent_now(server.to_owned(), Contact::None, io::Error::other(error))
+            unreachable_untimed(server.to_owned(), Contact::None, io::Error::other(error))
         }
         VerbsError::Rejected { reason, .. } => match decode_reply(&reason) {
             Ok(Err(refusal)) => refused(server, refusal),

@@ -204,9 +204,10 @@ impl Executor {
         Ok(())
     }
 
-    /// Before words of the index, `time` must be [`Clock::now`], which does not read the clock out
-    /// of order. On this [`ROUND_TRIP_MIN_NS`] relies. Elsewhere a reading accurate to a
-    /// microsecond is enough, because [`LATENESS_MAX_NS`] is much longer.
+    /// Checks the lease and the deadline. For a verb that changes a word of the index, `time` must
+    /// be [`Clock::now`]. It reads the clock in order with other accesses, and
+    /// [`ROUND_TRIP_MIN_NS`] relies on that. For other verbs a reading accurate to a microsecond is
+    /// enough, because [`LATENESS_MAX_NS`] is much longer.
     #[inline]
     fn check_accepted(
         &self,

@@ -11,8 +11,8 @@ pub(super) trait Word {
         &self,
         expected: u64,
         desired: u64,
-        found: Ordering,
-        lost: Ordering,
+        success: Ordering,
+        failure: Ordering,
     ) -> Result<u64, u64>;
     fn fence(order: Ordering);
 }
@@ -36,10 +36,10 @@ macro_rules! impl_word {
                 &self,
                 expected: u64,
                 desired: u64,
-                found: Ordering,
-                lost: Ordering,
+                success: Ordering,
+                failure: Ordering,
             ) -> Result<u64, u64> {
-                self.compare_exchange(expected, desired, found, lost)
+                self.compare_exchange(expected, desired, success, failure)
             }
 
             #[inline]
@@ -71,7 +71,8 @@ pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
     W::fence(Ordering::Acquire);
 }
 
-/// WRITE: in no particular order. A later swap publishes it.
+/// WRITE: its words in no particular order, but after the earlier accesses of the session. A later
+/// swap publishes it.
 #[inline]
 pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
     W::fence(Ordering::Release);

@@ -186,9 +186,9 @@ fn check_inside(
 
 /// The error of a chain whose verb at this index completed with an error.
 ///
-/// A peer that refuses a WRITE or an atomic has executed neither it nor a later verb. After any
-/// other error the outcome is unknown: an acknowledgement may have been lost, and a READ may be
-/// refused when it is repeated, after later verbs were executed.
+/// `Fenced` if the chain only READs, or if the peer refused a WRITE or an atomic and no atomic
+/// stood before it. Then no word was swapped. Otherwise `Unknown`: an acknowledgement may have been
+/// lost, or a READ refused when it was repeated, after later verbs were executed.
 pub(super) fn classify_failure(
     status: ibv_wc_status::Type,
     chain: &[Verb],

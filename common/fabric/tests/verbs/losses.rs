@@ -1,5 +1,5 @@
-//! Broken connections: every chain in flight completes with an error that is true, and soon. A
-//! server that is killed takes two hosts: `tests/vm/two-hosts`.
+//! Broken connections: every chain in flight completes soon, with an error that says truly whether
+//! the chain may have had an effect. A server that is killed takes two hosts: `tests/vm/two-hosts`.
 
 use std::time::{Duration, Instant};
 
@@ -96,8 +96,8 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
     }
 }
 
-/// Posts a chain that adds one to the lane's word, between a WRITE and a READ. Only when all
-/// earlier chains of the lane have completed. Returns 1, the number of chains.
+/// Posts a chain that adds one to the lane's word, between a WRITE and a READ. Call it only when
+/// all earlier chains of the lane have completed. Returns 1, the number of chains.
 fn post(fabric: &mut impl Fabric, lane: u16, tried: &mut [u64]) -> usize {
     let expected = tried[usize::from(lane)];
     tried[usize::from(lane)] += 1;
