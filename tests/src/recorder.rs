@@ -62,8 +62,8 @@ pub fn create_mapped(path: &Path, bytes: u64) -> std::io::Result<Region> {
     Region::map(&file)
 }
 
-/// Returns a key that recorded sessions do not use, and its value. `first` is the first session of
-/// its client.
+/// Returns a key that recorded sessions do not use, and its value. `first` is the number of the
+/// first session of the client that inserts the key.
 pub fn new_key(first: u64, number: u64) -> ([u8; 8], Vec<u8>) {
     let key = 1 << 63 | first << 32 | number;
     (key.to_le_bytes(), self_describing::value(key, first, number, self_describing::HEADER_BYTES))
@@ -302,8 +302,9 @@ impl RecordingSession {
     }
 }
 
-/// Reads the records of a file. Its process executed nothing after the time `died`. So an operation
-/// without a result has happened before `died`, or never will.
+/// Reads the records of a file. If `died` is a time, the process executed nothing after it: an
+/// operation without a result happened before, or never will. With `None` it may still happen at
+/// any later time.
 ///
 /// # Errors
 /// The error of the system.

@@ -24,7 +24,7 @@ const CHAINS: u32 = 4;
 /// The rates of raw chains, in chains a second, of all threads together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RawLimit {
-    /// READs of the length of a record's block.
+    /// READs as long as the largest content of a record's size class, without the block's header.
     #[serde(rename = "read_ops_s")]
     pub read: f64,
     /// WRITEs of the same length.
@@ -82,7 +82,8 @@ impl RawLimit {
     }
 
     /// The rate that these operations would have, in operations a second, if they took only the
-    /// time of their chains: the row Farside of README's table "How it compares".
+    /// time of their chains. Their round trips are in the row Farside of the table "How it
+    /// compares" in docs/benchmarks.md.
     pub fn mix_ops_s(&self, recorder: &Recorder) -> f64 {
         let counts = recorder.kinds().map(|(kind, record)| (kind, record.latencies.len()));
         recorder.operations() as f64 / self.seconds(counts)

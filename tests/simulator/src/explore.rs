@@ -2,10 +2,10 @@
 //!
 //! Futures cannot be copied. So each execution starts anew, and repeats the choices of the previous
 //! one up to the last choice with an untried alternative. An execution that reaches a known state
-//! ends there. A state is a hash of the memory, of each client's observations, on which its memory
-//! depends, and of the checker's configurations. The search learns which words are preemptible.
-//! When a process writes a word that another one has accessed, the word gets steps of its own, and
-//! the search starts over.
+//! ends there. A state is a hash of the region's memory, of each client's observations, and of the
+//! checker's configurations. The observations stand for the client's own memory. The search learns
+//! which words are preemptible. When a process writes a word that another one has accessed, the
+//! word gets steps of its own, and the search starts over.
 
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;

@@ -191,7 +191,8 @@ impl SimFabric {
         let tag = (state.verb_index as u64) << 32 | word as u64;
         if !matches!(verb, Verb::Read { .. }) {
             let mutant = self.mutant_fabric.as_ref().map(|fabric| fabric.mutant);
-            // The chain's first accesses were unnoticeable, so they could have happened now, too.
+            // Until now all accesses of the chain were unnoticeable. So they can count as not made
+            // yet, and the chain as queued.
             if mutant == Some(Mutant::QueueUncounted)
                 && world.now > state.deadline
                 && std::mem::take(&mut state.is_queued)

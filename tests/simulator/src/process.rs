@@ -37,7 +37,8 @@ pub(crate) enum SchedulerAction {
 }
 
 impl SchedulerAction {
-    /// Returns the process that acts; `None` for events.
+    /// Returns the process that acts; `None` if the clock, a client as a whole or the server
+    /// changes.
     pub(crate) fn process(self) -> Option<usize> {
         match self {
             Self::Begin(process)
@@ -70,6 +71,7 @@ pub(crate) struct Process {
     pub(crate) task: Pin<Box<dyn Future<Output = ()>>>,
     pub(crate) events: Events,
     pub(crate) state: State,
+    /// The number of polls of the present operation. Each may post a chain.
     pub(crate) chains: u32,
     /// The number of operations that the process has begun.
     pub(crate) operations_begun: u32,

@@ -1,6 +1,6 @@
-//! A peer as a [`MeasuredStore`]: one operation after another, or many, each on a lane of its own.
-//! As in Farside's pipelines each lane has a task that lives as long as the pipeline, so operations
-//! allocate nothing.
+//! A peer as a [`MeasuredStore`]: one operation after another, or many, each on a lane of the
+//! pipeline. Each such lane has [`Peer::LANES`] lanes of the fabric. As in Farside's pipelines each
+//! lane has a task that lives as long as the pipeline, so operations allocate nothing.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -16,6 +16,8 @@ use crate::script::Op;
 
 impl Execution<'_> {
     /// Returns a hash of all state on which the rest of the execution depends.
+    /// `bounded`: whether the search limits preemptions. If so, the process that acted last always
+    /// belongs to the state.
     pub(crate) fn state(&self, bounded: bool) -> u64 {
         let visible_state = self.visible_state();
         let world = self.world.borrow();
@@ -72,8 +74,9 @@ impl Execution<'_> {
         })
     }
 
-    /// Checks the end of an execution. Every process must have ended. A new client reads every key,
-    /// and the region must be consistent.
+    /// Checks the end of an execution. Every process must have ended. A new client reads every key.
+    /// If there is a split, so does a session with the directory of the start. The region must be
+    /// consistent.
     pub(crate) fn finish(&mut self) -> Result<(), Violation> {
         // The server may have chores left, such as a sweep for a client that never died.
         let is_unfinished = |process: &Process| match process.state {
@@ -92,12 +95,12 @@ impl Execution<'_> {
         }
         let first = self.processes.len();
         let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
-        for (session, observer) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
-            self.world.borrow_mut().note(observer, || "reads all keys".to_owned());
+        for (session, actor) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
+            self.world.borrow_mut().note(actor, || "reads all keys".to_owned());
             for key in 0..KEYS {
                 let requested =
                     RequestedOperation { op: Op::Get(key), value: String::new(), expected: None };
-                let id = self.monitor.invoke(observer, key as u32, &requested);
+                let id = self.monitor.invoke(actor, key as u32, &requested);
                 let read = session.run(LaneId(0), Action::Get, (&keys()[key], b""));
                 let reply = session.endpoint().drive(read);
                 if let Err(Some(error)) = &reply {

@@ -226,7 +226,8 @@ fn first_incarnation_twice_is_caught() {
 }
 
 /// A slot had key 0 in incarnation 2. An INSERT that sleeps claims and withdraws it 61 times. Then
-/// key 2 gets it, in incarnation 2 again, between the READs of hint and word of an UPDATE of key 0.
+/// key 2 gets it, in incarnation 2 again. This happens between the moments at which the READ of an
+/// UPDATE of key 0 sees hint and word.
 #[test]
 fn withdraw_keeps_hint_is_caught() {
     let scenario = |mutant| {

@@ -51,7 +51,8 @@ fn fills_again_is_caught() {
 }
 
 /// The splitter aborts an INSERT, which leaves its slot EMPTY. Another INSERT saw that slot before
-/// it saw the split. This takes two preemptions; exploring all executions with one takes minutes.
+/// it saw the split. The failure takes two preemptions. The search begins with a bound of two,
+/// because exploring all executions with one takes minutes.
 #[test]
 fn forward_ignored_is_caught() {
     // As few chains as this takes, so that no INSERT waits for the end of the split.

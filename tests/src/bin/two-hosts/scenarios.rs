@@ -120,8 +120,8 @@ impl World {
         load
     }
 
-    /// Returns the number of clients that servers lost. A dead host shows by a failed probe, or by
-    /// an answer that it did not take.
+    /// Returns the number of clients that servers lost. The server loses a dead host by a failed
+    /// probe, or because an answer to it could not be delivered.
     fn lost(&self) -> usize {
         self.log().matches("lost a client").count()
     }
