@@ -174,9 +174,9 @@ impl ControlQueue {
         self.wake();
     }
 
-    /// Replaces the queued report, or queues this one. So at most one is queued, even if the server
-    /// does not read for a long time. The report of a complete snapshot stays, because the server
-    /// counts complete snapshots.
+    /// Replaces the queued report of an incomplete snapshot, or queues this one. So at most one
+    /// such report is queued, even if the server does not read for a long time. The report of a
+    /// complete snapshot stays, because the server counts complete snapshots.
     fn send_snapshot_report(&self, permille: u32) {
         let mut outbox = lock(&self.outbox);
         let report = Request::Snapshot { permille };

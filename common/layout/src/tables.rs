@@ -9,7 +9,7 @@ use super::{Geometry, LayoutError, SUBTABLE_BYTES, SizeClass};
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
 /// The client that has a client id now. On shared memory a client checks the entry before every
-/// compare-and-swap: another lease fences the client. Hence a cache line for each entry.
+/// WRITE and compare-and-swap: another lease fences the client. Hence a cache line for each entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 pub struct ClientEntry {

@@ -188,8 +188,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         }
     }
 
-    /// Makes the next INSERT of this key claim this slot of its home row before it READs the
-    /// window.
+    /// For tests: makes the next INSERT of this key blind. Searches for a state of the random
+    /// numbers with which that INSERT claims this slot of the home row.
     pub fn expect_unused_slot(self, key: &[u8], slot: usize) {
         self.region.unused_share.set(UNUSED_SHARE_MAX);
         let hash = self.region.hasher.hash(key);

@@ -99,8 +99,8 @@ pub enum MemoryError {
     )]
     Empty { path: PathBuf },
     #[error(
-        "{} is no regular file of this user with one name, and the server would make its region \
-         there: remove it", .path.display()
+        "{} is no regular file of this user, or it has another name (a hard link), and the server \
+         would make its region there: remove it", .path.display()
     )]
     NotOwn { path: PathBuf },
     #[error("{} is too short to hold a region: name another file", .path.display())]

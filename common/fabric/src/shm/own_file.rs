@@ -138,7 +138,7 @@ pub(super) fn is_link(error: &io::Error) -> bool {
 }
 
 fn not_own() -> io::Error {
-    let why = "it is no regular file of this user with one name: remove it";
+    let why = "it is no regular file of this user, or it has another name (a hard link): remove it";
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 

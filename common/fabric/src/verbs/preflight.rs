@@ -53,7 +53,8 @@ impl Drop for Context {
     }
 }
 
-/// Adds the devices' own answers.
+/// Asks each of these devices that can be opened. Stores its capabilities, and the active MTU of
+/// each of its ports.
 pub(crate) fn ask_all(devices: &mut [Device]) -> io::Result<()> {
     let list = DeviceList::new()?;
     for raw in list.devices() {

@@ -95,9 +95,9 @@ const _: () = assert!(SizeClass::PADDING_MAX as u64 == PADDING.max());
 const SLOT_UNIT: u16 = 16;
 const _: () = assert!(WINDOW_BYTES == (SLOT.max() + 1) * SLOT_UNIT as u64);
 
-/// The number of low bits of the tag, which are the lowest ones of [`KeyHash::row_bits`].
+/// The low bits of the tag are this many of the lowest bits of [`KeyHash::row_bits`].
 const ROW_HASH_BITS: u32 = TAG.bits - IDENTITY_BITS;
-/// The number of high bits of the tag, which are the highest ones of [`KeyHash::identity`].
+/// The high bits of the tag are this many of the highest bits of [`KeyHash::identity`].
 const IDENTITY_BITS: u32 = 24;
 
 /// The bits of the hash that choose the key's set. The number of sets in use decides how many of
