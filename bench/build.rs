@@ -10,7 +10,8 @@ fn git(arguments: &[&str]) -> Option<String> {
 }
 
 fn main() {
-    // What it is built of: a change makes it `-dirty`, a commit of the change clean again.
+    // The sources of both programs. A change of them makes the commit's name end in `-dirty`;
+    // committing the change removes that.
     for path in ["src", "compare/src", "../client/src", "../common", "../Cargo.lock"] {
         println!("cargo::rerun-if-changed={path}");
     }

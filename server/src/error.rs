@@ -1,4 +1,5 @@
-//! The errors for which a server does not start, and the kinds of damage in a region.
+//! The errors for which a server does not start or stops serving, and the kinds of damage in a
+//! region.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use farside_snapshot::SnapshotError;
 
 use crate::depot::BlockError;
 
-/// Why a server did not start: one line that says what to do.
+/// Why a server did not start, or why it failed later: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -45,8 +46,8 @@ pub enum ServerError {
     )]
     LockOfAnother { path: PathBuf, user: u32 },
     #[error(
-        "{} is no regular file of this user with one name, and the server would lock it: remove it",
-        .path.display()
+        "{} is no regular file of this user, or it has another name (a hard link), and the server \
+         would lock it: remove it", .path.display()
     )]
     LockNotRegularFile { path: PathBuf },
     #[error("cannot listen at {}: {source}", .path.display())]

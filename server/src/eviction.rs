@@ -2,7 +2,7 @@
 //! written long ago.
 //!
 //! When a client asks for blocks and the depot has none, the server reads a sample of the blocks of
-//! the class, and unlinks the oldest ones.
+//! the class, and unlinks the oldest ones: a fifth of them at most.
 
 use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
@@ -40,8 +40,9 @@ pub(crate) struct Evictor {
     reader: BlockReader,
     /// How old a word may be for a CAS that expects it (invariant I4).
     proof_age_max_ns: Nanos,
-    /// The slot at which the next sample begins. Samples go round the index, where the hash of a
-    /// key decides its place.
+    /// The slot at which the next sample begins. A sample reads on from the end of the last one,
+    /// and round the end of the index. The hash of a key decides its place there, so a sample has
+    /// keys of every age.
     cursor: Cursor,
     /// The number of keys that were removed.
     pub(crate) evicted: u64,

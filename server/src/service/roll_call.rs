@@ -25,8 +25,8 @@ const DRIFT_DIVISOR: i128 = 16;
 
 /// The clock of a client.
 struct Client {
-    /// The largest lead over the server's clock that the answers allow. It follows only changes
-    /// that drift explains. `None` before the first answer.
+    /// An upper bound of how far this clock is ahead of the server's. From answer to answer it
+    /// changes by a sixteenth of the time at most. `None` before the first answer.
     ahead_ns: Option<i128>,
     /// When it answered last, or connected.
     answered_at: Nanos,
@@ -142,8 +142,9 @@ impl RollCall {
         // An answer without a question does not count: it is unknown when the clock was read.
         let Some((asked_at, mut waiting)) = client.awaited.take() else { return Ok(()) };
         self.awaited -= 1;
-        // The client read its clock between the question and now. If the server was stopped
-        // meanwhile, it assumes an early answer, because its timer does not count that time.
+        // The client read its clock between the question and now. The timer does not count time in
+        // which the server was stopped. Then the answer is taken for an earlier one, which makes
+        // the lag look smaller.
         waiting.advance(now);
         let answered_at = asked_at.saturating_add(waiting.waited());
         let clock = i128::from(clock);

@@ -1,4 +1,4 @@
-//! Targets: snapshot files, and the records in their chunks.
+//! Targets: snapshot files, and the records in their frame.
 
 use farside_snapshot::{Reader, Record, SnapshotError, Writer};
 
@@ -54,14 +54,14 @@ pub(crate) fn files() -> Vec<Vec<u8>> {
 
 /// A file as it is, and without its checksum, so that the records are decoded.
 pub(crate) fn file(bytes: &[u8]) -> bool {
-    let mut open = bytes.to_vec();
-    if let Some(descriptor) = open.get_mut(DESCRIPTOR_OFFSET)
+    let mut without_checksum = bytes.to_vec();
+    if let Some(descriptor) = without_checksum.get_mut(DESCRIPTOR_OFFSET)
         && *descriptor & CHECKSUM_FLAG != 0
     {
         *descriptor &= !CHECKSUM_FLAG;
-        open.truncate(bytes.len() - CHECKSUM_BYTES);
+        without_checksum.truncate(bytes.len() - CHECKSUM_BYTES);
     }
-    let accepted = is_snapshot(&open);
+    let accepted = is_snapshot(&without_checksum);
     assert!(accepted || !is_snapshot(bytes));
     accepted
 }

@@ -98,7 +98,7 @@ impl Script {
     }
 
     /// The client's INSERTs are blind: they claim a slot before they read the window. The first one
-    /// claims this slot. After a failed claim, INSERTs are no longer blind.
+    /// claims this slot. After an INSERT that found its key present, INSERTs are no longer blind.
     pub fn guesses(mut self, slot: usize) -> Self {
         self.guess = Some(slot);
         self

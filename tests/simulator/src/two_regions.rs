@@ -14,14 +14,15 @@ fn count(memory: &Memory, region: RegionIndex) -> u64 {
     memory.word_at_offset(global(region, 0))
 }
 
-/// Raises both counts by one, from the tail's count. Changes nothing if the head is one step ahead.
+/// READs the tail's count. Raises the head's count from that value by one, then the tail's. Changes
+/// nothing if the head has another count.
 pub(crate) async fn raise(session: &TestSession, lane: LaneId) {
     let endpoint = session.endpoint();
     let believes_head = endpoint.fabric().has_mutant(Mutant::HeadBelieved);
     let from = if believes_head { HEAD } else { TAIL };
     let read = [Verb::Read { remote: 0, into: Buffer::Window, bytes: 8 }];
-    let reach = "no connection breaks";
-    endpoint.chain(lane, from, &read, Nanos::MAX).await.expect(reach);
+    let no_break = "no connection breaks";
+    endpoint.chain(lane, from, &read, Nanos::MAX).await.expect(no_break);
     let seen = endpoint.buffer(lane, Buffer::Window).first_chunk().copied();
     let expected = u64::from_le_bytes(seen.unwrap_or_default());
     let swap = async |region| {
@@ -29,7 +30,7 @@ pub(crate) async fn raise(session: &TestSession, lane: LaneId) {
         endpoint.chain(lane, region, &swap, Nanos::MAX).await.map(|found| found == expected)
     };
     let raised = change_in_turn((HEAD, swap(HEAD)), (TAIL, swap(TAIL))).await;
-    let raised = raised.unwrap_or_else(|failure| panic!("{reach}: {failure:?}"));
+    let raised = raised.unwrap_or_else(|failure| panic!("{no_break}: {failure:?}"));
     assert!(
         believes_head || raised != Some(false),
         "the tail refused a change that the head accepted"

@@ -264,7 +264,7 @@ fn a_region_file_is_verified_without_a_server() {
     let mut bytes = std::fs::read(&region).unwrap();
     let (_, format) = Superblock::decode(&bytes, bytes.len() as u64).unwrap();
     let index = format.geometry().chunk_offset(0).unwrap();
-    // One after the other, the first of which a split has emptied.
+    // Searches the subtables one after another. A split has emptied the first one.
     let slot_of = |n: usize| slot_in_subtable(n / SLOTS_PER_ROW, n % SLOTS_PER_ROW);
     let word = (index..index + CHUNK_BYTES)
         .step_by(SUBTABLE_BYTES as usize)
@@ -312,7 +312,8 @@ fn a_snapshot_shows_while_it_is_taken() {
     assert!(shown.text().contains("snapshots   2 so far"), "{shown:?}");
 }
 
-/// Its keys are counted by a client of its own, for the progress bar alone.
+/// kv-cli counts the keys with a second client, only for the progress bar. Here the server has no
+/// room for this client.
 #[test]
 fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
     let server = ServerProcess::start_with_config("clients_max = 2\n", "--memory 16MiB");

@@ -96,7 +96,7 @@ fn guarded() -> (ServerProcess, ConnectOptions) {
 /// The size of the region of a false server.
 const REGION_BYTES: u64 = 8 << 20;
 
-/// Returns the welcome that a real server sends over a socket.
+/// Returns the welcome of a false server. It looks like that of a real server over a socket.
 fn false_welcome() -> Welcome {
     Welcome {
         client_id: 3,
