@@ -12,9 +12,9 @@ const SYSFS: &str = "/sys/class/infiniband";
 /// RDMA-CM's device file, and the folder of the verbs' device files.
 const CM_DEVICE: &str = "/dev/infiniband/rdma_cm";
 const VERBS_DEVICES: &str = "/dev/infiniband";
-/// With a lower limit on pinned memory not even one registration of a region of the default size
-/// succeeds. A server registers its region twice, once for each role. A client registers less.
-const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
+/// The limit on pinned memory that suffices for a region of the default size. Its server registers
+/// it twice, once for each role. A client registers less.
+const MEMLOCK_BYTES_MIN: u64 = 2 << 30;
 /// Entries of a port's GID table after this one are not read.
 const GIDS_MAX: usize = 256;
 
@@ -104,7 +104,7 @@ impl Report {
         }
     }
 
-    /// Whether a process may pin a region of the default size once. A server pins it twice.
+    /// Whether a process may pin as much as the server of a region of the default size.
     pub fn memlock_suffices(&self) -> bool {
         self.memlock_bytes.is_none_or(|bytes| bytes >= MEMLOCK_BYTES_MIN)
     }
