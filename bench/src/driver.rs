@@ -12,7 +12,7 @@
 //! With a [`Schedule`]: a latency counts from when the operation was due, also if earlier
 //! operations delayed it. The service time, which is recorded too, counts from its start, as above.
 
-use farside::{Outcome, PipelineFull};
+use farside::PipelineFull;
 
 use crate::accounting::now_ns;
 use crate::arrivals::Schedule;
@@ -21,7 +21,7 @@ use crate::keys::{self, Key};
 use crate::operations::{BATCH, Batch, Operation, Source, Values};
 use crate::recorder::{Attribution, Recorder};
 use crate::records::RecordCounter;
-use crate::store::{Action, MeasuredStore, Pipelined};
+use crate::store::{Action, MeasuredStore, Outcome, Pipelined};
 use crate::workload::Kind;
 
 /// Limit on the operations in flight that share one reading of the clock. Above it latencies would
@@ -379,13 +379,7 @@ impl<W: Witness, P: Pipelined> PipelinedLoop<'_, '_, W, P> {
 /// Whether an operation found what the workload had left.
 #[inline]
 fn as_expected(outcome: Outcome<'_>, value_bytes: u32) -> bool {
-    match outcome {
-        Outcome::Value(found) => {
-            found.is_some_and(|(value, _)| value.len() == value_bytes as usize)
-        }
-        Outcome::Stored => true,
-        Outcome::Applied(applied) => applied,
-    }
+    outcome.applied && outcome.value.is_none_or(|value| value.len() == value_bytes as usize)
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ pub enum Error {
         #[source]
         source: farside::Error,
     },
+    #[error("connecting: {0}")]
+    Setup(#[source] farside::SetupError),
     #[error("{doing}: {source}, or insert less with --operations or --target-rate")]
     NoRoom {
         doing: &'static str,
@@ -107,6 +109,7 @@ impl Error {
             Self::Interrupted => 130,
             Self::Usage(_) => exit_code::USAGE,
             Self::Client { source, .. } | Self::NoRoom { source, .. } => source.exit_code(),
+            Self::Setup(error) => error.exit_code(),
             Self::Attach(error) => exit_code::of_connect(error),
             _ => exit_code::FAILED,
         }

@@ -7,12 +7,11 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use farside::Outcome;
 use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, HistoryOperation, Record, write};
 
 use crate::operations::Values;
-use crate::store::Action;
+use crate::store::{Action, Outcome};
 use crate::{Error, Result};
 
 /// Receives every event of a driver's operations. `()` ignores them and costs nothing.
@@ -176,16 +175,11 @@ impl Witness for Journal<'_> {
     fn ends(&mut self, lane: usize, outcome: Outcome<'_>) {
         let returned = Some(boot_time_ns());
         let Some(mut record) = self.lanes[lane].take() else { return };
-        let (has_succeeded, found) = match outcome {
-            Outcome::Value(found) => (found.is_some(), found),
-            Outcome::Stored => (true, None),
-            Outcome::Applied(applied) => (applied, None),
-        };
         record.returned = returned;
-        record.result = if has_succeeded { Ended::Done } else { Ended::Refused };
-        if let Some((value, version)) = found {
-            record.found = Some(hash(value));
-            record.version = Some(hexadecimal(version.to_u64()));
+        record.result = if outcome.applied { Ended::Done } else { Ended::Refused };
+        if let Some(value) = outcome.value {
+            record.found = Some(hash(&value));
+            record.version = Some(hexadecimal(value.version.to_u64()));
         }
         self.ended.push(record);
         if self.ended.len() == RECORDS_MAX {

@@ -120,7 +120,7 @@ fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
     }
-    let client = builder.connect().map_err(Error::client("connecting"))?;
+    let client = builder.connect().map_err(Error::Setup)?;
     check_limits(args, &client)?;
     Ok(client)
 }

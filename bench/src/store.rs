@@ -2,7 +2,7 @@
 //! A session of Farside is such a store. Calls are generic, not virtual, and none of them
 //! allocates.
 
-use farside::{Counters, Outcome, Pipeline, PipelineFull, Session, Ticket, Version};
+use farside::{Counters, Pipeline, PipelineFull, Session, Ticket, ValueRef, Version};
 
 use crate::keys::Key;
 
@@ -18,17 +18,18 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns the outcome of the action. `applied`: the key was as required; `value` is what a GET
+    /// Returns the outcome of the action. `applied`: the key was as required; `data` is what a GET
     /// found.
     #[inline]
-    pub fn outcome(self, applied: bool, value: &[u8]) -> Outcome<'_> {
-        match self {
-            Self::Get => Outcome::Value(applied.then_some((value, NO_VERSION))),
-            Self::Put => Outcome::Stored,
-            Self::Insert => Outcome::Applied(applied),
-        }
+    pub fn outcome(self, applied: bool, data: &[u8]) -> Outcome<'_> {
+        let found = applied && self == Self::Get;
+        let value = found.then_some(ValueRef { data, version: NO_VERSION });
+        Outcome { applied, version: None, value, number: 0 }
     }
 }
+
+/// What an operation did, and the value that a GET found.
+pub type Outcome<'v> = farside::Outcome<ValueRef<'v>>;
 
 /// The version of a value in stores that have no versions.
 const NO_VERSION: Version = Version::from_u64(0);
@@ -110,13 +111,14 @@ impl MeasuredStore for Session {
         Ok(match action {
             Action::Get => {
                 let version = self.get_into(key, found)?;
-                Outcome::Value(version.map(|version| (&found[..], version)))
+                let value = version.map(|version| ValueRef { data: found, version });
+                Outcome { applied: version.is_some(), version, value, number: 0 }
             }
             Action::Put => {
                 self.put(key, value)?;
-                Outcome::Stored
+                action.outcome(true, &[])
             }
-            Action::Insert => Outcome::Applied(self.insert(key, value)?),
+            Action::Insert => action.outcome(self.insert(key, value)?, &[]),
         })
     }
 

@@ -8,14 +8,27 @@ use farside_protocol::{Action, Lifetime};
 use crate::reconnecting::ReconnectBudget;
 use crate::{ConnectError, Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
 
-/// Collects operations; [`Batch::run`] runs them together.
+/// Collects operations; [`Batch::run`] runs them together. The batch copies keys and values, and its
+/// session keeps the memory for the next one.
 ///
 /// The operations of a batch are concurrent with each other: two on the same key take effect in any
 /// order, and may share a chain as in a [`Pipeline`](crate::Pipeline).
+///
+/// ```no_run
+/// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+/// # let mut session = client.session()?;
+/// let outcomes = session.batch().put("one", "1").increment("count", 1).get("two").run()?;
+/// for outcome in outcomes {
+///     println!("{:?}", outcome?);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a batch does nothing until it is run"]
 pub struct Batch<'s, 'd> {
     session: &'s mut Session,
     operations: Vec<BatchOperation<'d>>,
+    /// The keys and values of all operations, one after another.
+    bytes: Vec<u8>,
 }
 
 impl fmt::Debug for Batch<'_, '_> {
@@ -25,59 +38,39 @@ impl fmt::Debug for Batch<'_, '_> {
     }
 }
 
-/// An operation with its key and value.
-type BatchOperation<'d> = (Action<'d>, &'d [u8], &'d [u8]);
+/// An operation, and where its key and value are in the bytes of the batch.
+struct BatchOperation<'d> {
+    action: Action<'d>,
+    start: usize,
+    key_end: usize,
+    end: usize,
+}
 
-/// The result of a batch's operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BatchOutcome {
-    /// GET: the value, `None` if the key is absent.
-    Value(Option<Value>),
-    /// PUT: the value was stored.
-    Stored,
-    /// All other operations: whether the condition held, and so the change was made.
-    Applied(bool),
+/// The memory of a session's batches.
+#[derive(Default)]
+pub(crate) struct BatchMemory {
+    operations: Vec<BatchOperation<'static>>,
+    bytes: Vec<u8>,
+    remaining: Vec<usize>,
 }
 
 impl<'s, 'd> Batch<'s, 'd> {
     pub(crate) fn new(session: &'s mut Session) -> Self {
-        Self { session, operations: Vec::new() }
+        let operations = std::mem::take(&mut session.batch_memory.operations);
+        let bytes = std::mem::take(&mut session.batch_memory.bytes);
+        Self { session, operations, bytes }
     }
 
-    fn add(&mut self, action: Action<'d>, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.operations.push((action, key, value));
+    fn begin(mut self, action: Action<'d>, key: &[u8], value: &[u8]) -> Self {
+        let start = self.bytes.len();
+        let (key_end, end) = (start + key.len(), start + key.len() + value.len());
+        self.bytes.extend_from_slice(key);
+        self.bytes.extend_from_slice(value);
+        self.operations.push(BatchOperation { action, start, key_end, end });
         self
     }
 
-    /// Adds a GET.
-    pub fn get(&mut self, key: &'d [u8]) -> &mut Self {
-        self.add(Action::Get, key, &[])
-    }
-
-    /// Adds a PUT.
-    pub fn put(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Action::Put(Lifetime::Forever), key, value)
-    }
-
-    /// Adds a store with a condition, a TTL, or both.
-    pub fn store(&mut self, key: &'d [u8], value: &'d [u8], store: Store<'d>) -> &mut Self {
-        self.add(store.action(), key, value)
-    }
-
-    /// Adds an INSERT: a PUT that takes effect only if the key is absent.
-    pub fn insert(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Action::Insert(Lifetime::Forever), key, value)
-    }
-
-    /// Adds an UPDATE: a PUT that takes effect only if the key is present.
-    pub fn update(&mut self, key: &'d [u8], value: &'d [u8]) -> &mut Self {
-        self.add(Action::Update(Lifetime::Forever), key, value)
-    }
-
-    /// Adds a DELETE.
-    pub fn delete(&mut self, key: &'d [u8]) -> &mut Self {
-        self.add(Action::Delete, key, &[])
-    }
+    crate::operations::define_operations!(Self, Self, 'd);
 
     /// Runs all operations and waits for them. Returns their results in the order of the
     /// operations. Up to `pipeline_depth` of them share each doorbell.
@@ -89,27 +82,41 @@ impl<'s, 'd> Batch<'s, 'd> {
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if there is no connection at the start. Each
     /// operation has a result of its own.
-    pub fn run(self) -> Result<Vec<Result<BatchOutcome>>> {
-        let Self { session, operations } = self;
-        let mut results: Vec<_> = operations.iter().map(|_| None).collect();
-        let mut silent_for = run_remaining(session, &operations, &mut results)?;
-        let (mut budget, mut cause) = (ReconnectBudget::default(), None);
-        while cause.is_none() && silent_for.is_none() && results.iter().any(Option::is_none) {
-            let may_retry = session.shared.count_loss(&mut budget);
-            match may_retry.and_then(|()| run_remaining(session, &operations, &mut results)) {
-                Ok(waited) => silent_for = waited,
-                Err(error) => cause = Some(error),
-            }
-        }
-        let (contact, tried) = match silent_for {
-            Some(waited) => (Contact::Silent, waited),
-            None => (Contact::Lost, budget.since_first_loss()),
-        };
-        // The first operation without a result gets the cause itself, which cannot be copied.
-        let mut error =
-            || cause.take().unwrap_or_else(|| session.shared.unreachable(contact, tried));
-        Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(error()))).collect())
+    pub fn run(self) -> Result<Vec<Result<Outcome>>> {
+        let Self { session, mut operations, mut bytes } = self;
+        let results = run(session, &operations, &bytes);
+        operations.clear();
+        bytes.clear();
+        // Of an empty vector only the memory is left, which needs no lifetime.
+        session.batch_memory.operations =
+            operations.into_iter().map(|_| unreachable!("the batch is empty")).collect();
+        session.batch_memory.bytes = bytes;
+        results
     }
+}
+
+/// As [`Batch::run`].
+fn run(
+    session: &mut Session,
+    operations: &[BatchOperation<'_>],
+    bytes: &[u8],
+) -> Result<Vec<Result<Outcome>>> {
+    let mut results: Vec<_> = operations.iter().map(|_| None).collect();
+    let mut silent_for = run_remaining(session, (operations, bytes), &mut results)?;
+    let (mut budget, mut cause) = (ReconnectBudget::default(), None);
+    while cause.is_none() && silent_for.is_none() && results.iter().any(Option::is_none) {
+        let may_retry = session.shared.count_loss(&mut budget);
+        match may_retry.and_then(|()| run_remaining(session, (operations, bytes), &mut results)) {
+            Ok(waited) => silent_for = waited,
+            Err(error) => cause = Some(error),
+        }
+    }
+    let (contact, tried) = match silent_for {
+        Some(waited) => (Contact::Silent, waited),
+        None => (Contact::Lost, budget.since_first_loss()),
+    };
+    let error = cause.unwrap_or_else(|| session.shared.unreachable(contact, tried));
+    Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(error.clone()))).collect())
 }
 
 /// Runs the operations that have no result yet.
@@ -118,21 +125,26 @@ impl<'s, 'd> Batch<'s, 'd> {
 /// If an operation waits for the server in vain, no more are started. Returns how long it waited.
 fn run_remaining(
     session: &mut Session,
-    operations: &[BatchOperation<'_>],
-    results: &mut [Option<Result<BatchOutcome>>],
+    (operations, bytes): (&[BatchOperation<'_>], &[u8]),
+    results: &mut [Option<Result<Outcome>>],
 ) -> Result<Option<Duration>> {
-    let remaining: Vec<usize> = (0..results.len()).filter(|&n| results[n].is_none()).collect();
+    let mut remaining = std::mem::take(&mut session.batch_memory.remaining);
+    remaining.clear();
+    remaining.extend((0..results.len()).filter(|&n| results[n].is_none()));
     let mut pipeline = session.pipeline_of(remaining.len())?;
     let mut silent_for = None;
     for &index in &remaining {
-        let (action, key, value) = operations[index];
-        while silent_for.is_none() && pipeline.start(action, key, value).is_err() {
+        let BatchOperation { action, start, key_end, end } = operations[index];
+        let (key, value) = (&bytes[start..key_end], &bytes[key_end..end]);
+        while silent_for.is_none() && pipeline.begin(action, key, value).is_err() {
             silent_for = take_result(&mut pipeline, &remaining, results);
         }
     }
     while pipeline.in_flight() > 0 {
         silent_for = take_result(&mut pipeline, &remaining, results).or(silent_for);
     }
+    drop(pipeline);
+    session.batch_memory.remaining = remaining;
     Ok(silent_for)
 }
 
@@ -141,18 +153,12 @@ fn run_remaining(
 fn take_result(
     pipeline: &mut Pipeline<'_>,
     remaining: &[usize],
-    results: &mut [Option<Result<BatchOutcome>>],
+    results: &mut [Option<Result<Outcome>>],
 ) -> Option<Duration> {
     let completed = pipeline.wait()?;
     let result = match completed.result {
         Err(Error::Disconnected { .. }) => return None,
-        result => result.map(|outcome| match outcome {
-            Outcome::Value(value) => BatchOutcome::Value(
-                value.map(|(data, version)| Value { data: data.to_vec(), version }),
-            ),
-            Outcome::Stored => BatchOutcome::Stored,
-            Outcome::Applied(applied) => BatchOutcome::Applied(applied),
-        }),
+        result => result.map(|outcome| outcome.map(Value::from)),
     };
     let silent_for = match &result {
         Err(Error::Connect(ConnectError::Unreachable { tried, .. })) => Some(*tried),

@@ -72,11 +72,11 @@ impl Client {
                     store = store.until(expires_at);
                 }
                 match session.store(&entry.key, &entry.value, store) {
-                    Ok(true) => {
+                    Ok(outcome) if outcome.applied => {
                         compaction.blocks_moved += 1;
                         compaction.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
                     }
-                    Ok(false) | Err(Error::Operation(OperationError::Contended { .. })) => {}
+                    Ok(_) | Err(Error::Operation(OperationError::Contended { .. })) => {}
                     Err(Error::Operation(OperationError::OutOfSpace { .. })) => {
                         return Ok(compaction);
                     }

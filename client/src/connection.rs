@@ -1,6 +1,7 @@
 //! One connection to a running server: access to the region, and the control channel.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use farside_control::attach::{Attached, Attempts, ConnectError, ConnectOptions, FabricFactory};
@@ -91,7 +92,8 @@ impl ServerConnection {
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
                 let server = self.connect_options.address.to_string();
-                let (contact, source) = (Contact::Silent, Some(io::Error::other(error)));
+                let source = io::Error::other(error);
+                let (contact, source) = (Contact::Silent, Some(Arc::new(source)));
                 let error = ConnectError::Unreachable { server, tried, contact, source };
                 return Err(error.into());
             };

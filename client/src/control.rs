@@ -76,7 +76,9 @@ pub(crate) struct Control {
 impl Control {
     /// Starts the thread that serves this connection.
     pub(crate) fn start(channel: Box<dyn ControlChannel>) -> Result<Self, ConnectError> {
-        let failed = |doing| move |source: io::Error| ConnectError::System { doing, source };
+        let failed = |doing| {
+            move |source: io::Error| ConnectError::System { doing, source: Arc::new(source) }
+        };
         let queue = Arc::new(ControlQueue::new().map_err(failed("making an eventfd"))?);
         let control_thread = ControlThread {
             queue: queue.clone(),

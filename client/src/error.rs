@@ -1,18 +1,16 @@
 //! The errors of the library.
 
-use std::time::Duration;
-
 use farside_config::PIPELINE_DEPTH_RANGE;
 use farside_config::command_line::exit_code;
 use farside_control::attach::ConnectError;
 use farside_protocol::OperationError;
 
-use crate::AddressError;
+use crate::{AddressError, PipelineFull};
 
 /// Why an operation or a connection failed.
 ///
 /// Unless the variant says otherwise, a failed operation changed nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation failed.
@@ -47,6 +45,16 @@ pub enum Error {
         /// The shortest GRACE that these settings allow, in milliseconds.
         grace_ms_min: u64,
     },
+    /// All lanes of a pipeline are busy.
+    #[error(transparent)]
+    PipelineFull(#[from] PipelineFull),
+}
+
+/// Why a client could not be made: an error of
+/// [`ClientBuilder::connect`](crate::ClientBuilder::connect).
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupError {
     /// The pipeline depth is out of range. The client has not tried to connect.
     #[error(
         "pipeline_depth = {depth}: write a number from {} to {}",
@@ -60,9 +68,40 @@ pub enum Error {
     /// The server's address is missing or malformed.
     #[error("{0}")]
     Address(#[from] AddressError),
+    /// There is no connection to the server.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+impl SetupError {
+    /// Returns the exit code of a command that fails with this error.
+    #[doc(hidden)]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::PipelineDepth { .. } | Self::Address(_) => exit_code::USAGE,
+            Self::Connect(error) => exit_code::of_connect(error),
+        }
+    }
 }
 
 impl Error {
+    /// Whether the same call may succeed later without any change: the operation had no effect, and
+    /// the cause passes.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Operation(OperationError::Contended { .. })
+                | Self::Connect(ConnectError::Unreachable { .. })
+                | Self::Disconnected { .. }
+                | Self::PipelineFull(_)
+        )
+    }
+
+    /// Whether the operation may have taken effect. It has, or it never will: a GET tells.
+    pub fn is_indeterminate(&self) -> bool {
+        matches!(self, Self::Operation(OperationError::Indeterminate))
+    }
+
     /// Returns the exit code of a command that fails with this error.
     #[doc(hidden)]
     pub fn exit_code(&self) -> u8 {
@@ -71,46 +110,13 @@ impl Error {
             Self::Operation(
                 KeyEmpty | KeyTooLong { .. } | ValueTooLong { .. } | ExpiryTooLate | Denied,
             )
-            | Self::Lateness { .. }
-            | Self::PipelineDepth { .. }
-            | Self::Address(_) => exit_code::USAGE,
+            | Self::Lateness { .. } => exit_code::USAGE,
             Self::Operation(Layout(_)) => exit_code::DAMAGE,
-            Self::Operation(_) => exit_code::FAILED,
+            Self::Operation(_) | Self::PipelineFull(_) => exit_code::FAILED,
             Self::Connect(error) => exit_code::of_connect(error),
             Self::Disconnected { .. } => exit_code::NO_SERVER,
         }
     }
-}
-
-/// Copies an error, for another thread that waited for this attempt to connect. `tried` is how long
-/// that thread has waited.
-pub(crate) fn copy_connect_error(error: &ConnectError, tried: Duration) -> ConnectError {
-    use ConnectError::{
-        Control, Layout, OtherFabric, Rdma, Refused, System, Unreachable, Untrusted,
-    };
-    match error {
-        Unreachable { server, contact, source, .. } => {
-            let (server, source) = (server.clone(), source.as_ref().map(copy_io_error));
-            Unreachable { server, tried, contact: *contact, source }
-        }
-        Refused { server, source } => Refused { server: server.clone(), source: *source },
-        Untrusted { server, user } => Untrusted { server: server.clone(), user: *user },
-        Layout(error) => Layout(error.clone()),
-        Control(error) => Control(error.clone()),
-        OtherFabric => OtherFabric,
-        System { doing, source } => System { doing, source: copy_io_error(source) },
-        // The error itself cannot be copied, but its text can.
-        Rdma(error) => {
-            let source = std::io::Error::other(error.to_string());
-            System { doing: "connecting over RDMA", source }
-        }
-    }
-}
-
-/// Copies an error: its number in the system, or else its kind and text.
-fn copy_io_error(error: &std::io::Error) -> std::io::Error {
-    let with_text = || std::io::Error::new(error.kind(), error.to_string());
-    error.raw_os_error().map_or_else(with_text, std::io::Error::from_raw_os_error)
 }
 
 /// The result of the library's functions.
@@ -118,34 +124,26 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use farside_control::attach::Contact;
 
     use super::*;
-    use crate::{ControlError, LayoutError, Refusal, VerbsError};
 
     #[test]
-    fn a_waiting_session_gets_a_copy_of_the_error() {
-        let doing = "starting the control thread";
-        let system = |source| ConnectError::System { doing, source };
+    fn errors_say_whether_to_try_again() {
         let server = "shm:///run/kv.sock".to_owned();
-        let tried = Duration::from_secs(3);
-        let copied = |error: ConnectError| {
-            (copy_connect_error(&error, tried).to_string(), error.to_string())
-        };
-        for error in [
-            system(std::io::Error::from_raw_os_error(11)),
-            system(std::io::Error::other("why")),
-            ConnectError::Refused { server: server.clone(), source: Refusal::ShuttingDown },
-            LayoutError::NotARegion.into(),
-            ControlError::NotFarside.into(),
-        ] {
-            let (copy, error) = copied(error);
-            assert_eq!(copy, error);
-        }
-        let (rdma, error) = copied(ConnectError::Rdma(VerbsError::OtherDevice));
-        assert!(rdma.contains(&error), "{error}");
-        let (tried, contact) = (Duration::from_secs(2), Contact::Lost);
-        let (lost, _) = copied(ConnectError::Unreachable { server, tried, contact, source: None });
-        assert!(lost.contains("went away (tried for 3000 ms)"));
+        let (tried, contact) = (Duration::from_secs(1), Contact::Lost);
+        let unreachable = ConnectError::Unreachable { server, tried, contact, source: None };
+        let full = Error::from(PipelineFull);
+        let [lost, denied, unknown] = [
+            unreachable.clone().into(),
+            OperationError::Denied.into(),
+            OperationError::Indeterminate.into(),
+        ]
+        .map(|error: Error| (error.is_retryable(), error.is_indeterminate()));
+        assert_eq!([lost, denied, unknown], [(true, false), (false, false), (false, true)]);
+        assert!(full.is_retryable());
+        assert_eq!(SetupError::from(unreachable.clone()).to_string(), unreachable.to_string());
     }
 }

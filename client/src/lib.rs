@@ -16,14 +16,14 @@
 //! let client = Client::builder().server("shm:///run/farside/kv.sock").connect()?;
 //! let mut session = client.session()?;
 //!
-//! session.put(b"greeting", b"hello")?;
-//! let value = session.get(b"greeting")?.expect("it was just put");
-//! assert_eq!(*value, *b"hello");
+//! session.put("greeting", "hello")?;
+//! let value = session.get("greeting")?.expect("it was just put");
+//! assert_eq!(value, "hello");
 //!
-//! assert!(!session.insert(b"greeting", b"only if absent")?);
-//! session.compare_exchange_version(b"greeting", value.version, b"hi")?;
-//! assert!(session.delete(b"greeting")?);
-//! assert_eq!(session.get(b"greeting")?, None);
+//! assert!(!session.insert("greeting", "only if absent")?);
+//! assert!(session.compare_exchange_version("greeting", value.version, "hi")?.applied);
+//! assert!(session.delete("greeting")?);
+//! assert_eq!(session.get("greeting")?, None);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -45,20 +45,16 @@
 //! ```no_run
 //! # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
 //! # let mut session = client.session()?;
-//! use farside::{BatchOutcome, Outcome};
-//!
-//! let mut batch = session.batch();
-//! batch.put(b"one", b"1").put(b"two", b"2").delete(b"three");
-//! for result in batch.run()? {
-//!     assert!(matches!(result?, BatchOutcome::Stored | BatchOutcome::Applied(false)));
+//! for outcome in session.batch().put("one", "1").put("two", "2").delete("three").run()? {
+//!     println!("{:?}", outcome?);
 //! }
 //!
 //! let mut pipeline = session.pipeline()?;
-//! let ticket = pipeline.get(b"two")?;
+//! let ticket = pipeline.get("two")?;
 //! while let Some(completed) = pipeline.wait() {
 //!     assert_eq!(completed.ticket, ticket);
-//!     let Outcome::Value(Some((value, _version))) = completed.result? else { panic!("absent") };
-//!     assert_eq!(value, b"2");
+//!     let value = completed.result?.value.expect("it was just put");
+//!     assert_eq!(*value, *b"2");
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -82,16 +78,19 @@ mod compact;
 mod connection;
 mod control;
 mod error;
+mod more_operations;
+mod operations;
+mod outcome;
 mod pipeline;
 mod reconnecting;
 mod scan;
 mod session;
 mod store;
 
-pub use batch::{Batch, BatchOutcome};
+pub use batch::Batch;
 pub use client::{Client, ClientBuilder, Limits};
 pub use compact::Compaction;
-pub use error::{Error, Result};
+pub use error::{Error, Result, SetupError};
 pub use farside_config::size::ByteSize;
 pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH_RANGE, RdmaConfig, Secret};
 pub use farside_control::address::AddressError;
@@ -101,7 +100,9 @@ pub use farside_fabric::Counters;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_protocol::{CacheStatistics, Entry, Exhausted, OperationError, Value, Version};
-pub use pipeline::{Completed, Outcome, Pipeline, PipelineFull, Ticket};
+pub use more_operations::Ttl;
+pub use outcome::{Outcome, ValueRef};
+pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
 pub use scan::Scan;
 pub use session::Session;
-pub use store::{Exchange, Store};
+pub use store::Store;

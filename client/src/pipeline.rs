@@ -11,7 +11,7 @@ use farside_protocol::{Action, Lifetime};
 use self::lanes::LaneScheduler;
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionRegion};
-use crate::{Result, Store, Version};
+use crate::{Outcome, Result, Store, ValueRef};
 
 /// Identifies an operation of a pipeline. Tickets are numbered in the order of the starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,27 +45,17 @@ pub struct Completed<'p> {
     /// The operation's ticket.
     pub ticket: Ticket,
     /// Its result. A value's bytes are valid until the pipeline is used again.
-    pub result: Result<Outcome<'p>>,
+    pub result: Result<Outcome<ValueRef<'p>>>,
     /// The verbs of this operation; none if it shared another operation's chain. Doorbells are not
     /// counted here, because operations share them.
     pub counters: &'p Counters,
 }
 
-/// The result of a pipeline's operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome<'p> {
-    /// GET: the value and its version; `None` if the key is absent.
-    Value(Option<(&'p [u8], Version)>),
-    /// PUT: the value was stored.
-    Stored,
-    /// All other operations: whether the condition held, and so the change was made.
-    Applied(bool),
-}
-
 /// Up to `pipeline_depth` operations in flight.
 ///
-/// Starting an operation copies its key and value, and never waits: if all lanes are busy, it fails
-/// with [`PipelineFull`]. Operations are posted and advance only inside [`Pipeline::poll`],
+/// Starting an operation copies its key and value, and never waits. If all lanes are busy, it fails
+/// with [`PipelineFull`]; every other error comes with the operation's [`Completed`]. The expected
+/// value of a [`Store`] is not copied. Operations are posted and advance only inside [`Pipeline::poll`],
 /// [`Pipeline::wait`] and drop, so call `poll` or `wait` regularly. Dropping the pipeline completes
 /// the operations in flight.
 ///
@@ -98,68 +88,10 @@ impl<'s> Pipeline<'s> {
         Self(LaneScheduler::new(handle, connection, shared, depth))
     }
 
-    /// Starts a GET.
-    ///
-    /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    pub fn get(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Get, key, &[])
-    }
+    crate::operations::define_operations!(&mut Self, std::result::Result<Ticket, PipelineFull>, 's);
 
-    /// Starts a PUT.
-    ///
-    /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Put(Lifetime::Forever), key, value)
-    }
-
-    /// Starts a store with a condition, a TTL, or both. An expected value is not copied.
-    ///
-    /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    pub fn store(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        store: Store<'s>,
-    ) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(store.action(), key, value)
-    }
-
-    /// Starts an INSERT: a PUT that takes effect only if the key is absent.
-    ///
-    /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    pub fn insert(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-    ) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Insert(Lifetime::Forever), key, value)
-    }
-
-    /// Starts an UPDATE: a PUT that takes effect only if the key is present.
-    ///
-    /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    pub fn update(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-    ) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Update(Lifetime::Forever), key, value)
-    }
-
-    /// Starts a DELETE.
-    ///
-    /// # Errors
-    /// [`PipelineFull`]; every other error comes with its [`Completed`].
-    pub fn delete(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Delete, key, &[])
-    }
-
-    pub(crate) fn start(
+    /// Starts an operation. Every error other than [`PipelineFull`] comes with its [`Completed`].
+    pub(crate) fn begin(
         &mut self,
         action: Action<'s>,
         key: &[u8],

@@ -5,7 +5,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::ConnectError;
-use crate::error::copy_connect_error;
 
 /// The present connection, and whether a session is replacing it.
 pub(crate) struct Reconnecting<C> {
@@ -54,7 +53,7 @@ impl<C> Reconnecting<C> {
             if let Some((failed_at, error)) = &state.last_failure
                 && *failed_at > asked_at
             {
-                return Err(copy_connect_error(error, asked_at.elapsed()));
+                return Err(error.clone().tried_for(asked_at.elapsed()));
             }
             if !state.is_connecting {
                 break;
@@ -75,8 +74,7 @@ impl<C> Reconnecting<C> {
             }
             Err(error) => {
                 let error = error.after_an_answer();
-                let copy = copy_connect_error(&error, asked_at.elapsed());
-                state.last_failure = Some((Instant::now(), copy));
+                state.last_failure = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }

@@ -11,6 +11,8 @@ pub struct Scan<'s> {
     session: &'s mut Session,
     region_id: [u8; 16],
     cursor: ScanCursor,
+    /// Only keys that begin with these bytes are returned.
+    prefix: Vec<u8>,
     has_ended: bool,
 }
 
@@ -21,9 +23,10 @@ impl fmt::Debug for Scan<'_> {
 }
 
 impl<'s> Scan<'s> {
-    pub(crate) fn new(session: &'s mut Session) -> Result<Self> {
+    pub(crate) fn new(session: &'s mut Session, prefix: &[u8]) -> Result<Self> {
         let region_id = session.handle()?.region.format.region_id;
-        Ok(Self { session, region_id, cursor: ScanCursor::default(), has_ended: false })
+        let (cursor, prefix) = (ScanCursor::default(), prefix.to_vec());
+        Ok(Self { session, region_id, cursor, prefix, has_ended: false })
     }
 
     /// Reads the next entry. The inner error concerns that entry only, and the scan continues. The
@@ -54,11 +57,14 @@ impl Iterator for Scan<'_> {
 
     /// Returns the next entry. After an error about one entry the scan continues with the others.
     fn next(&mut self) -> Option<Self::Item> {
-        if self.has_ended {
-            return None;
+        while !self.has_ended {
+            let step = self.step();
+            self.has_ended = matches!(step, Err(_) | Ok(Ok(None)));
+            match step.flatten().transpose() {
+                Some(Ok(entry)) if !entry.key.starts_with(&self.prefix) => {}
+                step => return step,
+            }
         }
-        let step = self.step();
-        self.has_ended = matches!(step, Err(_) | Ok(Ok(None)));
-        step.flatten().transpose()
+        None
     }
 }

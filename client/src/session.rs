@@ -7,19 +7,15 @@ use std::time::Duration;
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters};
 
-use farside_protocol::{Action, Answer, Expected, Failure, Found, LANE, Lifetime, OpenRegion};
+use farside_protocol::{Action, Answer, Failure, Found, LANE, Lifetime, OpenRegion, Version};
 
+use crate::batch::BatchMemory;
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::reconnecting::ReconnectBudget;
 use crate::{
-    Batch, CacheStatistics, Exchange, Limits, OperationError, Pipeline, Result, Scan, Store, Value,
-    Version,
+    Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, Result, Scan, Store, Value,
 };
-
-/// Limit on the attempts of a compare-and-exchange that expects an absent key. An attempt fails if
-/// the key was present at its INSERT but absent at its GET.
-const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 
 /// One thread's access to the region, with its own lanes and free blocks. All sessions of a client
 /// share one location cache. `Send`, but not `Sync`.
@@ -30,6 +26,7 @@ const EXCHANGE_ATTEMPTS_MAX: u32 = 64;
 pub struct Session {
     pub(crate) shared: Arc<ClientInner>,
     connected: ConnectedEngine,
+    pub(crate) batch_memory: BatchMemory,
 }
 
 impl fmt::Debug for Session {
@@ -83,7 +80,7 @@ impl Drop for ConnectedEngine {
 impl Session {
     pub(crate) fn open(shared: Arc<ClientInner>) -> Result<Self> {
         let connected = ConnectedEngine::new(&shared)?;
-        Ok(Self { shared, connected })
+        Ok(Self { shared, connected, batch_memory: BatchMemory::default() })
     }
 
     /// Returns the region and its engine, after reconnecting if the connection was lost.
@@ -128,7 +125,12 @@ impl Session {
 
     /// Runs an operation that may change the region.
     #[inline]
-    fn change(&mut self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<Answer> {
+    pub(crate) fn change(
+        &mut self,
+        action: Action<'_>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Answer> {
         if self.shared.role() == Role::Reader {
             return Err(OperationError::Denied.into());
         }
@@ -141,6 +143,10 @@ impl Session {
         into.extend_from_slice(
             found.value_in(&self.connected.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
         );
+    }
+
+    pub(crate) fn outcome(&self, Answer { applied, version, number, found }: Answer) -> Outcome {
+        Outcome { applied, version, value: found.map(|found| self.value(&found)), number }
     }
 
     fn value(&self, found: &Found) -> Value {
@@ -160,8 +166,8 @@ impl Session {
     /// `Layout` if the block is damaged, and `Unregistered` if the system refuses memory for RDMA.
     /// [`Error::Connect`](crate::Error::Connect): `Unreachable`. If the call reconnects, also the
     /// errors of [`Client::session`](crate::Client::session).
-    pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>> {
-        let found = self.run(|handle| handle.get(key))?;
+    pub fn get(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        let found = self.run(|handle| handle.get(key.as_ref()))?;
         Ok(found.map(|found| self.value(&found)))
     }
 
@@ -171,9 +177,13 @@ impl Session {
     /// # Errors
     /// As [`Session::get`].
     #[inline]
-    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
+    pub fn get_into(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: &mut Vec<u8>,
+    ) -> Result<Option<Version>> {
         value.clear();
-        let found = self.run(|handle| handle.get(key))?;
+        let found = self.run(|handle| handle.get(key.as_ref()))?;
         Ok(found.map(|found| {
             self.copy(&found, value);
             found.version
@@ -190,8 +200,9 @@ impl Session {
     /// `OutOfSpace`, `Denied`, `Contended`, and `Indeterminate` if the connection broke during the
     /// operation; otherwise as [`Session::get`].
     #[inline]
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
+    pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let action = Action::Put(Lifetime::Forever);
+        self.change(action, key.as_ref(), value.as_ref()).map(|_| ())
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is
@@ -201,20 +212,31 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::put`].
-    pub fn put_with_ttl(&mut self, key: &[u8], value: &[u8], ttl: Duration) -> Result<()> {
+    pub fn put_with_ttl(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        ttl: Duration,
+    ) -> Result<()> {
         self.store(key, value, Store::always().ttl(ttl)).map(|_| ())
     }
 
-    /// Stores a value with a condition, a TTL, or both. Returns false if the condition did not
-    /// hold.
+    /// Stores a value with a condition, a TTL, or both. [`Outcome::applied`] is false if the
+    /// condition did not hold.
     ///
     /// Takes as many round trips as [`Session::put`], [`Session::insert`], [`Session::update`] or
     /// [`Session::compare_exchange`] with this condition.
     ///
     /// # Errors
     /// As [`Session::put`].
-    pub fn store(&mut self, key: &[u8], value: &[u8], store: Store<'_>) -> Result<bool> {
-        Ok(self.change(store.action(), key, value)?.applied)
+    pub fn store(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        store: Store<'_>,
+    ) -> Result<Outcome> {
+        let answer = self.change(store.action(), key.as_ref(), value.as_ref())?;
+        Ok(self.outcome(answer))
     }
 
     /// Stores a value only if the key is absent. Returns false if it was present.
@@ -225,8 +247,9 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::put`].
-    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.change(Action::Insert(Lifetime::Forever), key, value)?.applied)
+    pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let action = Action::Insert(Lifetime::Forever);
+        Ok(self.change(action, key.as_ref(), value.as_ref())?.applied)
     }
 
     /// Stores a value only if the key is present. Returns false if it was absent.
@@ -237,8 +260,9 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::put`].
-    pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
-        Ok(self.change(Action::Update(Lifetime::Forever), key, value)?.applied)
+    pub fn update(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let action = Action::Update(Lifetime::Forever);
+        Ok(self.change(action, key.as_ref(), value.as_ref())?.applied)
     }
 
     /// Removes a key. Returns false if it was absent.
@@ -248,40 +272,31 @@ impl Session {
     /// # Errors
     /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `Denied`,
     /// `Contended`, `Indeterminate`; otherwise as [`Session::get`].
-    pub fn delete(&mut self, key: &[u8]) -> Result<bool> {
-        Ok(self.change(Action::Delete, key, &[])?.applied)
+    pub fn delete(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.change(Action::Delete, key.as_ref(), &[])?.applied)
     }
 
     /// Stores `new` only if the key's value is `expected`; with `None`, only if the key is absent.
+    /// If it is not, [`Outcome::value`] is the present value.
     ///
-    /// The round trips of a GET, and one more. With `None` those of [`Session::insert`], and those
-    /// of a GET if the key was present. Compares whole values: for large ones
+    /// The round trips of a GET, and one more; with `None`, those of a GET, and those of
+    /// [`Session::insert`] if the key is absent. Compares whole values: for large ones
     /// [`Session::compare_exchange_version`] is cheaper.
     ///
     /// # Errors
     /// As [`Session::put`].
     pub fn compare_exchange(
         &mut self,
-        key: &[u8],
+        key: impl AsRef<[u8]>,
         expected: Option<&[u8]>,
-        new: &[u8],
-    ) -> Result<Exchange> {
-        if let Some(expected) = expected {
-            return self.exchange(key, Expected::Value(expected), new);
-        }
-        for _ in 0..EXCHANGE_ATTEMPTS_MAX {
-            if self.insert(key, new)? {
-                return Ok(Exchange::Exchanged);
-            }
-            // The key was present. So return its value, unless another client deletes it first.
-            if let Some(value) = self.get(key)? {
-                return Ok(Exchange::Mismatch(Some(value)));
-            }
-        }
-        Err(OperationError::Contended { attempts: EXCHANGE_ATTEMPTS_MAX }.into())
+        new: impl AsRef<[u8]>,
+    ) -> Result<Outcome> {
+        let condition = expected.map_or_else(Store::if_absent, Store::if_value);
+        self.exchange(key.as_ref(), condition, new.as_ref())
     }
 
-    /// Stores `new` only if the key's value is still the one that the write `expected` stored.
+    /// Stores `new` only if the key's value is still the one that the write `expected` stored. If
+    /// it is not, [`Outcome::value`] is the present value.
     ///
     /// The round trips of a GET, and one more.
     ///
@@ -289,19 +304,17 @@ impl Session {
     /// As [`Session::put`].
     pub fn compare_exchange_version(
         &mut self,
-        key: &[u8],
+        key: impl AsRef<[u8]>,
         expected: Version,
-        new: &[u8],
-    ) -> Result<Exchange> {
-        self.exchange(key, Expected::Version(expected), new)
+        new: impl AsRef<[u8]>,
+    ) -> Result<Outcome> {
+        self.exchange(key.as_ref(), Store::if_version(expected), new.as_ref())
     }
 
-    fn exchange(&mut self, key: &[u8], expected: Expected<'_>, new: &[u8]) -> Result<Exchange> {
-        let answer = self.change(Action::Exchange(expected, Lifetime::Forever), key, new)?;
-        if answer.applied {
-            return Ok(Exchange::Exchanged);
-        }
-        Ok(Exchange::Mismatch(answer.found.map(|found| self.value(&found))))
+    fn exchange(&mut self, key: &[u8], condition: Store<'_>, new: &[u8]) -> Result<Outcome> {
+        let answer = self.change(condition.returning().action(), key, new)?;
+        let found = answer.found.filter(|_| !answer.applied);
+        Ok(self.outcome(Answer { found, ..answer }))
     }
 
     /// Returns a pipeline, which keeps up to `pipeline_depth` operations in flight.
@@ -316,7 +329,7 @@ impl Session {
     /// time for each lane.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
         self.handle()?;
-        let Self { connected, shared } = self;
+        let Self { connected, shared, .. } = self;
         Ok(Pipeline::new(connected.handle(), &connected.connection, shared, operations))
     }
 
@@ -341,7 +354,16 @@ impl Session {
     /// with `Layout`, `Contended` or `Unregistered`. All others do, among them
     /// [`Error::Disconnected`](crate::Error::Disconnected) when the server has another region now.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
-        Scan::new(self)
+        Scan::new(self, &[])
+    }
+
+    /// Iterates over the keys that begin with `prefix`, and their values. It costs as much as
+    /// [`Session::scan`], because the index has no order; only the other entries are left out.
+    ///
+    /// # Errors
+    /// As [`Session::scan`].
+    pub fn scan_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_>> {
+        Scan::new(self, prefix.as_ref())
     }
 
     /// Counts of the verbs of this session on its present connection.

@@ -1,8 +1,8 @@
-//! Conditions under which values are stored, when they expire, and what an exchange returns.
+//! Conditions under which values are stored, and when they expire.
 
 use std::time::{Duration, SystemTime};
 
-use farside_protocol::{Action, Expected, Lifetime, Value, Version};
+use farside_protocol::{Action, Change, Expected, Lifetime, Version};
 
 /// The condition under which a store takes effect.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,11 +30,12 @@ enum Precondition<'e> {
 pub struct Store<'e> {
     condition: Precondition<'e>,
     lifetime: Lifetime,
+    returns: bool,
 }
 
 impl<'e> Store<'e> {
     fn on(condition: Precondition<'e>) -> Self {
-        Self { condition, lifetime: Lifetime::Forever }
+        Self { condition, ..Self::default() }
     }
 
     /// Without a condition, as a PUT.
@@ -78,21 +79,32 @@ impl<'e> Store<'e> {
         self
     }
 
+    /// The value expires when the one that it replaces would have. Costs the round trips of a GET
+    /// and one more, unless the key is absent.
+    pub fn keep_ttl(mut self) -> Self {
+        self.lifetime = Lifetime::Kept;
+        self
+    }
+
+    /// The outcome has the value before this store: the one that it replaced, or the one that made
+    /// its condition fail. Costs the round trips of a GET and one more, unless the key is absent.
+    pub fn returning(mut self) -> Self {
+        self.returns = true;
+        self
+    }
+
     pub(crate) fn action(self) -> Action<'e> {
-        match self.condition {
-            Precondition::None => Action::Put(self.lifetime),
-            Precondition::Absent => Action::Insert(self.lifetime),
-            Precondition::Present => Action::Update(self.lifetime),
-            Precondition::Expected(expected) => Action::Exchange(expected, self.lifetime),
+        let Self { condition, lifetime, returns } = self;
+        let modify = |change, creates| Action::modify(change, creates, lifetime, returns);
+        let is_plain = !returns && lifetime != Lifetime::Kept;
+        match condition {
+            Precondition::None if is_plain => Action::Put(lifetime),
+            Precondition::None => modify(Change::Store(None), true),
+            Precondition::Absent if !returns => Action::Insert(lifetime),
+            Precondition::Absent => modify(Change::Leave, true),
+            Precondition::Present if is_plain => Action::Update(lifetime),
+            Precondition::Present => modify(Change::Store(None), false),
+            Precondition::Expected(expected) => modify(Change::Store(Some(expected)), false),
         }
     }
-}
-
-/// The result of [`Session::compare_exchange`](crate::Session::compare_exchange).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exchange {
-    /// The key had the expected value (or was absent, as expected) and now has the new one.
-    Exchanged,
-    /// The key had this value instead; `None` if the key was absent. Nothing was changed.
-    Mismatch(Option<Value>),
 }

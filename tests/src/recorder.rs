@@ -9,16 +9,18 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use farside::OperationError::Indeterminate;
-use farside::{BatchOutcome, Error, Exchange, Session, Value};
+use farside::{Error, Outcome, Session, Value, Version};
 use farside_fabric::boot_time_ns;
 use farside_fabric::shm::Region;
-use farside_linearizability::{Ended, HistoryOperation, Record};
-use farside_protocol::{Action, Expected, Lifetime};
+use farside_linearizability::{Ended, HistoryOperation, Record, numeric};
+use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 
 use crate::self_describing;
 
 /// Recorded sessions use the keys below this number.
 pub const HOT_KEYS: u64 = 64;
+/// The keys whose values are decimal numbers.
+pub const COUNTERS: std::ops::Range<u64> = HOT_KEYS..HOT_KEYS + 8;
 
 /// The offsets of a record's words. The time when the operation began; 0 if it has not.
 const BEGAN: u64 = 0;
@@ -35,7 +37,7 @@ const RETURNED: u64 = 56;
 /// The size of an operation's record.
 pub const RECORD_BYTES: u64 = 64;
 
-const OPERATIONS: [HistoryOperation; 7] = [
+const OPERATIONS: [HistoryOperation; 10] = [
     HistoryOperation::Get,
     HistoryOperation::Put,
     HistoryOperation::Insert,
@@ -43,6 +45,9 @@ const OPERATIONS: [HistoryOperation; 7] = [
     HistoryOperation::Delete,
     HistoryOperation::Exchange,
     HistoryOperation::ExchangeVersion,
+    HistoryOperation::Take,
+    HistoryOperation::Increment,
+    HistoryOperation::Append,
 ];
 const ENDS: [Ended; 4] = [Ended::Unknown, Ended::Done, Ended::Refused, Ended::Failed];
 
@@ -51,6 +56,8 @@ const ENDS: [Ended; 4] = [Ended::Unknown, Ended::Done, Ended::Refused, Ended::Fa
 const FOREIGN: u64 = u64::MAX;
 /// The number for no value.
 const NONE: u64 = 0;
+/// The bit of a decimal number; the others are the number itself.
+const DECIMAL: u64 = 1 << 63;
 
 /// Creates and maps a file of `bytes` zeros. Its words survive this process.
 ///
@@ -94,15 +101,16 @@ fn ended(is_done: bool) -> Ended {
     if is_done { Ended::Done } else { Ended::Refused }
 }
 
-fn exchanged(exchange: Exchange) -> (Ended, Option<Value>) {
-    match exchange {
-        Exchange::Exchanged => (Ended::Done, None),
-        Exchange::Mismatch(found) => (Ended::Refused, found),
-    }
+fn recorded_outcome(outcome: Outcome) -> (Ended, Option<Value>) {
+    (ended(outcome.applied), outcome.value)
 }
 
 /// Returns the number of a key's value; `FOREIGN` if no session wrote these bytes.
 fn number(key: u64, bytes: &[u8]) -> u64 {
+    if COUNTERS.contains(&key) {
+        let decimal = str::from_utf8(bytes).ok().and_then(numeric);
+        return decimal.map_or(FOREIGN, |number| DECIMAL | number as u64);
+    }
     let words = bytes.as_chunks::<8>().0;
     match words {
         [_, writer, count, ..] if self_describing::holds(key, bytes) => {
@@ -126,6 +134,16 @@ fn recorded(action: Action<'_>, key: u64) -> (HistoryOperation, u64) {
         Action::Exchange(Expected::Version(expected), _) => {
             (HistoryOperation::ExchangeVersion, expected.to_u64())
         }
+        Action::Modify(Modification { change: Change::Add(_), .. }) => {
+            (HistoryOperation::Increment, NONE)
+        }
+        Action::Modify(Modification { change: Change::Append, .. }) => {
+            (HistoryOperation::Append, NONE)
+        }
+        Action::Modify(Modification { change: Change::Remove, .. }) => {
+            (HistoryOperation::Take, NONE)
+        }
+        Action::Version | Action::Modify(_) => unreachable!("no such operation is recorded"),
     }
 }
 
@@ -138,11 +156,22 @@ fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) 
         Action::Update(_) => session.update(key, value).map(changed),
         Action::Delete => session.delete(key).map(changed),
         Action::Exchange(Expected::Value(expected), _) => {
-            session.compare_exchange(key, Some(expected), value).map(exchanged)
+            session.compare_exchange(key, Some(expected), value).map(recorded_outcome)
         }
         Action::Exchange(Expected::Version(expected), _) => {
-            session.compare_exchange_version(key, expected, value).map(exchanged)
+            session.compare_exchange_version(key, expected, value).map(recorded_outcome)
         }
+        Action::Modify(Modification { change: Change::Add(addend), .. }) => {
+            let data = session.increment(key, addend)?.to_string().into_bytes();
+            Ok((Ended::Done, Some(Value { data, version: Version::from_u64(0) })))
+        }
+        Action::Modify(Modification { change: Change::Append, .. }) => {
+            session.append(key, value).map(|_| changed(true))
+        }
+        Action::Modify(Modification { change: Change::Remove, .. }) => {
+            session.take(key).map(|found| (ended(found.is_some()), found))
+        }
+        Action::Version | Action::Modify(_) => unreachable!("no such operation is recorded"),
     }
 }
 
@@ -177,15 +206,24 @@ impl RecordingSession {
     }
 
     /// Records an operation. If the operation stores a value, the value is new and has `bytes`
-    /// bytes.
+    /// bytes. An append appends the digit `bytes`.
     fn begin(&mut self, key: u64, action: Action<'_>, bytes: usize) -> OpenRecord {
-        let (at, stores) = (self.next_record, !matches!(action, Action::Get | Action::Delete));
+        let at = self.next_record;
         self.next_record += RECORD_BYTES;
-        self.values += u64::from(stores);
-        let argument = if stores { self.process << 32 | self.values } else { NONE };
-        let value = match stores {
-            true => self_describing::value(key, self.process, self.values, bytes),
-            false => Vec::new(),
+        let (argument, value) = match action {
+            Action::Get | Action::Delete => (NONE, Vec::new()),
+            Action::Modify(Modification { change: Change::Add(addend), .. }) => {
+                (DECIMAL | addend as u64, Vec::new())
+            }
+            Action::Modify(Modification { change: Change::Append, .. }) => {
+                (DECIMAL | bytes as u64, bytes.to_string().into_bytes())
+            }
+            Action::Modify(_) => (NONE, Vec::new()),
+            _ => {
+                self.values += 1;
+                let value = self_describing::value(key, self.process, self.values, bytes);
+                (self.process << 32 | self.values, value)
+            }
         };
         let (operation, expected) = recorded(action, key);
         let code = OPERATIONS.iter().position(|known| *known == operation).unwrap() as u64;
@@ -247,7 +285,7 @@ impl RecordingSession {
         let insert = Action::Insert(Lifetime::Forever);
         let call = |session: &mut Session, key: &[u8], value: &[u8]| {
             let exchange = session.compare_exchange(key, None, value)?;
-            Ok((exchanged(exchange).0, None))
+            Ok((ended(exchange.applied), None))
         };
         self.run_as(key, insert, bytes, call).map(drop)
     }
@@ -276,25 +314,20 @@ impl RecordingSession {
         let keys: Vec<[u8; 8]> = steps.iter().map(|(key, ..)| key.to_le_bytes()).collect();
         let mut batch = self.session.batch();
         for ((key, record), (_, action, _)) in keys.iter().zip(&records).zip(steps) {
-            match action {
+            batch = match action {
                 Action::Get => batch.get(key),
                 Action::Put(_) => batch.put(key, &record.value),
                 Action::Insert(_) => batch.insert(key, &record.value),
                 Action::Update(_) => batch.update(key, &record.value),
                 Action::Delete => batch.delete(key),
-                Action::Exchange(..) => unreachable!("the outcome of a batch has no found value"),
+                _ => unreachable!("no such step is requested"),
             };
         }
         // Without a connection no operation happened, and all records stay without a result.
         let outcomes = batch.run()?;
         let returned = boot_time_ns();
-        let recorded = |outcome| match outcome {
-            BatchOutcome::Value(found) => (ended(found.is_some()), found),
-            BatchOutcome::Stored => (Ended::Done, None),
-            BatchOutcome::Applied(is_done) => (ended(is_done), None),
-        };
         let results = outcomes.into_iter().zip(&records).map(|(outcome, record)| {
-            let result = outcome.map(recorded);
+            let result = outcome.map(recorded_outcome);
             self.end(record, &result, returned);
             result.map(drop)
         });
@@ -348,6 +381,7 @@ pub fn read(path: &Path, process: u64, died: Option<u64>) -> std::io::Result<Vec
 fn text(number: u64) -> String {
     match number {
         FOREIGN => "foreign".to_owned(),
+        _ if number & DECIMAL != 0 => (number ^ DECIMAL).to_string(),
         _ => format!("{}.{}", number >> 32, number & 0xffff_ffff),
     }
 }

@@ -57,8 +57,18 @@ pub(crate) enum Command {
     Insert(KeyValue),
     /// Store a value only if the key is present; exit 1 when it is absent
     Update(KeyValue),
-    /// Remove a key; exit 1 when it is absent
-    Delete(Key),
+    /// Remove a key; exit 1 when it is absent. With --prefix, remove all keys that start with it
+    Delete(Delete),
+    /// Print the values of several keys as `scan` does; exit 1 when one of them is absent
+    Mget(Keys),
+    /// Exit 0 when the key is present, 1 when it is absent
+    Exists(Key),
+    /// Add a number to the decimal number in a key's value, and print the sum
+    ///
+    /// An absent key counts as 0. The time of expiry stays.
+    Incr(Increment),
+    /// Print for how many more seconds a key's value stays, or `never`; exit 1 when it is absent
+    Ttl(Key),
     /// Store NEW if the key has the value VALUE (--expect) or is absent (--absent); otherwise exit
     /// 1
     ///
@@ -124,6 +134,32 @@ pub(crate) enum Command {
 pub(crate) struct Key {
     /// The key
     pub(crate) key: OsString,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Keys {
+    /// The keys
+    #[arg(required = true)]
+    pub(crate) keys: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Delete {
+    /// The key
+    #[arg(required_unless_present = "prefix")]
+    pub(crate) key: Option<OsString>,
+    /// Remove all keys that start with this, and print how many there were
+    #[arg(long, conflicts_with = "key")]
+    pub(crate) prefix: Option<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Increment {
+    /// The key
+    pub(crate) key: OsString,
+    /// The number to add, which may be negative
+    #[arg(default_value_t = 1, allow_negative_numbers = true)]
+    pub(crate) by: i64,
 }
 
 #[derive(Debug, clap::Args)]

@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use farside::{Exchange, Store};
+use farside::{Store, Ttl};
 use farside_tools::encoding::brief;
 
-use crate::args::{Args, Cas, Key, KeyValue};
+use crate::args::{Args, Cas, Delete, Increment, Key, KeyValue, Keys};
 use crate::connect;
 use crate::output::{self, ExitStatus, Usage};
 use crate::standard_streams::stdin_was_open;
@@ -42,16 +42,74 @@ pub(crate) fn store(
     let mut session = connect::writer(args)?.session()?;
     let value = source.read(session.limits().value_bytes_max)?;
     let store = options.ttl.map_or(store, |ttl| store.ttl(ttl));
-    if session.store(&key, &value, store)? {
+    if session.store(&key, &value, store)?.applied {
         Ok(ExitStatus::Done)
     } else {
         report_no(refusal, &key)
     }
 }
 
-/// `delete`.
-pub(crate) fn delete(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
+/// `mget`: prints each key that is present with its value, in the format of `scan`.
+pub(crate) fn get_many(args: &Args, options: &Keys) -> anyhow::Result<ExitStatus> {
+    let keys = options.keys.iter().map(|key| connect::key(args, key));
+    let keys = keys.collect::<anyhow::Result<Vec<_>>>()?;
+    let values = connect::reader(args)?.session()?.get_many(&keys)?;
+    let mut stdout = output::stdout();
+    let mut all_present = ExitStatus::Done;
+    for (key, value) in keys.iter().zip(values) {
+        let Some(value) = value else {
+            all_present = report_no("is absent", key)?;
+            continue;
+        };
+        let (key, value) =
+            (args.key_encoding.encode_line(key), args.value_encoding.encode_line(&value));
+        writeln!(stdout, "{key}\t{value}")?;
+    }
+    output::finish(stdout)?;
+    Ok(all_present)
+}
+
+/// `exists`.
+pub(crate) fn exists(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &options.key)?;
+    let exists = connect::reader(args)?.session()?.exists(&key)?;
+    if exists { Ok(ExitStatus::Done) } else { report_no("is absent", &key) }
+}
+
+/// `incr`: prints the sum.
+pub(crate) fn increment(args: &Args, options: &Increment) -> anyhow::Result<ExitStatus> {
+    let key = connect::key(args, &options.key)?;
+    let sum = connect::writer(args)?.session()?.increment(&key, options.by)?;
+    print_line(sum)
+}
+
+/// `ttl`: prints seconds, or `never`.
+pub(crate) fn ttl(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
+    let key = connect::key(args, &options.key)?;
+    match connect::reader(args)?.session()?.ttl(&key)? {
+        None => report_no("is absent", &key),
+        Some(Ttl::Forever) => print_line("never"),
+        Some(Ttl::For(ttl)) => print_line(format_args!("{:.3}", ttl.as_secs_f64())),
+    }
+}
+
+fn print_line(text: impl std::fmt::Display) -> anyhow::Result<ExitStatus> {
+    let mut stdout = output::stdout();
+    writeln!(stdout, "{text}")?;
+    output::finish(stdout)
+}
+
+/// `delete`.
+pub(crate) fn delete(args: &Args, options: &Delete) -> anyhow::Result<ExitStatus> {
+    let (key, prefix) = match (&options.key, &options.prefix) {
+        (Some(key), _) => (key, None),
+        (None, Some(prefix)) => (prefix, Some(connect::key(args, prefix)?)),
+        (None, None) => return Err(Usage::error("give a key, or --prefix")),
+    };
+    if let Some(prefix) = prefix {
+        return print_line(connect::writer(args)?.session()?.delete_prefix(prefix)?);
+    }
+    let key = connect::key(args, key)?;
     let deleted = connect::writer(args)?.session()?.delete(&key)?;
     if deleted { Ok(ExitStatus::Done) } else { report_no("is absent", &key) }
 }
@@ -64,11 +122,12 @@ pub(crate) fn compare_and_swap(args: &Args, options: &Cas) -> anyhow::Result<Exi
     let mut session = connect::writer(args)?.session()?;
     let new =
         ValueSource::of_argument(args, &options.new)?.read(session.limits().value_bytes_max)?;
-    match session.compare_exchange(&key, expected.as_deref(), &new)? {
-        Exchange::Exchanged => Ok(ExitStatus::Done),
-        Exchange::Mismatch(None) => report_no("is absent; nothing was changed", &key),
-        Exchange::Mismatch(Some(current)) => {
-            print_value(args, &current.data)?;
+    let outcome = session.compare_exchange(&key, expected.as_deref(), &new)?;
+    match outcome.value {
+        _ if outcome.applied => Ok(ExitStatus::Done),
+        None => report_no("is absent; nothing was changed", &key),
+        Some(current) => {
+            print_value(args, &current)?;
             report_no("has another value, which went to stdout; nothing was changed", &key)
         }
     }

@@ -84,6 +84,10 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
             keys::store(args, options, Store::if_present(), "is absent; nothing was changed")
         }
         Command::Delete(options) => keys::delete(args, options),
+        Command::Mget(options) => keys::get_many(args, options),
+        Command::Exists(options) => keys::exists(args, options),
+        Command::Incr(options) => keys::increment(args, options),
+        Command::Ttl(options) => keys::ttl(args, options),
         Command::Cas(options) => keys::compare_and_swap(args, options),
         Command::Scan(options) => scan::scan(args, options),
         Command::Stat { json } => stat::stat(args, *json),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
+use farside::SetupError;
 use farside_config::ConfigError;
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::size::ByteSize;
@@ -66,6 +67,9 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
             return Some(stopped.exit_code());
         }
         if let Some(error) = cause.downcast_ref::<farside::Error>() {
+            return Some(error.exit_code());
+        }
+        if let Some(error) = cause.downcast_ref::<SetupError>() {
             return Some(error.exit_code());
         }
         if let Some(error) = cause.downcast_ref::<ConnectError>() {

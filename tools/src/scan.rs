@@ -20,16 +20,15 @@ pub(crate) fn scan(args: &Args, options: &args::Scan) -> anyhow::Result<ExitStat
     let mut stdout = output::stdout();
     let mut remaining = options.limit.unwrap_or(u64::MAX);
     let mut outcome = ExitStatus::Done;
-    let mut entries = session.scan()?;
+    let mut entries = session.scan_prefix(&prefix)?;
     while remaining > 0
         && let Some(entry) = entries.next()
     {
         match entry {
-            Ok(entry) if entry.key.starts_with(&prefix) => {
+            Ok(entry) => {
                 stdout.write_all(line(args, options, &entry).as_bytes())?;
                 remaining -= 1;
             }
-            Ok(_) => {}
             Err(error) => {
                 // The scan continues with the other entries.
                 output::print_message(one_line(&error));

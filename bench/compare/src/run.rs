@@ -202,7 +202,7 @@ impl<'a> StoreSetup<'a> {
         if let Some(link) = self.args.link() {
             builder = builder.intercept_fabric(emulation::wrap(link));
         }
-        builder.connect().map_err(Error::client("connecting"))
+        builder.connect().map_err(Error::Setup)
     }
 
     fn run<'s, S>(self, scope: Scope<'s, '_>, worker: TurnWorker, store: S) -> Result<()>

@@ -59,7 +59,7 @@ impl MeasuredStore for SlowOnce {
         _: &'v mut Vec<u8>,
     ) -> Result<Outcome<'v>, ()> {
         self.operate();
-        Ok(Outcome::Stored)
+        Ok(Action::Put.outcome(true, &[]))
     }
 
     fn pipeline(&mut self) -> Result<&mut Self, ()> {
@@ -86,7 +86,7 @@ impl Pipelined for &mut SlowOnce {
         let lane = self.in_flight.pop()?;
         let fails = self.fails_at.is_some_and(|number| number == self.taken);
         self.taken += 1;
-        let result = if fails { Err(()) } else { Ok(Outcome::Stored) };
+        let result = if fails { Err(()) } else { Ok(Action::Put.outcome(true, &[])) };
         Some(Completed { lane, result, counters: &self.counters })
     }
 

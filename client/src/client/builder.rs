@@ -12,7 +12,7 @@ use farside_fabric::Intercept;
 use super::{Client, ClientInner};
 use crate::connection::{ServerConnection, SessionOptions};
 use crate::reconnecting::Reconnecting;
-use crate::{Error, RdmaOptions, Result};
+use crate::{RdmaOptions, SetupError};
 
 /// Collects the settings of a connection; [`ClientBuilder::connect`] makes it.
 #[derive(Clone)]
@@ -185,14 +185,14 @@ impl ClientBuilder {
     /// Connects to the server.
     ///
     /// # Errors
-    /// [`Error::PipelineDepth`] for a depth out of range, [`Error::Address`] without a valid
-    /// address. [`Error::Connect`]: `Unreachable` if no server answers in time, `Refused` with the
+    /// [`SetupError::PipelineDepth`] for a depth out of range, [`SetupError::Address`] without a
+    /// valid address. [`SetupError::Connect`]: `Unreachable` if no server answers in time, `Refused` with the
     /// server's reason, `Layout` for an invalid region; `System` if the system refuses a thread or
     /// a descriptor, and `Rdma` over RDMA.
-    pub fn connect(self) -> Result<Client> {
+    pub fn connect(self) -> Result<Client, SetupError> {
         let lanes = self.pipeline_depth;
         if !PIPELINE_DEPTH_RANGE.contains(&lanes) {
-            return Err(Error::PipelineDepth { depth: lanes });
+            return Err(SetupError::PipelineDepth { depth: lanes });
         }
         let address = self.server.unwrap_or_default().parse()?;
         let (role, token) = (self.role, self.token);

@@ -16,9 +16,10 @@ use farside_protocol::{
     Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError, Successor,
 };
 
-use super::{Completed, Outcome, PipelineFull, Ticket};
+use super::{Completed, PipelineFull, Ticket};
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
+use crate::{Outcome, ValueRef};
 use combining::CandidateTable;
 
 /// Estimate of an operation's bytes before any operation has completed.
@@ -280,7 +281,7 @@ impl<'s> LaneScheduler<'s> {
             Ok(_) => {
                 let operation = lane.job.operation(self.engine.at(self.region), id);
                 match operation.complete_cached_read(&lane.read) {
-                    Some(found) => Ok(Answer { applied: true, found }),
+                    Some(found) => Ok(Answer::found(found)),
                     None => {
                         lane.job.successor = operation.successor_by_mark(&lane.read);
                         return self.run_in_task(id);
@@ -437,16 +438,15 @@ impl<'s> LaneScheduler<'s> {
                 average - average / OPERATIONS_AVERAGED + bytes / OPERATIONS_AVERAGED;
         }
         let result = match answer {
-            Ok(Answer { applied, found }) => Ok(match lane.job.action {
-                Action::Get => Outcome::Value(found.map(|found| {
+            Ok(Answer { applied, version, number, found }) => {
+                let value = found.map(|found| {
                     lane.value.clear();
                     let block = fabric.buffer(lane.value_lane, Buffer::ReadBlock);
                     lane.value.extend_from_slice(found.value_in(block));
-                    (lane.value.as_slice(), found.version)
-                })),
-                Action::Put(_) => Outcome::Stored,
-                _ => Outcome::Applied(applied),
-            }),
+                    ValueRef { data: &lane.value, version: found.version }
+                });
+                Ok(Outcome { applied, version, value, number })
+            }
             Err(failure) => {
                 let error = self.shared.handle_failure(self.connection, failure);
                 Err(error.unwrap_or_else(|| self.shared.disconnected()))

@@ -10,6 +10,7 @@ mod shm;
 mod verbs;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farside_fabric::rdma::{Options, VerbsError};
@@ -67,7 +68,7 @@ pub trait FabricFactory: Send + Sync {
 }
 
 /// Why an attempt to attach failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No server answers, or it stopped answering: `contact` says which. A later attempt may
     /// succeed.
@@ -81,7 +82,7 @@ pub enum ConnectError {
         tried: Duration,
         /// The system's error, if it tells more.
         #[source]
-        source: Option<io::Error>,
+        source: Option<Arc<io::Error>>,
     },
     /// The server refused this client.
     #[error("{server} refused the connection: {source}")]
@@ -119,7 +120,7 @@ pub enum ConnectError {
     OtherFabric,
     /// A failure of RDMA.
     #[error(transparent)]
-    Rdma(VerbsError),
+    Rdma(Arc<VerbsError>),
     /// A failure of the system.
     #[error("{doing}: {source}")]
     System {
@@ -127,11 +128,25 @@ pub enum ConnectError {
         doing: &'static str,
         /// The system's error.
         #[source]
-        source: io::Error,
+        source: Arc<io::Error>,
     },
 }
 
+impl From<VerbsError> for ConnectError {
+    fn from(error: VerbsError) -> Self {
+        Self::Rdma(Arc::new(error))
+    }
+}
+
 impl ConnectError {
+    /// Returns this error for a caller that has waited for this long.
+    pub fn tried_for(mut self, waited: Duration) -> Self {
+        if let Self::Unreachable { tried, .. } = &mut self {
+            *tried = waited;
+        }
+        self
+    }
+
     /// Returns this error, worded for a client that the server has answered before.
     pub fn after_an_answer(mut self) -> Self {
         if let Self::Unreachable { contact, source, .. } = &mut self {
@@ -156,7 +171,7 @@ impl ConnectOptions {
             #[cfg(feature = "verbs")]
             Address::Rdma { .. } => verbs::attach(self, timeout),
             #[cfg(not(feature = "verbs"))]
-            Address::Rdma { .. } => Err(ConnectError::Rdma(VerbsError::NotBuilt)),
+            Address::Rdma { .. } => Err(VerbsError::NotBuilt.into()),
         }
     }
 
@@ -175,13 +190,9 @@ impl ConnectOptions {
         ConnectRequest { role: self.role, purpose, token: self.token }.encode()
     }
 
-    fn unreachable(
-        &self,
-        contact: Contact,
-        tried: Duration,
-        source: Option<io::Error>,
-    ) -> ConnectError {
-        ConnectError::Unreachable { server: self.address.to_string(), contact, tried, source }
+    fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> ConnectError {
+        let (server, source) = (self.address.to_string(), source.map(Arc::new));
+        ConnectError::Unreachable { server, contact, tried, source }
     }
 }
 
@@ -197,12 +208,13 @@ fn refused(server: &str, source: Refusal) -> ConnectError {
 }
 
 /// A [`ConnectError::Unreachable`] in which the caller still has to set how long it tried.
-fn unreachable_untimed(server: String, contact: Contact, source: io::Error) -> ConnectError {
-    ConnectError::Unreachable { server, contact, tried: Duration::ZERO, source: Some(source) }
+fn absent_now(server: String, contact: Contact, source: io::Error) -> ConnectError {
+    let (tried, source) = (Duration::ZERO, Some(Arc::new(source)));
+    ConnectError::Unreachable { server, contact, tried, source }
 }
 
 fn system(doing: &'static str) -> impl FnOnce(io::Error) -> ConnectError {
-    move |source| ConnectError::System { doing, source }
+    move |source| ConnectError::System { doing, source: Arc::new(source) }
 }
 
 #[cfg(all(test, not(feature = "verbs")))]
@@ -219,6 +231,6 @@ mod tests {
             rdma: Options::default(),
         };
         let Err(error) = options.connect() else { panic!("connected without RDMA") };
-        assert!(matches!(error, ConnectError::Rdma(VerbsError::NotBuilt)), "{error}");
+        assert!(error.to_string().contains("built without RDMA"), "{error}");
     }
 }

@@ -1,13 +1,14 @@
 //! The kinds of operations.
 
-use super::Expected;
-use crate::Lifetime;
+use crate::{Change, Expected, Lifetime, Modification};
 
 /// An operation on a key, without the key and the new value.
 #[derive(Clone, Copy, Debug)]
 pub enum Action<'v> {
     /// Read the value.
     Get,
+    /// Find the version of the value.
+    Version,
     /// Store the value, whether or not the key is present.
     Put(Lifetime),
     /// Store the value if the key is absent.
@@ -18,22 +19,52 @@ pub enum Action<'v> {
     Delete,
     /// Store the value if the present one is as expected.
     Exchange(Expected<'v>, Lifetime),
+    /// Change the value depending on the present one, and return that.
+    Modify(Modification<'v>),
 }
 
-impl Action<'_> {
+impl Action<'static> {
+    /// Adds to a decimal number.
+    pub fn increment(delta: i64) -> Self {
+        Action::modify(Change::Add(delta), true, Lifetime::Kept, false)
+    }
+
+    /// Appends the staged value to the present one, and returns that.
+    pub fn append() -> Self {
+        Action::modify(Change::Append, true, Lifetime::Kept, true)
+    }
+
+    /// Gives the present value another lifetime.
+    pub fn touch(lifetime: Lifetime) -> Self {
+        Action::modify(Change::Retain, false, lifetime, false)
+    }
+
+    /// Removes the key and returns its value.
+    pub fn take() -> Self {
+        Action::modify(Change::Remove, false, Lifetime::Forever, true)
+    }
+}
+
+impl<'v> Action<'v> {
+    /// A modification, from the fields of [`Modification`].
+    pub fn modify(change: Change<'v>, creates: bool, lifetime: Lifetime, returns: bool) -> Self {
+        Self::Modify(Modification { change, creates, lifetime, returns })
+    }
+
     /// Whether the operation may change the region.
     pub fn changes(self) -> bool {
-        !matches!(self, Self::Get)
+        !matches!(self, Self::Get | Self::Version)
     }
 
     /// The lifetime of the value that the operation stores.
     pub fn lifetime(self) -> Lifetime {
         match self {
-            Self::Get | Self::Delete => Lifetime::Forever,
+            Self::Get | Self::Version | Self::Delete => Lifetime::Forever,
             Self::Put(lifetime)
             | Self::Insert(lifetime)
             | Self::Update(lifetime)
-            | Self::Exchange(_, lifetime) => lifetime,
+            | Self::Exchange(_, lifetime)
+            | Self::Modify(Modification { lifetime, .. }) => lifetime,
         }
     }
 }

@@ -32,6 +32,13 @@ pub enum OperationError {
          no expiry"
     )]
     ExpiryTooLate,
+    /// An increment found a value that is not a number: an integer of 64 bits with a sign, in
+    /// decimal digits without a plus sign or leading zeros.
+    #[error("the value is not a decimal integer of 64 bits: delete the key or store a number")]
+    NotANumber,
+    /// The sum of an increment does not fit in 64 bits with a sign.
+    #[error("the sum does not fit in a signed integer of 64 bits")]
+    NumberOverflow,
     /// There is no room for another block of this size, or for another key in its part of the
     /// index. Everything stored stays readable and can be deleted, which makes room.
     #[error("out of space: {what}")]

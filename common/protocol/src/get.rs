@@ -4,7 +4,8 @@ use farside_fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
 use farside_layout::{BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord};
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
-use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
+use super::{ExaminedBlock, Found, Operation, ProtocolResult, ProvenSlot, RetryState, read_block};
+use crate::Version;
 use crate::location_cache::Location;
 
 /// Limit on the READs of a block that seems damaged, before a GET reports the damage.
@@ -66,6 +67,28 @@ impl<F: Fabric> Operation<'_, F> {
             return Ok(self.unless_expired(found, posted));
         }
         self.get_uncached().await
+    }
+
+    /// Returns the version of the key's value. One READ of 8 bytes and one round trip if its
+    /// location is cached, its slot still has the cached word, and the value does not expire.
+    /// Otherwise the round trips of a GET, and one more if the word has changed.
+    ///
+    /// The word is still the key's, because its proof is at most T_word old (invariant I4).
+    pub async fn version(&self) -> ProtocolResult<Option<Version>> {
+        if let Some(location) = self.region.cache.get(self.hash).filter(|known| !known.expires) {
+            let (base, posted) = (self.window(), self.now());
+            let target = ProvenSlot::located(location, base);
+            let word = Verb::Read { remote: target.slot, into: Buffer::Window, bytes: 8 };
+            self.handle().read(self.lane, &[word]).await?;
+            let is_linked = self.first_words(Buffer::Window) == [location.word.bits()];
+            if is_linked && self.is_fresh(posted) && self.is_proved(&target, self.now()) {
+                self.region.lookups.note_hit();
+                self.region.cache.prove(self.hash, &location, posted);
+                let address = location.word.block()?.address;
+                return Ok(Some(Version::of(address, location.generation)));
+            }
+        }
+        Ok(self.get().await?.map(|found| found.version))
     }
 
     /// Returns `None` for an expired value.

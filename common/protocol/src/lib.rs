@@ -11,7 +11,6 @@
 
 mod action;
 pub mod allocator;
-mod conditional;
 mod delete;
 mod directory;
 mod engine;
@@ -21,6 +20,7 @@ pub mod held_blocks;
 mod insert;
 mod lifetime;
 mod location_cache;
+mod modify;
 mod open_region;
 mod operation;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
@@ -40,13 +40,13 @@ mod waiting;
 mod window;
 
 pub use action::Action;
-pub use conditional::Expected;
 pub use directory::{Directory, Subtable};
 pub use engine::{Engine, LANE};
 pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;
 pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
+pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
 pub use operation::{Answer, Found, Operation};
 pub use region_handle::RegionHandle;

@@ -16,6 +16,8 @@ pub enum Lifetime {
     For(Duration),
     /// Until this time, in milliseconds since 1970.
     Until(u64),
+    /// As long as the value that it replaces. Forever if there was none.
+    Kept,
 }
 
 impl Lifetime {
@@ -25,12 +27,22 @@ impl Lifetime {
         Self::Until(millisecond(since.as_nanos()))
     }
 
+    /// The lifetime of a value that replaces one with this expiry, in milliseconds since 1970; 0
+    /// for never.
+    pub(crate) fn after(self, expires_at_ms: u64) -> Self {
+        match self {
+            Self::Kept if expires_at_ms != 0 => Self::Until(expires_at_ms),
+            Self::Kept => Self::Forever,
+            _ => self,
+        }
+    }
+
     /// Returns when a value written at `wall_ns` (nanoseconds since 1970) expires, as blocks store
     /// it: the first millisecond in which the value is absent, or 0 for never. Rounded up, so that
     /// no value expires early.
     pub fn expires_at_ms(self, wall_ns: u64) -> u64 {
         match self {
-            Self::Forever => 0,
+            Self::Forever | Self::Kept => 0,
             Self::For(ttl) => millisecond(u128::from(wall_ns) + ttl.as_nanos()),
             Self::Until(millisecond) => millisecond,
         }

@@ -166,8 +166,12 @@ impl OpenRegion {
     /// # Errors
     /// [`OperationError::ValueTooLong`].
     pub fn check_value(&self, value: &[u8]) -> Result<(), OperationError> {
+        self.check_value_bytes(value.len())
+    }
+
+    /// [`OpenRegion::check_value`] by the value's length.
+    pub(crate) fn check_value_bytes(&self, bytes: usize) -> Result<(), OperationError> {
         let max = self.format.value_bytes_max as usize;
-        let bytes = value.len();
         if bytes > max { Err(OperationError::ValueTooLong { bytes, max }) } else { Ok(()) }
     }
 }

@@ -17,8 +17,9 @@ use crate::location_cache::Location;
 use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
+use crate::swing::NewBlock;
 use crate::waiting::has_timed_out;
-use crate::{Action, OperationError, Version};
+use crate::{Action, Change, Modification, OperationError, Version};
 
 /// Limit on the attempts of an operation that other clients keep disturbing.
 pub(crate) const ATTEMPTS_MAX: u32 = 128;
@@ -32,12 +33,31 @@ const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 pub(crate) type ProtocolResult<T> = Result<T, Failure>;
 
 /// The result of an operation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Answer {
     /// Whether the condition held, and so the change was made.
     pub applied: bool,
-    /// The value that a GET found, or the unexpected one of an exchange.
+    /// The version of the value that the operation stored or left in place. `None` if there is
+    /// none, if it was overwritten at once, or if the operation did not need to READ it.
+    pub version: Option<Version>,
+    /// The number that an increment stored; 0 for other operations.
+    pub number: i64,
+    /// The value that a GET found, or the one before a modification.
     pub found: Option<Found>,
+}
+
+impl Answer {
+    /// The answer of a GET.
+    #[inline]
+    pub fn found(found: Option<Found>) -> Self {
+        let version = found.map(|found| found.version);
+        Self { applied: found.is_some(), version, number: 0, found }
+    }
+
+    /// The answer of an operation whose new block is linked now.
+    pub(crate) fn stored(new: &NewBlock) -> Self {
+        Self { applied: true, version: Some(new.version()), ..Self::default() }
+    }
 }
 
 /// One operation on one key, on one lane. The key is in the lane's [`Buffer::NewBlock`], at its
@@ -72,6 +92,11 @@ impl Found {
     #[inline]
     pub fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
         &block[self.value_start as usize..][..self.value_bytes as usize]
+    }
+
+    /// When the value expires, in milliseconds since 1970; 0 for never.
+    pub fn expires_at_ms(&self) -> u64 {
+        self.expires_at_ms
     }
 
     /// The padding units at the end of its block, which has this class.
@@ -186,17 +211,26 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// Performs the action.
     pub async fn perform(&self, action: Action<'_>) -> ProtocolResult<Answer> {
-        let (applied, found) = match action {
-            Action::Get => (true, self.get().await?),
-            Action::Put(lifetime) => (self.put(lifetime).await.map(|()| true)?, None),
-            Action::Insert(lifetime) => (self.insert(lifetime).await?, None),
-            Action::Update(lifetime) => (self.update(lifetime).await?, None),
-            Action::Delete => (self.delete().await?, None),
-            Action::Exchange(expected, lifetime) => {
-                self.compare_exchange(expected, lifetime).await?
+        match action {
+            Action::Get => {
+                let found = self.get().await?;
+                Ok(Answer::found(found))
             }
-        };
-        Ok(Answer { applied, found })
+            Action::Version => {
+                let version = self.version().await?;
+                Ok(Answer { applied: version.is_some(), version, ..Answer::default() })
+            }
+            Action::Put(lifetime) => self.put(lifetime).await,
+            Action::Insert(lifetime) => self.insert(lifetime).await,
+            Action::Update(lifetime) => self.update(lifetime).await,
+            Action::Delete => Ok(Answer { applied: self.delete().await?, ..Answer::default() }),
+            Action::Exchange(expected, lifetime) => {
+                let change = Change::Store(Some(expected));
+                let modification = Modification { change, creates: false, lifetime, returns: true };
+                self.modify(modification).await
+            }
+            Action::Modify(modification) => self.modify(modification).await,
+        }
     }
 
     #[inline]

@@ -5,7 +5,7 @@ use farside_fabric::{Fabric, Nanos};
 use super::insert::{BlindInsert, Condition, Inserted};
 use super::swing::{BlockFate, NewBlock, SwingResult};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
-use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
+use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::Lifetime;
 
 /// The number of attempts in which an INSERT waits for unfinished INSERTs to leave slots of a full
@@ -24,37 +24,44 @@ enum CachedSwing {
 impl<F: Fabric> Operation<'_, F> {
     /// Stores the value, whether or not the key is present. One round trip if the key's location is
     /// cached; two if not; three for a new key, or if another session replaced a cached value.
-    pub async fn put(&self, lifetime: Lifetime) -> ProtocolResult<()> {
-        self.store(Condition::None, lifetime).await.map(|_| ())
+    pub async fn put(&self, lifetime: Lifetime) -> ProtocolResult<Answer> {
+        self.store(Condition::None, lifetime, self.value_bytes).await
     }
 
-    /// Stores the value if the key is present, and returns whether it was. Round trips as for
+    /// Stores the value if the key is present. Round trips as for
     /// `put`, and one more if the old value may expire.
-    pub async fn update(&self, lifetime: Lifetime) -> ProtocolResult<bool> {
-        self.store(Condition::Present, lifetime).await
+    pub async fn update(&self, lifetime: Lifetime) -> ProtocolResult<Answer> {
+        self.store(Condition::Present, lifetime, self.value_bytes).await
     }
 
-    /// Stores the value if the key is absent, and returns whether it was. Three round trips, or two
+    /// Stores the value if the key is absent. Three round trips, or two
     /// where the index has much room. One if the key is present, and one more if its value may
     /// expire.
-    pub async fn insert(&self, lifetime: Lifetime) -> ProtocolResult<bool> {
-        self.store(Condition::Absent, lifetime).await
+    pub async fn insert(&self, lifetime: Lifetime) -> ProtocolResult<Answer> {
+        self.store(Condition::Absent, lifetime, self.value_bytes).await
     }
 
-    /// Stores the value if the condition holds, and returns whether it did. A store also
-    /// counts if another PUT has overwritten it at once.
-    async fn store(&self, condition: Condition, lifetime: Lifetime) -> ProtocolResult<bool> {
-        let taken = self.take_block().await?;
+    /// Stores the value of this length behind the key in the lane's buffer, if the condition holds.
+    /// A store also counts if another PUT has overwritten it at once; then it has no version.
+    pub(super) async fn store(
+        &self,
+        condition: Condition,
+        lifetime: Lifetime,
+        value_bytes: usize,
+    ) -> ProtocolResult<Answer> {
+        let taken = self.take_block(value_bytes).await?;
         // Only after the wait for a block, during which other lanes may change the cached location.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {
             self.prefetch(target);
         }
-        let new = self.seal_block(taken, lifetime)?;
+        let new = self.seal_block(taken, value_bytes, lifetime)?;
         let mut condition_held = true;
         let outcome = self.store_block(&new, condition, cached, &mut condition_held).await;
-        self.release_new_block(&new, outcome)?;
-        Ok(condition_held)
+        Ok(match self.release_new_block(&new, outcome)? {
+            BlockFate::Linked => Answer::stored(&new),
+            BlockFate::Unused => Answer { applied: condition_held, ..Answer::default() },
+        })
     }
 
     async fn store_block(

@@ -11,9 +11,9 @@ use zerocopy::FromBytes;
 
 use super::{Operation, ProtocolResult, ProvenSlot};
 use crate::Lifetime;
-use crate::OperationError;
 use crate::failure::Failure;
 use crate::location_cache::Location;
+use crate::{OperationError, Version};
 
 /// The number of bytes of a slot, and of an old block, that a swing changes.
 const WORD_BYTES: u32 = 8;
@@ -57,10 +57,10 @@ pub(super) enum SwingResult {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Takes a free block of the class for key and value.
-    pub(super) async fn take_block(&self) -> ProtocolResult<TakenBlock> {
-        let Some(class) = class_for(self.key_bytes, self.value_bytes) else {
-            let bytes = self.value_bytes;
+    /// Takes a free block of the class for the key and a value of this length.
+    pub(super) async fn take_block(&self, value_bytes: usize) -> ProtocolResult<TakenBlock> {
+        let Some(class) = class_for(self.key_bytes, value_bytes) else {
+            let bytes = value_bytes;
             let max = self.region.format.value_bytes_max as usize;
             return Err(OperationError::ValueTooLong { bytes, max }.into());
         };
@@ -68,10 +68,11 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(TakenBlock { free, class, taken_at })
     }
 
-    /// Seals key and value into a block that was taken.
+    /// Seals the key, and the value of this length behind it, into a block that was taken.
     pub(super) fn seal_block(
         &self,
         taken: TakenBlock,
+        value_bytes: usize,
         lifetime: Lifetime,
     ) -> ProtocolResult<NewBlock> {
         let TakenBlock { free, class, taken_at } = taken;
@@ -92,13 +93,13 @@ impl<F: Fabric> Operation<'_, F> {
             written_at_ms: self.engine.estimated_wall_clock_ns(taken_at) / 1_000_000,
             expires_at_ms,
         };
-        let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + self.value_bytes;
+        let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = total.next_multiple_of(8);
         let mut fabric = self.engine.endpoint.fabric_mut();
         fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
         image[total..write_bytes].fill(0);
-        seal(image, self.key_bytes as u16, self.value_bytes as u32, stamp)?;
+        seal(image, self.key_bytes as u16, value_bytes as u32, stamp)?;
         let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
         Ok(NewBlock { free, block, expires_at_ms, write_bytes, written })
     }
@@ -235,7 +236,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Whether the target's word, if it is in the slot at this time, is still the key's (invariant
     /// I4).
-    fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
+    pub(super) fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
         at.saturating_sub(target.proved_at) <= self.region.constants.proof_age_ns_max
     }
 
@@ -311,6 +312,11 @@ impl<F: Fabric> Operation<'_, F> {
 }
 
 impl NewBlock {
+    /// The version of its value.
+    pub(super) fn version(&self) -> Version {
+        Version::of(self.free.address, self.free.generation)
+    }
+
     /// Whether its value expires. Then its word is conditional (invariant I19).
     pub(super) fn expires(&self) -> bool {
         self.expires_at_ms != 0

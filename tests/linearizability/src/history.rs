@@ -16,6 +16,9 @@ pub enum HistoryOperation {
     Delete,
     Exchange,
     ExchangeVersion,
+    Take,
+    Increment,
+    Append,
 }
 
 /// The result of an operation.
@@ -42,7 +45,7 @@ pub struct Record {
     pub operation: HistoryOperation,
     /// The operation's key.
     pub key: String,
-    /// The value to be stored.
+    /// The value to be stored. For an increment the addend, for an append the digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argument: Option<String>,
     /// The value, or the version, that an exchange required.
@@ -50,7 +53,8 @@ pub struct Record {
     pub expected: Option<String>,
     /// The operation's result.
     pub result: Ended,
-    /// The value that a GET found, or that an exchange found instead of the required one.
+    /// The value that a GET or take found, that an exchange found instead of the required one, or
+    /// that an increment stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
     /// The version of the found value.

@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, HashMap};
 
 pub use history::{Ended, HistoryOperation, Record, read, write};
 pub use register::{
-    CONFIGURATIONS_MAX, HistoryAnswer, HistoryCall, Register, RegisterFault, Value,
+    CONFIGURATIONS_MAX, HistoryAnswer, HistoryCall, OPAQUE_MIN, Register, RegisterFault, Value,
+    numeric,
 };
 
 /// The reason why a history was not accepted.
@@ -181,8 +182,8 @@ impl<'r> Values<'r> {
         let mut stored: HashMap<Value, u32> = HashMap::new();
         for record in records {
             for text in [&record.argument, &record.found, &record.expected].into_iter().flatten() {
-                let next = numbers.len() as Value;
-                numbers.entry(text.as_str()).or_insert(next);
+                let next = OPAQUE_MIN + numbers.len() as Value;
+                numbers.entry(text.as_str()).or_insert(numeric(text).unwrap_or(next));
             }
             if let Some(argument) = &record.argument {
                 *stored.entry(numbers[argument.as_str()]).or_default() += 1;
@@ -194,7 +195,9 @@ impl<'r> Values<'r> {
             let (Some(version), Some(found)) = (&record.version, &record.found) else { continue };
             let value = numbers[found.as_str()];
             let same_value = *versions.entry(version).or_insert(value) == value;
-            let is_stored_once = stored.get(&value).is_none_or(|times| *times == 1);
+            // A sum may be stored again after the key was deleted.
+            let is_stored_once =
+                value >= OPAQUE_MIN && stored.get(&value).is_none_or(|times| *times == 1);
             let same_version = *version_of_value.entry(value).or_insert(version) == version;
             if !(same_value && (same_version || values_move || !is_stored_once)) {
                 let saw = |other: &&&Record| {
@@ -215,7 +218,7 @@ impl<'r> Values<'r> {
         };
         let operation = record.operation;
         let argument = match operation {
-            HistoryOperation::Get | HistoryOperation::Delete => 0,
+            HistoryOperation::Get | HistoryOperation::Delete | HistoryOperation::Take => 0,
             _ => number(&record.argument)?,
         };
         let expected = match operation {

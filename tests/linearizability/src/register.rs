@@ -10,15 +10,25 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::HistoryOperation;
 
-/// A value, as a number.
-pub type Value = u32;
+/// A value, as a number. A decimal text stands for itself, so that the checker can add to it.
+pub type Value = i64;
+
+/// Every text that is no decimal number, or too large a one, has a number from this one on.
+pub const OPAQUE_MIN: Value = 1 << 40;
+
+/// Returns the value of a decimal text; `None` for any other text.
+pub fn numeric(text: &str) -> Option<Value> {
+    let value: Value = text.parse().ok()?;
+    (value.abs() < OPAQUE_MIN && value.to_string() == text).then_some(value)
+}
 
 /// An operation on the key, with values as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryCall {
     /// The operation.
     pub operation: HistoryOperation,
-    /// The value to be stored, if the operation stores one.
+    /// The value to be stored, if the operation stores one. For an increment the addend, for an
+    /// append one digit.
     pub argument: Value,
     /// The value that an exchange requires. `None` for a version that no answer contains, so its
     /// value is unknown.
@@ -30,7 +40,8 @@ pub struct HistoryCall {
 pub struct HistoryAnswer {
     /// A GET found the key, or the change was made.
     pub done: bool,
-    /// The value that a GET found, or that an exchange found instead of the expected one.
+    /// The value that a GET or take found, that an exchange found instead of the expected one, or
+    /// that an increment stored.
     pub found: Option<Value>,
 }
 
@@ -52,8 +63,26 @@ impl HistoryCall {
             HistoryOperation::Delete if held.is_some() => {
                 (None, HistoryAnswer { done: true, found: None })
             }
-            HistoryOperation::Insert | HistoryOperation::Update | HistoryOperation::Delete => {
+            HistoryOperation::Take if held.is_some() => {
+                (None, HistoryAnswer { done: true, found: held })
+            }
+            HistoryOperation::Insert
+            | HistoryOperation::Update
+            | HistoryOperation::Delete
+            | HistoryOperation::Take => refused(None),
+            // These fail for a value that is no number.
+            HistoryOperation::Increment | HistoryOperation::Append
+                if held.is_some_and(|held| held >= OPAQUE_MIN) =>
+            {
                 refused(None)
+            }
+            HistoryOperation::Increment => {
+                let sum = Some(held.unwrap_or(0) + self.argument);
+                (sum, HistoryAnswer { done: true, found: sum })
+            }
+            HistoryOperation::Append => {
+                let longer = Some(held.unwrap_or(0) * 10 + self.argument);
+                (longer, HistoryAnswer { done: true, found: None })
             }
             HistoryOperation::Exchange | HistoryOperation::ExchangeVersion
                 if self.expected.is_some() && held == self.expected =>

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use farside_linearizability::{
-    Ended, HistoryAnswer, HistoryCall, HistoryOperation, Record, Register, RegisterFault, Value,
+    Ended, HistoryAnswer, HistoryCall, HistoryOperation, OPAQUE_MIN, Record, Register,
+    RegisterFault, Value, numeric,
 };
 use farside_protocol::OperationError;
 
@@ -59,6 +60,9 @@ impl RequestedOperation {
             Op::Delete(key) => (HistoryOperation::Delete, key),
             Op::Exchange(key, _) => (HistoryOperation::Exchange, key),
             Op::ExchangeSeen(key) => (HistoryOperation::ExchangeVersion, key),
+            Op::Take(key) => (HistoryOperation::Take, key),
+            Op::Increment(key) => (HistoryOperation::Increment, key),
+            Op::Append(key) => (HistoryOperation::Append, key),
             Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
                 unreachable!("nothing is requested")
             }
@@ -89,9 +93,10 @@ impl Monitor {
         if let Some(number) = self.numbers.get(text) {
             return *number;
         }
-        let next = self.numbers.len() as Value;
-        self.numbers.insert(text.to_owned(), next);
-        next
+        let next = OPAQUE_MIN + self.numbers.len() as Value;
+        let number = numeric(text).unwrap_or(next);
+        self.numbers.insert(text.to_owned(), number);
+        number
     }
 
     /// Returns the id of a process's n-th operation.
@@ -112,7 +117,10 @@ impl Monitor {
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
         self.registers[key].invoke(id, call, None);
-        let stores = !matches!(operation, HistoryOperation::Get | HistoryOperation::Delete);
+        let stores = !matches!(
+            operation,
+            HistoryOperation::Get | HistoryOperation::Delete | HistoryOperation::Take
+        );
         self.time += 1;
         self.history.push(Record {
             process: process as u64,
@@ -144,18 +152,20 @@ impl Monitor {
             Err(Some(OperationError::Indeterminate)) => return self.end_without_answer(id, key),
             // A failed operation has changed nothing.
             Err(error) => {
-                use OperationError::{Contended, OutOfSpace};
+                use OperationError::{Contended, NotANumber, OutOfSpace};
                 self.history[at].result = Ended::Failed;
                 self.registers[key].cancel(id);
                 return match error {
-                    None | Some(Contended { .. } | OutOfSpace { .. }) => Ok(()),
+                    None | Some(Contended { .. } | OutOfSpace { .. } | NotANumber) => Ok(()),
                     Some(error) => Err(Violation::Failed(error.to_string())),
                 };
             }
         };
         self.history[at].result = if reply.done { Ended::Done } else { Ended::Refused };
         let mut answer = HistoryAnswer { done: reply.done, found: None };
-        if let Some((value, version)) = &reply.found {
+        // An append's answer in a history has no value.
+        let is_append = self.history[at].operation == HistoryOperation::Append;
+        if let Some((value, version)) = reply.found.as_ref().filter(|_| !is_append) {
             let (text, version) = (String::from_utf8_lossy(value), version.to_string());
             let value = self.number(&text);
             answer.found = Some(value);
@@ -164,7 +174,8 @@ impl Monitor {
             let same_value = *self.versions.entry(version.clone()).or_insert(value) == value;
             let version_of_value =
                 self.version_of_value.entry(value).or_insert_with(|| version.clone());
-            if !same_value || *version_of_value != version {
+            // A sum may be stored again after the key was deleted.
+            if !same_value || value >= OPAQUE_MIN && *version_of_value != version {
                 return Err(Violation::Version(version));
             }
         }

@@ -25,6 +25,11 @@ pub enum Op {
     /// Exchange by the version that the script's last GET of the key found. Skipped if that GET
     /// found no value.
     ExchangeSeen(Key),
+    Take(Key),
+    /// Adds 1.
+    Increment(Key),
+    /// Appends a digit.
+    Append(Key),
     PutLarge(Key),
     GiveBack,
     Sleep(Nanos),

@@ -6,8 +6,8 @@ use farside_fabric::{Buffer, Endpoint, LaneId, RegionIndex};
 use farside_layout::SizeClass;
 use farside_protocol::allocator::BlockSource;
 use farside_protocol::{
-    Action, Answer, ConnectionCache, Engine, Failure, LANE, OpenRegion, Operation, OperationError,
-    RegionOptions, Version,
+    Action, Answer, Change, ConnectionCache, Engine, Failure, LANE, Modification, OpenRegion,
+    Operation, OperationError, RegionOptions, Version,
 };
 
 use crate::fabric::SimFabric;
@@ -78,10 +78,16 @@ impl TestSession {
         self.region.check_key(key).map_err(Some)?;
         self.region.check_value(value).map_err(Some)?;
         let operation = Operation::stage(self.engine.at(&self.region), lane, key, value);
-        let Answer { applied, found } = operation.perform(action).await.map_err(error)?;
+        let Answer { applied, version, number, found } =
+            operation.perform(action).await.map_err(error)?;
         let buffer = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
         let found = found.map(|found| (found.value_in(&buffer).to_vec(), found.version));
-        Ok(Reply { done: applied && (action.changes() || found.is_some()), found })
+        // An increment returns the number that it stored.
+        let is_increment =
+            matches!(action, Action::Modify(Modification { change: Change::Add(_), .. }));
+        let stored = version.filter(|_| is_increment);
+        let found = found.or_else(|| Some((number.to_string().into_bytes(), stored?)));
+        Ok(Reply { done: applied, found })
     }
 
     /// Returns all free blocks to the server, as a session does on request.

@@ -89,6 +89,9 @@ pub(crate) async fn run_script(
             continue;
         }
         let mut value = format!("{name}{}", n + 1);
+        if let Op::Increment(_) | Op::Append(_) = op {
+            value = "1".to_owned();
+        }
         if matches!(op, Op::PutLarge(_)) {
             value.extend(std::iter::repeat_n('\0', LARGE_BYTES - value.len()));
         }
@@ -119,6 +122,9 @@ pub(crate) async fn run_script(
             (Op::Put(_) | Op::PutLarge(_), _) => (Action::Put(forever), &*value),
             (Op::Insert(_), _) => (Action::Insert(forever), &*value),
             (Op::Update(_), _) => (Action::Update(forever), &*value),
+            (Op::Take(_), _) => (Action::take(), ""),
+            (Op::Increment(_), _) => (Action::increment(1), ""),
+            (Op::Append(_), _) => (Action::append(), &*value),
             (_, Some(required)) => (Action::Exchange(required, forever), &*value),
             (_, None) => (Action::Delete, ""),
         };

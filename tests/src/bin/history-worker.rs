@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use farside::OperationError::{Contended, Indeterminate};
 use farside::{Client, Error, Session};
-use farside_protocol::{Action, Expected, Lifetime};
+use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 use farside_tests::faults::{Faults, Rates};
-use farside_tests::recorder::{HOT_KEYS, RecordingSession, create_mapped, new_key};
+use farside_tests::recorder::{COUNTERS, HOT_KEYS, RecordingSession, create_mapped, new_key};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -36,6 +36,8 @@ const BURST: u64 = 256;
 /// The length of a pause.
 const PAUSE: Duration = Duration::from_millis(3);
 const BATCH: usize = 8;
+/// Nothing is appended to a longer decimal number. The checker takes numbers of 12 digits.
+const COUNTER_BYTES_MAX: usize = 6;
 /// Limit on the keys that a session inserts: the region has room for no more.
 const NEW_KEYS_MAX: u64 = 400_000;
 /// [`NEW_KEYS_MAX`] for a client that works until it is killed: many such clients share a region,
@@ -150,6 +152,9 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
     if random.random_range(0..4) == 0 {
         session.clear_cache();
     }
+    if random.random_range(0..8) == 0 {
+        return count(session, random);
+    }
     match random.random_range(0..103) {
         choice @ 0..88 => match unconditional(choice) {
             Action::Get => drop(allowed_get(session.run(key, Action::Get, 0))),
@@ -180,6 +185,27 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
             }
         }
     }
+}
+
+/// Does one operation on a key whose value is a decimal number.
+fn count(session: &mut RecordingSession, random: &mut SmallRng) {
+    let key = random.random_range(COUNTERS);
+    let digit = random.random_range(1..10);
+    let action = match random.random_range(0..100) {
+        0..50 => Action::increment(digit),
+        50..65 => Action::append(),
+        65..75 => Action::take(),
+        75..80 => Action::Delete,
+        _ => Action::Get,
+    };
+    if let Action::Modify(Modification { change: Change::Append, .. }) = action {
+        // A longer number would not fit in the records.
+        let found = allowed_get(session.run(key, Action::Get, 0)).flatten();
+        if found.is_some_and(|value| value.len() > COUNTER_BYTES_MAX) {
+            return drop(allowed(session.run(key, Action::Delete, 0)));
+        }
+    }
+    drop(allowed(session.run(key, action, digit as usize)));
 }
 
 /// Returns the action for a random number below 88.

@@ -88,8 +88,11 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
         let Some(completed) = pipeline.poll() else { continue };
         ended += 1;
         match completed.result {
-            Ok(Outcome::Value(Some((value, _)))) if value.len() == BYTES => succeeded += 1,
-            Ok(Outcome::Stored) => succeeded += 1,
+            Ok(Outcome { applied: true, value, .. })
+                if value.is_none_or(|value| value.len() == BYTES) =>
+            {
+                succeeded += 1
+            }
             Ok(_) => panic!("a value was lost"),
             Err(error) => {
                 let error = error.to_string();

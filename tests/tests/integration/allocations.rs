@@ -92,9 +92,7 @@ fn a_batch_allocates_the_same_at_any_depth() {
         let mut session = client.session().unwrap();
         let [a, b] = [0, 1].map(u64::to_le_bytes);
         allocations_min(|| {
-            let mut batch = session.batch();
-            batch.get(&a).get(&b);
-            batch.run().unwrap();
+            session.batch().get(a).get(b).run().unwrap();
         })
     };
     assert_eq!(batch_of_two(2), batch_of_two(1024));

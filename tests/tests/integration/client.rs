@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use farside::{BatchOutcome, Outcome, Store};
+use farside::{Outcome, Store};
 use farside_tests::ServerProcess;
 
 fn server() -> ServerProcess {
@@ -47,8 +47,7 @@ fn debug_output_describes_every_type_and_shows_no_secret() {
     let mut session = client.session().unwrap();
     assert_eq!(format!("{client:?}"), format!("Client {{ server: {server:?}, role: Writer, .. }}"));
     assert_eq!(format!("{session:?}"), format!("Session {{ server: {server:?}, .. }}"));
-    let mut batch = session.batch();
-    batch.get(b"a").get(b"b");
+    let batch = session.batch().get(b"a").get(b"b");
     assert_eq!(format!("{batch:?}"), "Batch { operations: 2, .. }");
     let mut pipeline = session.pipeline().unwrap();
     pipeline.get(b"a").unwrap();
@@ -63,14 +62,13 @@ fn the_expected_value_need_only_outlive_the_operation() {
     let mut session = server.session();
     session.put(b"key", b"one").unwrap();
     let (one, two) = (b"one".to_vec(), b"two".to_vec());
-    let mut batch = session.batch();
-    batch.store(b"key", &two, Store::if_value(&one));
-    assert!(matches!(batch.run().unwrap()[..], [Ok(BatchOutcome::Applied(true))]));
+    let batch = session.batch().store(b"key", &two, Store::if_value(&one));
+    assert!(matches!(batch.run().unwrap()[..], [Ok(Outcome { applied: true, .. })]));
     let mut pipeline = session.pipeline().unwrap();
     for (expected, holds) in [(&one, false), (&two, true)] {
         pipeline.store(b"key", b"three", Store::if_value(expected)).unwrap();
         let result = pipeline.wait().unwrap().result.unwrap();
-        assert_eq!(result, Outcome::Applied(holds));
+        assert_eq!(result.applied, holds);
     }
     drop(pipeline);
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"three");
@@ -82,27 +80,23 @@ fn the_programs_of_the_documentation_work() {
     let server = server();
     let mut session = server.session();
 
-    session.put(b"greeting", b"hello").unwrap();
-    let value = session.get(b"greeting").unwrap().expect("it was just put");
-    assert_eq!(*value, *b"hello");
-    assert!(!session.insert(b"greeting", b"only if absent").unwrap());
-    session.compare_exchange_version(b"greeting", value.version, b"hi").unwrap();
-    assert!(session.delete(b"greeting").unwrap());
-    assert_eq!(session.get(b"greeting").unwrap(), None);
+    session.put("greeting", "hello").unwrap();
+    let value = session.get("greeting").unwrap().expect("it was just put");
+    assert_eq!(value, "hello");
+    assert!(!session.insert("greeting", "only if absent").unwrap());
+    assert!(session.compare_exchange_version("greeting", value.version, "hi").unwrap().applied);
+    assert!(session.delete("greeting").unwrap());
+    assert_eq!(session.get("greeting").unwrap(), None);
 
-    let mut batch = session.batch();
-    batch.put(b"one", b"1").put(b"two", b"2").delete(b"three");
-    for result in batch.run().unwrap() {
-        assert!(matches!(result.unwrap(), BatchOutcome::Stored | BatchOutcome::Applied(false)));
-    }
+    let batch = session.batch().put("one", "1").put("two", "2").delete("three");
+    let outcomes: Vec<_> = batch.run().unwrap().into_iter().map(Result::unwrap).collect();
+    assert_eq!([0, 1, 2].map(|n: usize| outcomes[n].applied), [true, true, false]);
 
     let mut pipeline = session.pipeline().unwrap();
-    let ticket = pipeline.get(b"two").unwrap();
+    let ticket = pipeline.get("two").unwrap();
     while let Some(completed) = pipeline.wait() {
         assert_eq!(completed.ticket, ticket);
-        let Outcome::Value(Some((value, _version))) = completed.result.unwrap() else {
-            panic!("absent")
-        };
-        assert_eq!(value, b"2");
+        let value = completed.result.unwrap().value.expect("it was just put");
+        assert_eq!(*value, *b"2");
     }
 }

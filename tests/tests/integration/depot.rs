@@ -2,8 +2,8 @@
 //! are pipelines whose server died or is stopped.
 
 use farside::ConnectError::Unreachable;
+use farside::Error;
 use farside::OperationError::OutOfSpace;
-use farside::{Error, Outcome};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, blocks_with_clients, device, fill, fill_up, scaled, wait_until,
 };
@@ -67,7 +67,7 @@ fn a_pipeline_is_disconnected_when_its_server_is_killed() {
     let mut session = client.session().unwrap();
     let mut pipeline = session.pipeline().unwrap();
     pipeline.put(b"key", b"value").unwrap();
-    assert!(matches!(pipeline.wait().unwrap().result, Ok(Outcome::Stored)));
+    assert!(pipeline.wait().unwrap().result.unwrap().applied);
     server.kill();
     server.restart();
     let error = loop {
@@ -96,7 +96,7 @@ fn a_forgotten_pipeline_does_no_harm() {
         std::mem::forget(pipeline);
         let mut next = session.pipeline().unwrap();
         next.put(b"key", b"next").unwrap();
-        assert!(matches!(next.wait().unwrap().result, Ok(Outcome::Stored)));
+        assert!(next.wait().unwrap().result.unwrap().applied);
         drop(next);
         session.put(b"key", &round.to_le_bytes()).unwrap();
         assert_eq!(session.get(b"key").unwrap().unwrap().data, round.to_le_bytes());
@@ -165,10 +165,10 @@ fn a_batch_waits_for_a_stopped_server_once() {
     let mut batch = session.batch();
     // The session has no block yet. GETs need none, but queue after operations that wait for some.
     for key in &new {
-        batch.put(key, b"value");
+        batch = batch.put(key, b"value");
     }
     for key in &new {
-        batch.get(b"key").insert(key, b"value");
+        batch = batch.get(b"key").insert(key, b"value");
     }
     let results = batch.run().unwrap();
     let has_waited = |error: &Error| match error {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside::{BatchOutcome, Exchange, Store};
+use farside::{Outcome, Session, Store};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -40,26 +40,30 @@ fn conditional_stores_can_set_an_expiry() {
     let server = ServerProcess::start("--memory 32MiB");
     let session = &mut server.session();
     let lock = Store::if_absent().ttl(TTL);
-    assert!(session.store(b"lock", b"mine", lock).unwrap());
-    assert!(!session.store(b"lock", b"theirs", lock).unwrap());
-    let version = session.get(b"lock").unwrap().unwrap().version;
-    assert!(session.store(b"lock", b"renewed", Store::if_version(version).ttl(TTL)).unwrap());
-    assert!(!session.store(b"lock", b"late", Store::if_version(version).ttl(TTL)).unwrap());
-    assert!(session.store(b"lock", b"again", Store::if_value(b"renewed").ttl(TTL)).unwrap());
-    let mut batch = session.batch();
-    batch.store(b"one", b"1", Store::always().ttl(TTL));
-    batch.store(b"lock", b"no", Store::if_absent());
-    let outcomes: Vec<_> = batch.run().unwrap().into_iter().map(Result::unwrap).collect();
-    assert_eq!(outcomes, [BatchOutcome::Stored, BatchOutcome::Applied(false)]);
+    let stores = |session: &mut Session, value: &str, store| {
+        session.store("lock", value, store).unwrap().applied
+    };
+    assert!(stores(session, "mine", lock));
+    assert!(!stores(session, "theirs", lock));
+    let version = session.get("lock").unwrap().unwrap().version;
+    assert!(stores(session, "renewed", Store::if_version(version).ttl(TTL)));
+    assert!(!stores(session, "late", Store::if_version(version).ttl(TTL)));
+    assert!(stores(session, "again", Store::if_value(b"renewed").ttl(TTL)));
+    let batch = session.batch().store("one", "1", Store::always().ttl(TTL));
+    let outcomes = batch.store("lock", "no", Store::if_absent()).run().unwrap();
+    assert!(matches!(
+        outcomes[..],
+        [Ok(Outcome { applied: true, .. }), Ok(Outcome { applied: false, .. })]
+    ));
     // The UPDATE removes the expiry.
-    assert!(session.update(b"one", b"2").unwrap());
+    assert!(session.update("one", "2").unwrap());
     std::thread::sleep(TTL + Duration::from_secs(1));
-    assert!(!session.store(b"lock", b"no", Store::if_present()).unwrap());
-    let exchanged = session.compare_exchange(b"lock", Some(b"again"), b"no").unwrap();
-    assert_eq!(exchanged, Exchange::Mismatch(None));
-    assert!(!session.delete(b"lock").unwrap());
-    assert!(session.store(b"lock", b"theirs", lock).unwrap());
-    assert_eq!(*session.get(b"one").unwrap().unwrap(), *b"2");
+    assert!(!stores(session, "no", Store::if_present()));
+    let exchanged = session.compare_exchange("lock", Some(b"again"), "no").unwrap();
+    assert_eq!((exchanged.applied, exchanged.value), (false, None));
+    assert!(!session.delete("lock").unwrap());
+    assert!(stores(session, "theirs", lock));
+    assert_eq!(session.get("one").unwrap().unwrap(), "2");
 }
 
 #[test]

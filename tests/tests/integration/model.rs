@@ -3,7 +3,10 @@
 
 use std::collections::HashMap;
 
-use farside::{BatchOutcome, Exchange, Session, Version};
+use std::time::Duration;
+
+use farside::OperationError::{NotANumber, NumberOverflow};
+use farside::{Error, Outcome, Session, Store, Ttl, Version};
 use farside_tests::{ServerProcess, scaled};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -18,8 +21,20 @@ enum ModelStep {
     /// the new value.
     ExchangeVersion(u8, bool, Vec<u8>),
     Batch(Vec<(u8, Vec<u8>)>),
+    Modify(ModificationKind, u8, Vec<u8>),
     Scan,
     ClearCache,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ModificationKind {
+    Increment(i64),
+    Append,
+    Take,
+    GetOrInsert,
+    Replace,
+    Touch,
+    Version,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +49,19 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
         4 => proptest::collection::vec(any::<u8>(), 0..4),
         2 => proptest::collection::vec(any::<u8>(), 0..700),
         1 => (0usize..70_000, any::<u8>()).prop_map(|(bytes, byte)| vec![byte; bytes]),
+    ]
+}
+
+fn modification() -> impl Strategy<Value = ModificationKind> {
+    prop_oneof![
+        3 => (-3i64..100).prop_map(ModificationKind::Increment),
+        1 => any::<i64>().prop_map(ModificationKind::Increment),
+        2 => Just(ModificationKind::Append),
+        2 => Just(ModificationKind::Take),
+        1 => Just(ModificationKind::GetOrInsert),
+        1 => Just(ModificationKind::Replace),
+        1 => Just(ModificationKind::Touch),
+        1 => Just(ModificationKind::Version),
     ]
 }
 
@@ -52,6 +80,8 @@ fn operation() -> impl Strategy<Value = ModelStep> {
             .prop_map(|(k, e, v)| ModelStep::Exchange(k, e, v)),
         2 => (key.clone(), any::<bool>(), value())
             .prop_map(|(k, current, v)| ModelStep::ExchangeVersion(k, current, v)),
+        4 => (modification(), key.clone(), value())
+            .prop_map(|(kind, k, v)| ModelStep::Modify(kind, k, v)),
         1 => proptest::collection::vec((key, value()), 0..8).prop_map(ModelStep::Batch),
         1 => Just(ModelStep::Scan),
         1 => Just(ModelStep::ClearCache),
@@ -114,6 +144,7 @@ impl Model {
                 self.exchange_version(session, *key, *current, new)
             }
             ModelStep::Batch(puts) => self.batch(session, puts),
+            ModelStep::Modify(kind, key, value) => self.modify(session, *kind, *key, value),
             ModelStep::Scan => self.scan(session),
             ModelStep::ClearCache => self.sessions[session].clear_cache(),
         }
@@ -127,20 +158,16 @@ impl Model {
     fn exchanged(
         &mut self,
         key: Vec<u8>,
-        exchange: Exchange,
+        exchange: Outcome,
         new: &[u8],
         expected: impl Fn(Option<&[u8]>) -> bool,
     ) {
         let current = self.values.get(&key).map(Vec::as_slice);
-        match exchange {
-            Exchange::Exchanged => {
-                assert!(expected(current));
-                self.set(key, new);
-            }
-            Exchange::Mismatch(found) => {
-                assert!(!expected(current));
-                assert_eq!(found.as_ref().map(|value| value.data.as_slice()), current);
-            }
+        assert_eq!(exchange.applied, expected(current));
+        if exchange.applied {
+            self.set(key, new);
+        } else {
+            assert_eq!(exchange.value.as_deref(), current);
         }
     }
 
@@ -157,18 +184,79 @@ impl Model {
         self.exchanged(key, exchange, new, |_| current);
     }
 
+    fn modify(&mut self, session: usize, kind: ModificationKind, key: u8, value: &[u8]) {
+        let (key, session) = (self.key(key), &mut self.sessions[session]);
+        let current = self.values.get(&key).cloned();
+        match kind {
+            ModificationKind::Increment(delta) => {
+                let text = current.as_deref().map_or(Some("0"), |value| str::from_utf8(value).ok());
+                let number = text.and_then(|text| {
+                    text.parse().ok().filter(|number: &i64| number.to_string() == text)
+                });
+                match session.increment(&key, delta) {
+                    Ok(sum) => {
+                        assert_eq!(number.unwrap().checked_add(delta), Some(sum));
+                        self.set(key, sum.to_string().as_bytes());
+                    }
+                    Err(Error::Operation(NotANumber)) => assert_eq!(number, None),
+                    Err(Error::Operation(NumberOverflow)) => {
+                        assert_eq!(number.unwrap().checked_add(delta), None);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            ModificationKind::Append => {
+                let longer = [current.unwrap_or_default(), value.to_vec()].concat();
+                assert_eq!(session.append(&key, value).unwrap(), longer.len());
+                self.set(key, &longer);
+            }
+            ModificationKind::Take => {
+                let taken = session.take(&key).unwrap();
+                assert_eq!(taken.map(|value| value.data), self.values.remove(&key));
+                self.versions.remove(&key);
+            }
+            ModificationKind::GetOrInsert => {
+                let found = session.get_or_insert(&key, value).unwrap();
+                assert_eq!(found, current.as_deref().unwrap_or(value));
+                if current.is_none() {
+                    self.set(key, value);
+                }
+            }
+            ModificationKind::Replace => {
+                let stored = session.store(&key, value, Store::always().returning()).unwrap();
+                assert_eq!(stored.value.map(|value| value.data), current);
+                self.set(key, value);
+            }
+            ModificationKind::Touch => {
+                let is_there = current.is_some();
+                assert_eq!(session.touch(&key, Duration::from_secs(1000)).unwrap(), is_there);
+                let ttl = session.ttl(&key).unwrap();
+                assert!(ttl.is_none_or(|ttl| ttl != Ttl::Forever) && ttl.is_some() == is_there);
+                assert_eq!(session.persist(&key).unwrap(), is_there);
+                assert_eq!(session.ttl(&key).unwrap(), is_there.then_some(Ttl::Forever));
+                self.versions.remove(&key);
+            }
+            ModificationKind::Version => {
+                let version = session.version(&key).unwrap();
+                assert_eq!(version, session.get(&key).unwrap().map(|value| value.version));
+                assert_eq!(session.exists(&key).unwrap(), current.is_some());
+                if let Some(version) = version {
+                    let seen = self.versions.insert(key, version);
+                    assert!(seen.is_none_or(|seen| seen == version));
+                }
+            }
+        }
+    }
+
     fn batch(&mut self, session: usize, puts: &[(u8, Vec<u8>)]) {
         // Operations of a batch are concurrent, so there is only one for each key.
         let puts: HashMap<Vec<u8>, &[u8]> =
             puts.iter().map(|(key, value)| (self.key(*key), value.as_slice())).collect();
         let puts: Vec<(Vec<u8>, &[u8])> = puts.into_iter().collect();
-        let mut batch = self.sessions[session].batch();
-        for (key, value) in &puts {
-            batch.put(key, value);
-        }
-        for result in batch.run().unwrap() {
-            assert_eq!(result.unwrap(), BatchOutcome::Stored);
-        }
+        let session = &mut self.sessions[session];
+        session.put_many(puts.iter().map(|(key, value)| (key, value))).unwrap();
+        let found = session.get_many(puts.iter().map(|(key, _)| key)).unwrap();
+        assert!(found.iter().zip(&puts).all(|(found, (_, value))| found.as_deref() == Some(value)));
         for (key, value) in puts {
             self.set(key, value);
         }

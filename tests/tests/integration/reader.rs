@@ -4,7 +4,7 @@
 
 use farside::ConnectError::Refused;
 use farside::OperationError::Denied;
-use farside::{Client, Error, Role};
+use farside::{Client, Error, Role, SetupError};
 use farside_tests::ServerProcess;
 
 #[test]
@@ -43,9 +43,9 @@ fn the_secret_decides_whether_a_client_may_write() {
     assert!(connect("readers", Role::Reader).is_ok());
     for refused in [connect("readers", Role::Writer), connect("guess", Role::Reader)] {
         let error = refused.err().unwrap();
-        assert!(matches!(error, Error::Connect(Refused { .. })), "{error}");
+        assert!(matches!(error, SetupError::Connect(Refused { .. })), "{error}");
         assert!(error.to_string().contains("secret"), "{error}");
     }
     let without = server.client_builder().connect();
-    assert!(matches!(without, Err(Error::Connect(Refused { .. }))));
+    assert!(matches!(without, Err(SetupError::Connect(Refused { .. }))));
 }

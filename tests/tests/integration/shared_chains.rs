@@ -2,7 +2,7 @@
 //! I20). Each of them gets a result, and none shares a chain that was posted before it.
 
 use farside::OperationError::OutOfSpace;
-use farside::{BatchOutcome, Error, Outcome, Session};
+use farside::{Error, Outcome, Session};
 use farside_tests::{ServerProcess, fill_up};
 
 /// Fewer operations than a pipeline has lanes, so all are started before the first is posted.
@@ -16,8 +16,8 @@ fn value(session: &mut Session, key: &[u8]) -> Vec<u8> {
     session.get(key).unwrap().unwrap().data
 }
 
-fn stored(data: &[u8], outcome: &BatchOutcome) -> bool {
-    matches!(outcome, BatchOutcome::Value(Some(value)) if value.data == data)
+fn stored(data: &[u8], outcome: &Outcome) -> bool {
+    outcome.value.as_deref() == Some(data)
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
     // One key after the other, because a key can replace another one in the table of shared chains.
     for key in [b"a", b"b"] {
         for _ in 0..TIMES / 2 {
-            batch.get(key);
+            batch = batch.get(key);
         }
     }
     for (number, outcome) in batch.run().unwrap().into_iter().enumerate() {
@@ -46,10 +46,12 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
     let values: Vec<_> = (0..TIMES).map(|n| vec![n as u8; 100 * n as usize]).collect();
     let mut batch = session.batch();
     for value in &values {
-        batch.put(b"c", value);
+        batch = batch.put(b"c", value);
     }
     let outcomes = batch.run().unwrap();
-    assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == BatchOutcome::Stored));
+    let versions: Vec<_> = outcomes.into_iter().map(|outcome| outcome.unwrap().version).collect();
+    let (last, overwritten) = versions.split_last().unwrap();
+    assert!(last.is_some() && overwritten.iter().all(Option::is_none), "{versions:?}");
     let cost = session.counters() - before;
     assert_eq!((cost.round_trips, cost.compare_swaps), (1, 1));
     assert_eq!(value(session, b"c"), values[TIMES as usize - 1], "the value of the last PUT");
@@ -64,14 +66,13 @@ fn operations_that_need_their_own_result_share_no_chain() {
         session.put(key, b"old").unwrap();
     }
     // A GET beside a PUT, and pairs of operations that each return whether they had an effect.
-    let mut batch = session.batch();
-    batch.get(b"a").put(b"a", b"new").insert(b"n", b"1").insert(b"n", b"2");
-    batch.delete(b"d").delete(b"d");
+    let batch = session.batch().get(b"a").put(b"a", b"new");
+    let batch = batch.insert(b"n", b"1").insert(b"n", b"2").delete(b"d").delete(b"d");
     let outcomes: Vec<_> = batch.run().unwrap().into_iter().map(|it| it.unwrap()).collect();
     assert!(stored(b"old", &outcomes[0]) || stored(b"new", &outcomes[0]), "{outcomes:?}");
-    assert_eq!(outcomes[1], BatchOutcome::Stored);
+    assert!(outcomes[1].applied);
     for both in [&outcomes[2..4], &outcomes[4..6]] {
-        let applied = both.iter().filter(|&it| *it == BatchOutcome::Applied(true)).count();
+        let applied = both.iter().filter(|it| it.applied).count();
         assert_eq!(applied, 1, "{outcomes:?}");
     }
     assert_eq!(value(session, b"a"), b"new");
@@ -90,7 +91,7 @@ fn a_shared_result_stays_until_every_operation_has_taken_it() {
     for round in 0..3 {
         let completed = pipeline.wait().unwrap();
         assert!(completed.ticket.number() < 3);
-        assert!(matches!(completed.result.unwrap(), Outcome::Value(Some((b"value", _)))));
+        assert_eq!(completed.result.unwrap().value.as_deref(), Some(&b"value"[..]));
         // The first PUT uses the lane that READ for all GETs.
         pipeline.put(b"b", &[round; 1000]).unwrap();
     }
@@ -116,7 +117,7 @@ fn a_get_does_not_share_a_read_that_was_posted_before_it() {
     let mut found = None;
     while let Some(completed) = pipeline.wait() {
         if completed.ticket == later
-            && let Outcome::Value(Some((value, _))) = completed.result.unwrap()
+            && let Some(value) = completed.result.unwrap().value
         {
             found = Some(value.to_vec());
         }
@@ -135,16 +136,16 @@ fn if_a_shared_chain_fails_each_operation_has_its_own_result() {
     let mut batch = session.batch();
     let key = full.to_le_bytes();
     for _ in 0..TIMES {
-        batch.put(&key, &large);
+        batch = batch.put(key, &large);
     }
-    batch.put(&key, b"small").put(&key, &large);
+    let batch = batch.put(key, b"small").put(key, &large);
     for (at, outcome) in batch.run().unwrap().into_iter().enumerate() {
         let is_small = at as u64 == TIMES;
         assert!(
             matches!(
                 (&outcome, is_small),
                 (Err(Error::Operation(OutOfSpace { .. })), false)
-                    | (Ok(BatchOutcome::Stored), true)
+                    | (Ok(Outcome { applied: true, .. }), true)
             ),
             "{at}: {outcome:?}"
         );

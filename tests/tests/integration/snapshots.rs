@@ -127,7 +127,7 @@ fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     let end =
         ends(&mut restored_session).into_iter().find(|(key, _)| key == b"day").unwrap().1.unwrap();
     assert!((before + day..after + day).contains(&end), "to the millisecond");
-    assert!(restored_session.store(b"day", b"3", Store::if_value(b"1")).unwrap());
+    assert!(restored_session.store(b"day", b"3", Store::if_value(b"1")).unwrap().applied);
     // An existing file is replaced only with --force, and then as a whole.
     let name = file.to_str().unwrap();
     assert_eq!(server.cli(&["snapshot", name]).code, Some(2));

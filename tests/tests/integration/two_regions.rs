@@ -147,7 +147,7 @@ fn a_half_done_change_is_reported_as_half_done() {
     // The other region can still be used.
     let handle = session.engine.at(&session.regions[0]);
     let operation = Operation::stage(handle, LANE, b"key", b"value");
-    assert!(session.drive(operation.insert(Lifetime::Forever)).0.unwrap());
+    assert!(session.drive(operation.insert(Lifetime::Forever)).0.unwrap().applied);
     session.servers[0].assert_verifies();
 }
 

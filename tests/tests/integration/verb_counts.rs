@@ -2,7 +2,7 @@
 //! fabric. Guards against an additional verb. The cost of uncached changes and INSERTs depends on
 //! the time; `tests/tests/protocol/price_list.rs` proves it exactly, with the test's own clock.
 
-use farside::{Counters, Exchange, Session};
+use farside::{Counters, Session};
 use farside_tests::{ServerProcess, fill};
 
 /// Returns the fabric's counts for one call.
@@ -125,8 +125,7 @@ fn conditional_operations_cost_what_the_price_list_says() {
     let update = |session: &mut Session| assert!(session.update(b"key", b"two").unwrap());
     assert_eq!(price(session, update), (1, 0, 2, 1));
     let exchange = |session: &mut Session| {
-        let exchanged = session.compare_exchange(b"key", Some(b"two"), b"three").unwrap();
-        assert_eq!(exchanged, Exchange::Exchanged);
+        assert!(session.compare_exchange(b"key", Some(b"two"), b"three").unwrap().applied);
     };
     assert_eq!(price(session, exchange), (2, 1, 2, 1));
     let update = |session: &mut Session| assert!(!session.update(b"absent", b"two").unwrap());
@@ -140,11 +139,7 @@ fn a_batch_rings_one_doorbell() {
     fill(session, 0..32, |_| b"value");
     let keys: Vec<[u8; 8]> = (0..32).map(key).collect();
     let cost = cost(session, |session| {
-        let mut batch = session.batch();
-        keys.iter().for_each(|key| {
-            batch.get(key);
-        });
-        assert!(batch.run().unwrap().iter().all(Result::is_ok));
+        assert!(session.get_many(&keys).unwrap().iter().all(Option::is_some));
     });
     assert_eq!((cost.doorbells, cost.round_trips, cost.reads), (1, 32, 32));
 }

@@ -15,7 +15,9 @@ use farside_fabric::{
     ChainError, Completion, Counters, Endpoint, Fabric, Intercepted, Interceptor, LaneId, Nanos,
     RegionIndex, Verb,
 };
-use farside_protocol::{Expected, Failure, LANE, Lifetime, Operation, ScanCursor, next_entry};
+use farside_protocol::{
+    Action, Expected, Failure, LANE, Lifetime, Operation, ScanCursor, next_entry,
+};
 use farside_tests::ServerProcess;
 use farside_tests::engine::{TestEngine, engine_over};
 
@@ -130,11 +132,11 @@ impl Bench<'_> {
     }
 
     fn insert(self) -> (bool, Price) {
-        self.run(VALUE, async |operation| operation.insert(FOREVER).await)
+        self.run(VALUE, async |operation| operation.insert(FOREVER).await.map(|it| it.applied))
     }
 
     fn update(self) -> (bool, Price) {
-        self.run(VALUE, async |operation| operation.update(FOREVER).await)
+        self.run(VALUE, async |operation| operation.update(FOREVER).await.map(|it| it.applied))
     }
 
     fn delete(self) -> (bool, Price) {
@@ -145,7 +147,7 @@ impl Bench<'_> {
     fn exchange(self, lifetime: Lifetime) -> (bool, Price) {
         let expected = Expected::Value(VALUE);
         self.run(VALUE, async |operation| {
-            operation.compare_exchange(expected, lifetime).await.map(|(exchanged, _)| exchanged)
+            operation.perform(Action::Exchange(expected, lifetime)).await.map(|it| it.applied)
         })
     }
 

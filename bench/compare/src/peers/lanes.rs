@@ -9,9 +9,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use farside::{Counters, Outcome, PipelineFull};
+use farside::{Counters, PipelineFull};
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
+use farside_bench::store::{Action, Completed, MeasuredStore, Outcome, Pipelined};
 use farside_fabric::{Fabric, LaneId, RegionIndex};
 
 use super::{Peer, PeerError, Result};

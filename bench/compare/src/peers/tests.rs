@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside::{Counters, Outcome};
+use farside::Counters;
 use farside_bench::keys::{self, Key};
 use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
 use farside_fabric::shm::{Region, ShmFabric};
@@ -131,16 +131,13 @@ fn survives_overlaps<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S, ope
         }
         let Completed { lane, result, .. } = pipeline.wait().unwrap();
         let Open { number, record, is_get, puts } = lanes[lane].take().unwrap();
-        match result.unwrap() {
-            Outcome::Value(found) => {
-                let (found, _) = found.unwrap();
-                assert!(is_get && puts.iter().any(|put| value(*put) == found), "{number} {puts:?}");
-                gets += 1;
-            }
-            outcome => {
-                assert_eq!((outcome, is_get), (Outcome::Stored, false));
-                stored[record].retain(|put| *put >= number || puts.contains(put));
-            }
+        let outcome = result.unwrap();
+        assert_eq!((outcome.applied, outcome.value.is_some()), (true, is_get));
+        if let Some(found) = outcome.value {
+            assert!(puts.iter().any(|put| value(*put) == *found), "{number} {puts:?}");
+            gets += 1;
+        } else {
+            stored[record].retain(|put| *put >= number || puts.contains(put));
         }
     }
     drop(pipeline);
@@ -216,8 +213,8 @@ fn a_pipeline_attributes_verbs_to_each_operation() {
         assert_eq!([writes, compare_swaps], [2, 2]);
         pipeline.start(Action::Get, &key, &[]).unwrap();
         let Completed { result, counters, .. } = pipeline.wait().unwrap();
-        let Outcome::Value(Some((found, _))) = result.unwrap() else { panic!("it is there") };
-        assert_eq!((found, counters.reads), (&value(number)[..], 1));
+        let found = result.unwrap().value.unwrap();
+        assert_eq!((&*found, counters.reads), (&value(number)[..], 1));
     }
 }
 

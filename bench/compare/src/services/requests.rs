@@ -4,9 +4,9 @@
 
 use std::collections::VecDeque;
 
-use farside::{Counters, Outcome, PipelineFull};
+use farside::{Counters, PipelineFull};
 use farside_bench::keys::Key;
-use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
+use farside_bench::store::{Action, Completed, MeasuredStore, Outcome, Pipelined};
 
 use super::ServiceError;
 

@@ -2,7 +2,6 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::thread;
 
-use farside::Outcome;
 use farside_bench::keys;
 use farside_bench::store::{Action, MeasuredStore, Pipelined};
 
@@ -69,17 +68,16 @@ fn memcached_answers_in_flight_come_in_order() {
         .map(std::result::Result::unwrap);
         assert!(pipeline.poll().is_none(), "nothing is sent before a wait");
         let stored = pipeline.wait().unwrap();
-        assert_eq!((stored.lane, stored.result.unwrap()), (lanes[0], Outcome::Stored));
+        assert_eq!((stored.lane, stored.result.unwrap().applied), (lanes[0], true));
         // This request is sent at the next wait.
         let third = pipeline.start(Action::Get, &keys::encode(1), &[]).unwrap();
         let absent = pipeline.poll().unwrap();
-        assert_eq!((absent.lane, absent.result.unwrap()), (lanes[1], Outcome::Value(None)));
+        assert_eq!((absent.lane, absent.result.unwrap().value), (lanes[1], None));
         assert!(pipeline.poll().is_none());
         assert_eq!(pipeline.in_flight(), 1);
         let found = pipeline.wait().unwrap();
         assert_eq!(found.lane, third);
-        let Outcome::Value(Some((value, _))) = found.result.unwrap() else { return Vec::new() };
-        value.to_vec()
+        found.result.unwrap().value.unwrap().to_vec()
     });
     assert_eq!(found, b"x");
 }

@@ -25,7 +25,7 @@ use std::mem::discriminant;
 use farside_fabric::{Buffer, Fabric, LaneId};
 use farside_layout::BLOCK_HEADER_BYTES;
 use farside_layout::hash::KeyHash;
-use farside_protocol::Action;
+use farside_protocol::{Action, Answer};
 
 use super::{LaneScheduler, LaneState, PipelineLane};
 
@@ -134,7 +134,13 @@ impl LaneScheduler<'_> {
         // Read without consuming it: the leader's answer is still to be taken.
         let mailbox = &self.lanes[usize::from(leader.0)].mailbox;
         let answer = mailbox.answer.take();
-        let common_answer = answer.as_ref().and_then(|answer| answer.as_ref().ok().copied());
+        let leaders_answer = answer.as_ref().and_then(|answer| answer.as_ref().ok().copied());
+        // The value that a PUT stores is the leader's: those of the others were overwritten.
+        let is_put = matches!(self.lanes[usize::from(leader.0)].job.action, Action::Put(_));
+        let common_answer = leaders_answer.map(|answer| match is_put {
+            true => Answer { version: None, ..answer },
+            false => answer,
+        });
         mailbox.answer.set(answer);
         let mut next = Some(first_follower);
         while let Some(id) = next {

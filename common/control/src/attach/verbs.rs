@@ -52,7 +52,7 @@ impl VerbsFactory {
     /// retries on this connection. `Unreachable` would end the connection.
     fn failed(&self, error: VerbsError) -> ConnectError {
         match error.is_transient() {
-            true => ConnectError::Rdma(error),
+            true => error.into(),
             false => from_verbs(&self.server, error),
         }
     }
@@ -131,7 +131,7 @@ fn from_verbs(server: &str, error: VerbsError) -> ConnectError {
             Ok(Ok(_)) => ControlError::NotFarside.into(),
             Err(error) => error.into(),
         },
-        error => ConnectError::Rdma(error),
+        error => error.into(),
     }
 }
 

@@ -55,3 +55,21 @@ fn every_pair_of_neighbours() {
         }
     }
 }
+
+/// Each pair of operations that depend on the present value, and each of them beside a PUT, INSERT
+/// or DELETE. The key is absent, or has a number that the first client has cached, or both.
+#[test]
+fn every_pair_of_modifications() {
+    let modifications = [Op::Increment(0), Op::Append(0), Op::Take(0)];
+    let others = [Op::Put(0), Op::Insert(0), Op::Delete(0)];
+    for first in modifications {
+        for second in modifications.into_iter().chain(others) {
+            let (one, two) = (client().op(first), client().op(second).get(0));
+            passes(Scenario::new().used(1).client(one.clone()).client(two.clone()), 2);
+            let one = client().op(Op::Increment(0)).op(first);
+            passes(Scenario::new().client(one.clone()).client(two), 2);
+            let two = client().op(Op::Increment(0)).op(second).get(0);
+            passes(Scenario::new().client(one).client(two), 1);
+        }
+    }
+}

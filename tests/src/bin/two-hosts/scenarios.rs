@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farside::ConnectError::Unreachable;
-use farside::{Client, Error, Session};
+use farside::{Client, Session, SetupError};
 use farside_fabric::rdma::Options;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::{TEST_TIMEOUT, counters, wait_until};
@@ -374,7 +374,7 @@ fn dead_server_host(world: &mut World) -> String {
     assert!(!output.status.success() && cli_took < CALL_MAX + SLACK, "{cli_took:?}: {output:?}");
     assert!(line.lines().count() == 1 && line.contains("no server answers at"), "{line}");
     let error = Client::builder().server(&format!("rdma://{ADDRESS}")).connect().map(drop);
-    assert!(matches!(error, Err(Error::Connect(Unreachable { .. }))), "{error:?}");
+    assert!(matches!(error, Err(SetupError::Connect(Unreachable { .. }))), "{error:?}");
     format!(
         "{summary}; the client ended in {client_took:?}; kv-cli after {:.1} s: {line}",
         cli_took.as_secs_f64()

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farside::ConnectError::Unreachable;
 use farside::OperationError::{Contended, Indeterminate};
-use farside::{Error, Exchange, Result, Session, Value};
+use farside::{Error, Result, Session, Value};
 use farside_tests::counters::Observation;
 use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::self_describing;
@@ -248,11 +248,11 @@ impl Worker {
         let (result, began, ended) =
             self.call(|session| session.compare_exchange(name.as_bytes(), expected, &new));
         match result {
-            Ok(Exchange::Exchanged) => {
+            Ok(outcome) if outcome.applied => {
                 self.ledger.acknowledge(counter);
                 self.saw(counter, value + 1, true, (began, ended));
             }
-            Ok(Exchange::Mismatch(_)) | Err(CallFailure::NotDone) => self.ledger.retract(counter),
+            Ok(_) | Err(CallFailure::NotDone) => self.ledger.retract(counter),
             Err(CallFailure::Unknown) => {}
         }
     }

@@ -122,7 +122,7 @@ fn run_every_operation(scene: &Scene, sessions: &mut [Session], round: u64) {
         let pairs: Vec<_> = (0..KEYS).map(|n| (key(n), value(n, 0, length(n)))).collect();
         let mut batch = session.batch();
         for (key, value) in &pairs {
-            batch.get(key).delete(key).insert(key, value).put(key, value);
+            batch = batch.get(key).delete(key).insert(key, value).put(key, value);
         }
         let _ = timed(&format!("round {round}, batch"), || batch.run());
         session.clear_cache();

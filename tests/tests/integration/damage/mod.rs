@@ -15,7 +15,7 @@ mod splits;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use farside::{Exchange, Result, Session};
+use farside::{Result, Session};
 use farside_fabric::shm::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
@@ -230,11 +230,11 @@ impl Change {
             Self::Update => session.update(key, new),
             Self::Delete => session.delete(key),
             Self::Exchange => session.compare_exchange(key, Some(old), new).map(|outcome| {
-                if let Exchange::Mismatch(Some(found)) = &outcome {
+                if let Some(found) = &outcome.value {
                     let known = [old, new].contains(&found.data.as_slice());
                     assert!(known, "{what}: a value that was not stored");
                 }
-                matches!(outcome, Exchange::Exchanged)
+                outcome.applied
             }),
         });
         match (self, done) {

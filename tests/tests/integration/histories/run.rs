@@ -10,7 +10,7 @@ use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, Record};
 use farside_protocol::Action;
 use farside_tests::faults::Fault;
-use farside_tests::recorder::{HOT_KEYS, RECORD_BYTES, RecordingSession, new_key, read};
+use farside_tests::recorder::{COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, Worker, device, scaled, wait_until};
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -318,8 +318,8 @@ impl Run {
             }
         }
         let file = self.folder.join(process.to_string());
-        let mut session = RecordingSession::new(session, &file, process, HOT_KEYS).unwrap();
-        for key in 0..HOT_KEYS {
+        let mut session = RecordingSession::new(session, &file, process, COUNTERS.end).unwrap();
+        for key in 0..COUNTERS.end {
             session.run(key, Action::Get, 0).unwrap();
         }
         wait_until("dead clients are noticed", TEST_TIMEOUT, || {

@@ -1,0 +1,200 @@
+//! Operations of a session that go beyond GET, PUT and DELETE.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farside_control::Role;
+use farside_protocol::{Action, Change, Lifetime, Version};
+
+use crate::{OperationError, Result, Session, Value};
+
+/// How long the keys of one batch of [`Session::delete_prefix`] may be, all together in number.
+const DELETES_PER_BATCH: usize = 1024;
+
+/// When a present value expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ttl {
+    /// Never.
+    Forever,
+    /// After this time, by the clock of this machine.
+    For(Duration),
+}
+
+impl Session {
+    /// Adds `delta` to the decimal number in the key's value, and returns the sum. An absent key
+    /// counts as 0. The TTL stays.
+    ///
+    /// The number is an integer of 64 bits with a sign, in the form that this call writes: no plus
+    /// sign, no leading zeros. Two round trips if the location is cached, three if not, four at
+    /// most for an absent key.
+    ///
+    /// # Errors
+    /// As [`Session::put`]; and `NotANumber`, `NumberOverflow`.
+    pub fn increment(&mut self, key: impl AsRef<[u8]>, delta: i64) -> Result<i64> {
+        Ok(self.change(Action::increment(delta), key.as_ref(), &[])?.number)
+    }
+
+    /// Appends bytes to the key's value, and returns the new length in bytes. An absent key counts
+    /// as empty. The TTL stays.
+    ///
+    /// Round trips as for [`Session::increment`].
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn append(&mut self, key: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> Result<usize> {
+        let appended = self.change(Action::append(), key.as_ref(), bytes.as_ref())?;
+        let before = appended.found.map_or(0, |found| found.value_bytes as usize);
+        Ok(before + bytes.as_ref().len())
+    }
+
+    /// Removes a key and returns its value; `None` if the key was absent.
+    ///
+    /// Two round trips if the location is cached, three if not, one if the key was absent.
+    ///
+    /// # Errors
+    /// As [`Session::delete`].
+    pub fn take(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        let taken = self.change(Action::take(), key.as_ref(), &[])?;
+        Ok(self.outcome(taken).value)
+    }
+
+    /// Returns the key's value; if the key is absent, stores `value` first.
+    ///
+    /// The round trips of a GET, and those of [`Session::insert`] if the key is absent.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn get_or_insert(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<Value> {
+        let action = Action::modify(Change::Leave, true, Lifetime::Forever, true);
+        let answer = self.change(action, key.as_ref(), value.as_ref())?;
+        let outcome = self.outcome(answer);
+        let version = outcome.version.unwrap_or(Version::from_u64(0));
+        Ok(outcome.value.unwrap_or_else(|| Value { data: value.as_ref().to_vec(), version }))
+    }
+
+    /// Whether the key is present. Round trips and verbs as for [`Session::version`].
+    ///
+    /// # Errors
+    /// As [`Session::get`].
+    pub fn exists(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.version(key)?.is_some())
+    }
+
+    /// Returns the version of the key's value; `None` if the key is absent.
+    ///
+    /// One READ of 8 bytes and one round trip if the location is cached, the value has not changed
+    /// since, and it does not expire. Otherwise the round trips of [`Session::get`], and one more if
+    /// the value has changed.
+    ///
+    /// # Errors
+    /// As [`Session::get`].
+    pub fn version(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Version>> {
+        Ok(self.run(|handle| handle.perform(Action::Version, key.as_ref(), &[]))?.version)
+    }
+
+    /// Makes the key's value expire after `ttl`, instead of when it would have. Returns false if
+    /// the key is absent.
+    ///
+    /// Round trips as for [`Session::take`]: the value is copied to a new block.
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn touch(&mut self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
+        Ok(self.change(Action::touch(Lifetime::For(ttl)), key.as_ref(), &[])?.applied)
+    }
+
+    /// Makes the key's value stay until a client replaces or removes it. Returns false if the key is
+    /// absent. Otherwise as [`Session::touch`].
+    ///
+    /// # Errors
+    /// As [`Session::put`].
+    pub fn persist(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.change(Action::touch(Lifetime::Forever), key.as_ref(), &[])?.applied)
+    }
+
+    /// Returns when the key's value expires; `None` if the key is absent. Takes as many round trips
+    /// as [`Session::get`].
+    ///
+    /// # Errors
+    /// As [`Session::get`].
+    pub fn ttl(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Ttl>> {
+        let found = self.run(|handle| handle.get(key.as_ref()))?;
+        Ok(found.map(|found| match found.expires_at_ms() {
+            0 => Ttl::Forever,
+            expires_at_ms => {
+                let expires_at = UNIX_EPOCH + Duration::from_millis(expires_at_ms);
+                Ttl::For(expires_at.duration_since(SystemTime::now()).unwrap_or_default())
+            }
+        }))
+    }
+
+    /// Returns the values of several keys, in their order. Up to `pipeline_depth` GETs share a
+    /// doorbell.
+    ///
+    /// # Errors
+    /// The first error of a GET; see [`Session::get`].
+    pub fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.get(key));
+        batch.run()?.into_iter().map(|outcome| Ok(outcome?.value)).collect()
+    }
+
+    /// Stores several values. Up to `pipeline_depth` PUTs share a doorbell. Each of them is atomic;
+    /// all together are not.
+    ///
+    /// # Errors
+    /// The first error of a PUT; see [`Session::put`]. The others may have taken effect.
+    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        entries: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<()> {
+        let entries = entries.into_iter();
+        let batch = entries.fold(self.batch(), |batch, (key, value)| batch.put(key, value));
+        batch.run()?.into_iter().try_for_each(|outcome| outcome.map(drop))
+    }
+
+    /// Removes several keys, and returns how many of them were present. Up to `pipeline_depth`
+    /// DELETEs share a doorbell.
+    ///
+    /// # Errors
+    /// The first error of a DELETE; see [`Session::delete`]. The others may have taken effect.
+    pub fn delete_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<u64> {
+        let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.delete(key));
+        let outcomes = batch.run()?.into_iter();
+        outcomes.map(|outcome| Ok(u64::from(outcome?.applied))).sum()
+    }
+
+    /// Removes all keys that begin with `prefix`, and returns how many there were. A key that is
+    /// inserted meanwhile may stay.
+    ///
+    /// Scans the whole region, because the index has no order: the round trips of
+    /// [`Session::scan`], and a DELETE for each key that is removed.
+    ///
+    /// # Errors
+    /// Those of [`Session::scan`], and the first error of a DELETE.
+    pub fn delete_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<u64> {
+        if self.shared.role() == Role::Reader {
+            return Err(OperationError::Denied.into());
+        }
+        let mut removed = 0;
+        // A batch needs the session, which the scan has.
+        let mut deleting = Session::open(self.shared.clone())?;
+        let (mut keys, mut scan) = (Vec::new(), self.scan_prefix(prefix)?);
+        loop {
+            keys.extend(scan.by_ref().take(DELETES_PER_BATCH).map(|entry| entry.map(|e| e.key)));
+            if keys.is_empty() {
+                return Ok(removed);
+            }
+            let found = keys.drain(..).collect::<Result<Vec<_>>>()?;
+            removed += deleting.delete_many(found)?;
+        }
+    }
+}

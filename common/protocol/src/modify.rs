@@ -1,0 +1,273 @@
+//! Operations that depend on the key's present value: exchange, increment, append, touch, take.
+//!
+//! All are one loop: a GET finds the value and proves its slot, and a swing replaces exactly the
+//! word that led to it. If another client changed the word meanwhile, the swing fails and the loop
+//! starts again. So the change takes effect at the CAS, on the value that the GET found (invariant
+//! I4). The new word is conditional, so that no PUT counts as overwritten by it (invariant I23).
+//!
+//! | [`Change`] | present | absent, with `creates` |
+//! |---|---|---|
+//! | `Store` | the staged value, if the condition holds | the staged value |
+//! | `Add` | the number in the value, plus another one | the other number |
+//! | `Append` | the value, then the staged value | the staged value |
+//! | `Retain` | the same value, with another lifetime | |
+//! | `Remove` | nothing: the key is absent afterwards | |
+//! | `Leave` | no change: the value is only returned | the staged value |
+
+use std::io::Write;
+
+use farside_fabric::{Buffer, Fabric};
+use farside_layout::BLOCK_HEADER_BYTES;
+
+use super::insert::Condition;
+use super::swing::{BlockFate, SwingResult};
+use super::{Answer, Found, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
+use crate::{Lifetime, OperationError, Version};
+
+/// The longest decimal number of 64 bits with a sign, in bytes.
+const NUMBER_BYTES_MAX: usize = 20;
+/// How many bytes are copied at once from one buffer of the lane to the other.
+const COPY_BYTES: usize = 256;
+
+/// The condition of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub enum Expected<'v> {
+    /// The key has this value.
+    Value(&'v [u8]),
+    /// The key has the value that this write stored.
+    Version(Version),
+}
+
+/// What becomes of the key's present value. The staged value is the operation's own.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'v> {
+    /// The staged value replaces it, if it is as expected. Without a condition it always does.
+    Store(Option<Expected<'v>>),
+    /// The sum of its decimal number and this one replaces it.
+    Add(i64),
+    /// The staged value is appended to it.
+    Append,
+    /// It stays, with the new lifetime.
+    Retain,
+    /// The key is removed.
+    Remove,
+    /// Nothing changes.
+    Leave,
+}
+
+/// An operation that depends on the present value.
+#[derive(Clone, Copy, Debug)]
+pub struct Modification<'v> {
+    /// What becomes of the present value.
+    pub change: Change<'v>,
+    /// Whether the operation stores a value if the key is absent.
+    pub creates: bool,
+    /// How long the new value stays.
+    pub lifetime: Lifetime,
+    /// Whether the answer has the value before the operation.
+    pub returns: bool,
+}
+
+impl<F: Fabric> Operation<'_, F> {
+    /// Performs the modification. A value that it returns is in [`Buffer::ReadBlock`]. One round
+    /// trip more than a GET. If the key is absent:
+    /// the round trips of an INSERT after those of the GET, or none.
+    pub async fn modify(&self, modification: Modification<'_>) -> ProtocolResult<Answer> {
+        let Modification { change, creates, lifetime, returns } = modification;
+        let (mut tries, mut staged_at) = (RetryState::default(), self.key_end());
+        let mut found = self.get().await?;
+        loop {
+            let Some((present, target)) = found.zip(self.located_target()) else {
+                if !creates {
+                    return Ok(Answer::default());
+                }
+                let (value_bytes, number) = self.stage_change(change, None, &mut staged_at)?;
+                let inserted = self.store(Condition::Absent, lifetime, value_bytes).await?;
+                if inserted.applied {
+                    return Ok(Answer { number, ..inserted });
+                }
+                self.try_again(&mut tries).await?;
+                found = self.get().await?;
+                continue;
+            };
+            if self.leaves(change, &present) {
+                let (version, found) = (Some(present.version), returns.then_some(present));
+                return Ok(Answer { version, found, ..Answer::default() });
+            }
+            if is_moving(target.word) {
+                self.wait_for_split(&mut tries).await?;
+            } else {
+                // The expiry is known, so no chain has to READ the block again.
+                let target = ProvenSlot { expires_at_ms: Some(present.expires_at_ms), ..target };
+                let modified = match change {
+                    Change::Remove => self.remove(&target).await?,
+                    _ => {
+                        let (value_bytes, number) =
+                            self.stage_change(change, Some(&present), &mut staged_at)?;
+                        let lifetime = lifetime.after(present.expires_at_ms);
+                        let stored = self.replace(&target, value_bytes, lifetime).await?;
+                        stored.map(|stored| Answer { number, ..stored })
+                    }
+                };
+                if let Some(modified) = modified {
+                    return Ok(Answer { found: returns.then_some(present), ..modified });
+                }
+                self.try_again(&mut tries).await?;
+            }
+            // This GET goes by the window, because another session may have cached the location by
+            // an older directory.
+            found = self.get_uncached().await?;
+        }
+    }
+
+    /// Whether a present value stays as it is.
+    fn leaves(&self, change: Change<'_>, present: &Found) -> bool {
+        match change {
+            Change::Leave => true,
+            Change::Store(Some(Expected::Version(version))) => present.version != version,
+            Change::Store(Some(Expected::Value(value))) => {
+                let block = self.engine.endpoint.buffer(self.lane, Buffer::ReadBlock);
+                present.value_in(&block) != value
+            }
+            _ => false,
+        }
+    }
+
+    /// Unlinks the block. Returns `None` if another client changed the slot.
+    async fn remove(&self, target: &ProvenSlot) -> ProtocolResult<Option<Answer>> {
+        let removed = self.swing(target, None, target.word.emptied(), self.now()).await?;
+        let is_done = matches!(removed, SwingResult::Done);
+        Ok(is_done.then_some(Answer { applied: true, ..Answer::default() }))
+    }
+
+    /// Stores the value that stands behind the key in [`Buffer::NewBlock`], in place of the
+    /// target's. Returns `None` if another client changed the slot.
+    async fn replace(
+        &self,
+        target: &ProvenSlot,
+        value_bytes: usize,
+        lifetime: Lifetime,
+    ) -> ProtocolResult<Option<Answer>> {
+        let new = self.seal_block(self.take_block(value_bytes).await?, value_bytes, lifetime)?;
+        let desired = target.word.live(new.block, true);
+        let swung = self.swing(target, Some(&new), desired, self.now()).await;
+        let outcome = swung.map(|result| match result {
+            SwingResult::Done => BlockFate::Linked,
+            SwingResult::Lost(_) | SwingResult::Late => BlockFate::Unused,
+        });
+        let linked = self.release_new_block(&new, outcome)? == BlockFate::Linked;
+        Ok(linked.then(|| Answer::stored(&new)))
+    }
+
+    /// Writes the new value behind the key in [`Buffer::NewBlock`]. Returns its length, and the
+    /// number that it stands for. The staged value is at the byte offset `staged_at`, and moves if
+    /// it has to.
+    fn stage_change(
+        &self,
+        change: Change<'_>,
+        present: Option<&Found>,
+        staged_at: &mut usize,
+    ) -> ProtocolResult<(usize, i64)> {
+        let start = self.key_end();
+        Ok(match change {
+            Change::Add(addend) => {
+                let number = match present {
+                    Some(present) => self.number_in(present)?,
+                    None => 0,
+                };
+                let number = number.checked_add(addend).ok_or(OperationError::NumberOverflow)?;
+                (self.write_number(start, number), number)
+            }
+            Change::Append | Change::Retain => {
+                let is_append = matches!(change, Change::Append);
+                let old_bytes = present.map_or(0, |present| present.value_bytes as usize);
+                let staged_bytes = if is_append { self.value_bytes } else { 0 };
+                self.region.check_value_bytes(old_bytes + staged_bytes)?;
+                self.move_staged(staged_at, start + old_bytes, staged_bytes);
+                if let Some(present) = present {
+                    self.copy_value(present, start);
+                }
+                (old_bytes + staged_bytes, 0)
+            }
+            Change::Store(_) | Change::Remove | Change::Leave => (self.value_bytes, 0),
+        })
+    }
+
+    /// The end of the key in [`Buffer::NewBlock`], as a byte offset.
+    fn key_end(&self) -> usize {
+        BLOCK_HEADER_BYTES as usize + self.key_bytes
+    }
+
+    /// Moves the staged value within [`Buffer::NewBlock`].
+    fn move_staged(&self, staged_at: &mut usize, to: usize, bytes: usize) {
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        fabric.reserve(self.lane, Buffer::NewBlock, to + bytes);
+        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
+        image.copy_within(*staged_at..*staged_at + bytes, to);
+        *staged_at = to;
+    }
+
+    /// Copies the value that a GET found to this byte offset of [`Buffer::NewBlock`].
+    fn copy_value(&self, found: &Found, to: usize) {
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        let mut part = [0; COPY_BYTES];
+        let bytes = found.value_bytes as usize;
+        for done in (0..bytes).step_by(COPY_BYTES) {
+            let part = &mut part[..COPY_BYTES.min(bytes - done)];
+            let value = found.value_in(fabric.buffer(self.lane, Buffer::ReadBlock));
+            part.copy_from_slice(&value[done..][..part.len()]);
+            let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
+            image[to + done..][..part.len()].copy_from_slice(part);
+        }
+    }
+
+    /// Returns the number in a value that a GET found.
+    fn number_in(&self, found: &Found) -> ProtocolResult<i64> {
+        let block = self.engine.endpoint.buffer(self.lane, Buffer::ReadBlock);
+        let value = found.value_in(&block);
+        let number = str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+        // Only the text that an increment itself would write: no plus sign, no leading zeros.
+        number
+            .filter(|number| is_text_of(value, *number))
+            .ok_or_else(|| OperationError::NotANumber.into())
+    }
+
+    /// Writes the number to this byte offset of [`Buffer::NewBlock`], and returns its length.
+    fn write_number(&self, at: usize, number: i64) -> usize {
+        let (text, bytes) = digits(number);
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        fabric.reserve(self.lane, Buffer::NewBlock, at + bytes);
+        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
+        image[at..at + bytes].copy_from_slice(&text[..bytes]);
+        bytes
+    }
+}
+
+/// Whether these bytes are the number's decimal text.
+fn is_text_of(bytes: &[u8], number: i64) -> bool {
+    let (text, text_bytes) = digits(number);
+    *bytes == text[..text_bytes]
+}
+
+/// The number as decimal text, and the text's length in bytes.
+fn digits(number: i64) -> ([u8; NUMBER_BYTES_MAX], usize) {
+    let mut text = [0; NUMBER_BYTES_MAX];
+    let mut rest = text.as_mut_slice();
+    // Twenty bytes have room for every number of 64 bits.
+    let _ = write!(rest, "{number}");
+    let bytes = NUMBER_BYTES_MAX - rest.len();
+    (text, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_full() {
+        for number in [0, 7, -7, i64::MAX, i64::MIN] {
+            let (text, bytes) = digits(number);
+            assert_eq!(str::from_utf8(&text[..bytes]), Ok(&*number.to_string()));
+        }
+    }
+}
