@@ -21,7 +21,9 @@ use farside_layout::BLOCK_HEADER_BYTES;
 
 use super::insert::Condition;
 use super::swing::{BlockFate, SwingResult};
-use super::{Answer, Found, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
+use super::{
+    ATTEMPTS_MAX, Answer, Found, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving,
+};
 use crate::{Lifetime, OperationError, Version};
 
 /// The longest decimal number of 64 bits with a sign, in bytes.
@@ -74,7 +76,8 @@ impl<F: Fabric> Operation<'_, F> {
     /// the round trips of an INSERT after those of the GET, or none.
     pub async fn modify(&self, modification: Modification<'_>) -> ProtocolResult<Answer> {
         let Modification { change, creates, lifetime, returns } = modification;
-        let (mut tries, mut staged_at) = (RetryState::default(), self.key_end());
+        let (mut tries, mut inserts_refused) = (RetryState::default(), 0);
+        let mut staged_at = self.key_end();
         let mut found = self.get().await?;
         loop {
             let Some((present, target)) = found.zip(self.located_target()) else {
@@ -86,7 +89,11 @@ impl<F: Fabric> Operation<'_, F> {
                 if inserted.applied {
                     return Ok(Answer { number, ..inserted });
                 }
-                self.try_again(&mut tries).await?;
+                // The key was present at the INSERT, so this needs no pause before the GET.
+                inserts_refused += 1;
+                if inserts_refused == ATTEMPTS_MAX {
+                    return Err(self.contended());
+                }
                 found = self.get().await?;
                 continue;
             };

@@ -189,15 +189,17 @@ impl<'r> Values<'r> {
                 *stored.entry(numbers[argument.as_str()]).or_default() += 1;
             }
         }
+        // A sum may be stored again after the key was deleted.
+        let is_counter = records.iter().any(|record| {
+            matches!(record.operation, HistoryOperation::Increment | HistoryOperation::Append)
+        });
         let mut versions: HashMap<&str, Value> = HashMap::new();
         let mut version_of_value: HashMap<Value, &str> = HashMap::new();
         for record in records {
             let (Some(version), Some(found)) = (&record.version, &record.found) else { continue };
             let value = numbers[found.as_str()];
             let same_value = *versions.entry(version).or_insert(value) == value;
-            // A sum may be stored again after the key was deleted.
-            let is_stored_once =
-                value >= OPAQUE_MIN && stored.get(&value).is_none_or(|times| *times == 1);
+            let is_stored_once = !is_counter && stored.get(&value).is_none_or(|times| *times == 1);
             let same_version = *version_of_value.entry(value).or_insert(version) == version;
             if !(same_value && (same_version || values_move || !is_stored_once)) {
                 let saw = |other: &&&Record| {

@@ -297,3 +297,28 @@ fn histories_round_trip_through_json_lines() {
     assert_eq!(read(&bytes[..]).unwrap(), history);
     assert!(read(&b"{}\n"[..]).unwrap_err().starts_with("line 1: "));
 }
+
+#[test]
+fn a_lost_increment_append_or_take_is_found() {
+    let increment = |process, sum: u32| {
+        let found = Some(sum.to_string());
+        Record { found, ..record(process, HistoryOperation::Increment, Some(1)) }
+    };
+    let append = |process| record(process, HistoryOperation::Append, Some(7));
+    let take = |process, value: u32| {
+        let found = Some(value.to_string());
+        Record { found, ..record(process, HistoryOperation::Take, None) }
+    };
+    let both = |one, two, found| check(&[at(0, 5, one), at(1, 6, two), at(7, 8, get(3, found))]);
+    assert_eq!(both(increment(1, 1), increment(2, 2), Some(2)), Ok(()));
+    assert!(both(increment(1, 1), increment(2, 1), Some(1)).is_err());
+    assert_eq!(both(append(1), append(2), Some(77)), Ok(()));
+    assert!(both(append(1), append(2), Some(7)).is_err());
+    assert_eq!(both(put(1, 3), take(2, 3), None), Ok(()));
+    assert!(both(put(1, 3), take(2, 3), Some(3)).is_err());
+    // An increment without an answer has added to the value, or not.
+    let lost = Record { result: Ended::Unknown, found: None, ..increment(1, 1) };
+    assert_eq!(both(lost.clone(), append(2), Some(17)), Ok(()));
+    assert_eq!(both(lost.clone(), append(2), Some(7)), Ok(()));
+    assert!(both(lost, append(2), Some(27)).is_err());
+}

@@ -57,13 +57,17 @@ fn every_pair_of_neighbours() {
 }
 
 /// Each pair of operations that depend on the present value, and each of them beside a PUT, INSERT
-/// or DELETE. The key is absent, or has a number that the first client has cached, or both.
+/// or DELETE. The key is absent, or has a number that the first client has cached, or both. The
+/// checker knows what an append makes of a number only, so none stands beside a PUT or INSERT.
 #[test]
 fn every_pair_of_modifications() {
     let modifications = [Op::Increment(0), Op::Append(0), Op::Take(0)];
     let others = [Op::Put(0), Op::Insert(0), Op::Delete(0)];
     for first in modifications {
         for second in modifications.into_iter().chain(others) {
+            if let (Op::Append(_), Op::Put(_) | Op::Insert(_)) = (first, second) {
+                continue;
+            }
             let (one, two) = (client().op(first), client().op(second).get(0));
             passes(Scenario::new().used(1).client(one.clone()).client(two.clone()), 2);
             let one = client().op(Op::Increment(0)).op(first);
