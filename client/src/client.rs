@@ -1,20 +1,23 @@
 //! A client: the state that its sessions share, and how it reconnects.
 
+mod admin;
 mod builder;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farside_control::Role;
 use farside_control::attach::ConnectOptions;
-use farside_control::{Role, ServerStatistics};
 
 use crate::connection::{ServerConnection, SessionEngine, SessionOptions};
-use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_COMPLETE};
+use crate::fetches::Fetches;
 use crate::reconnecting::{ReconnectBudget, Reconnecting};
 use crate::{ConnectError, Contact, Error, OperationError, Result, Session};
+pub use admin::Admin;
 pub use builder::ClientBuilder;
 use farside_protocol::{Failure, OpenRegion};
+use serde::Serialize;
 
 /// A connection to a memory server: cheap to clone, shared by all threads of a process.
 ///
@@ -42,10 +45,11 @@ pub(crate) struct ClientInner {
     pub(crate) options: SessionOptions,
     intercept: Option<farside_fabric::Intercept>,
     connections: Reconnecting<ServerConnection>,
+    pub(crate) fetches: Fetches,
 }
 
 /// The limits of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// The longest key, in bytes.
     pub key_bytes_max: usize,
@@ -75,65 +79,9 @@ impl Client {
         Session::open(self.shared.clone())
     }
 
-    /// Returns the server's statistics of its region and its clients: one message each way.
-    ///
-    /// # Errors
-    /// [`ConnectError::Unreachable`] if the server does not answer.
-    pub fn statistics(&self) -> Result<ServerStatistics> {
-        self.ask(Control::statistics)
-    }
-
-    /// Asks the server a question that may safely be asked twice. If the connection is lost before
-    /// the answer, asks again on a new one.
-    fn ask<T>(&self, question: impl Fn(&Control) -> Option<T>) -> Result<T> {
-        let mut budget = ReconnectBudget::default();
-        loop {
-            let connection = self.shared.connection()?;
-            match question(&connection.control) {
-                Some(answer) => return Ok(answer),
-                None if connection.control.is_lost() => self.shared.count_loss(&mut budget)?,
-                None => return Err(self.shared.unreachable(Contact::Silent, ANSWER_TIMEOUT)),
-            }
-        }
-    }
-}
-
-/// How long [`Client::collect`] sleeps before it asks again whether the collection has ended.
-const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-impl Client {
-    /// Has the server search for the blocks that dead clients held, and waits until the search has
-    /// ended. Returns the server's statistics of that moment. Other clients continue to work. The
-    /// server walks the index twice, and waits for the report of its slowest writer.
-    ///
-    /// # Errors
-    /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
-    /// not answer.
-    pub fn collect(&self) -> Result<ServerStatistics> {
-        if self.shared.role() == Role::Reader {
-            return Err(OperationError::Denied.into());
-        }
-        self.ask(|control| {
-            let before = control.collect()?;
-            loop {
-                let current = control.statistics()?;
-                if current.collections >= before.collections_next {
-                    return Some(current);
-                }
-                std::thread::sleep(COLLECT_POLL_INTERVAL);
-            }
-        })
-    }
-
-    /// Reports the progress of this program's snapshot to the server, in thousandths (1000:
-    /// complete), for display in [`ServerStatistics`]. One message without an answer; it replaces
-    /// an earlier report that is still unsent, unless that one was of a complete snapshot.
-    ///
-    /// # Errors
-    /// [`ConnectError::Unreachable`] if the server went away and did not return.
-    pub fn report_snapshot(&self, permille: u32) -> Result<()> {
-        self.shared.connection()?.control.report_snapshot(permille.min(PERMILLE_COMPLETE));
-        Ok(())
+    /// Returns what an administrator can do: statistics, collection, compaction.
+    pub fn admin(&self) -> Admin<'_> {
+        Admin { client: self }
     }
 }
 

@@ -3,17 +3,18 @@
 use std::collections::{HashMap, HashSet};
 
 use farside_layout::SizeClass;
+use serde::Serialize;
 
 use farside_protocol::{HASHES, LANE, ScannedSlot, read_part, read_slot};
 
-use crate::{Client, Entry, Error, OperationError, Result, Session, Store};
+use crate::{Entry, Error, OperationError, Result, Session, Store};
 
 /// The bytes of blocks that are moved before the old blocks go back to the server. Until then no
 /// other client can use the old blocks.
 const GIVE_BACK_BYTES: u64 = 4 << 20;
 
 /// The result of a compaction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Compaction {
     /// The number of thin chunks, which are mostly free and should be emptied.
     pub chunks_thin: u64,
@@ -30,70 +31,58 @@ struct Occupancy {
     linked: u64,
 }
 
-impl Client {
-    /// Moves blocks out of chunks that are mostly free, as far as other chunks of their class have
-    /// room. The moves are ordinary updates: values and their expiry stay, versions change. An
-    /// emptied chunk can hold blocks of another size 288 x GRACE after its last block has left.
-    ///
-    /// Other clients may continue to work; keys that they change meanwhile are not moved. READs the
-    /// index twice, and takes a GET and a compare-and-exchange for each block that moves.
-    ///
-    /// # Errors
-    /// As [`Session::put`](crate::Session::put), except that it ends without an error when there is
-    /// no more room.
-    pub fn compact(&self) -> Result<Compaction> {
-        let mut session = self.session()?;
-        let mut chunks: HashMap<u32, Occupancy> = HashMap::new();
-        let mut from = 0;
-        while from < HASHES {
-            let (slots, end) = slots_of_part(&mut session, from)?;
-            for (chunk, slot) in slots {
-                let Some(block) = slot.block() else { continue };
-                let new = Occupancy { class: block.class, linked: 0 };
-                chunks.entry(chunk).or_insert(new).linked += 1;
-            }
-            from = end;
+/// As [`Admin::compact`](crate::Admin::compact).
+pub(crate) fn compact(session: &mut Session) -> Result<Compaction> {
+    let mut chunks: HashMap<u32, Occupancy> = HashMap::new();
+    let mut from = 0;
+    while from < HASHES {
+        let (slots, end) = slots_of_part(session, from)?;
+        for (chunk, slot) in slots {
+            let Some(block) = slot.block() else { continue };
+            let new = Occupancy { class: block.class, linked: 0 };
+            chunks.entry(chunk).or_insert(new).linked += 1;
         }
-        let thin = thin_chunks(&chunks);
-        let mut compaction = Compaction { chunks_thin: thin.len() as u64, ..Default::default() };
-        if thin.is_empty() {
-            return Ok(compaction);
-        }
-        let (mut held_bytes, mut from) = (0, 0);
-        while from < HASHES {
-            let (slots, end) = slots_of_part(&mut session, from)?;
-            for (chunk, slot) in slots {
-                if !thin.contains(&chunk) {
-                    continue;
-                }
-                let Some(entry) = read_entry(&mut session, slot)? else { continue };
-                let mut store = Store::if_version(entry.value.version);
-                if let Some(expires_at) = entry.expires_at {
-                    store = store.until(expires_at);
-                }
-                match session.store(&entry.key, &entry.value, store) {
-                    Ok(outcome) if outcome.applied => {
-                        compaction.blocks_moved += 1;
-                        compaction.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
-                    }
-                    Ok(_) | Err(Error::Operation(OperationError::Contended { .. })) => {}
-                    Err(Error::Operation(OperationError::OutOfSpace { .. })) => {
-                        return Ok(compaction);
-                    }
-                    Err(error) => return Err(error),
-                }
-                held_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
-                if held_bytes > GIVE_BACK_BYTES {
-                    // Otherwise this session would move the next blocks into the memory of the old
-                    // ones.
-                    session.handle()?.region.allocator().give_all();
-                    held_bytes = 0;
-                }
-            }
-            from = end;
-        }
-        Ok(compaction)
+        from = end;
     }
+    let thin = thin_chunks(&chunks);
+    let mut compaction = Compaction { chunks_thin: thin.len() as u64, ..Default::default() };
+    if thin.is_empty() {
+        return Ok(compaction);
+    }
+    let (mut held_bytes, mut from) = (0, 0);
+    while from < HASHES {
+        let (slots, end) = slots_of_part(session, from)?;
+        for (chunk, slot) in slots {
+            if !thin.contains(&chunk) {
+                continue;
+            }
+            let Some(entry) = read_entry(session, slot)? else { continue };
+            let mut store = Store::if_version(entry.value.version);
+            if let Some(expires_at) = entry.expires_at {
+                store = store.until(expires_at);
+            }
+            match session.store(&entry.key, &entry.value, store) {
+                Ok(outcome) if outcome.applied => {
+                    compaction.blocks_moved += 1;
+                    compaction.bytes_moved += (entry.key.len() + entry.value.len()) as u64;
+                }
+                Ok(_) | Err(Error::Operation(OperationError::Contended { .. })) => {}
+                Err(Error::Operation(OperationError::OutOfSpace { .. })) => {
+                    return Ok(compaction);
+                }
+                Err(error) => return Err(error),
+            }
+            held_bytes += slot.block().map_or(0, |block| block.class.block_bytes());
+            if held_bytes > GIVE_BACK_BYTES {
+                // Otherwise this session would move the next blocks into the memory of the old
+                // ones.
+                session.handle()?.region.allocator().give_all();
+                held_bytes = 0;
+            }
+        }
+        from = end;
+    }
+    Ok(compaction)
 }
 
 /// Reads one part of the range of hashes, which begins at `from`. Returns the slots that link a

@@ -106,7 +106,7 @@ pub fn new_address(folder: &Path) -> String {
 /// them. No client may be at work.
 pub fn blocks_with_clients(client: &Client) -> i64 {
     let linked = client.session().unwrap().scan().unwrap().count() as i64;
-    let classes = client.statistics().unwrap().classes;
+    let classes = client.admin().statistics().unwrap().classes;
     classes.iter().map(|class| (class.blocks - class.blocks_free) as i64).sum::<i64>() - linked
 }
 

@@ -176,7 +176,7 @@ fn server(args: &Args) -> (Check, ExitStatus) {
         return (Check::ok(subject, found), ExitStatus::Done);
     };
     let name = config.server.unwrap_or_default();
-    match connect::reader(args).and_then(|client| Ok(client.statistics()?)) {
+    match connect::reader(args).and_then(|client| Ok(client.admin().statistics()?)) {
         Ok(_) => (Check::ok(subject, format!("{name} answers")), ExitStatus::Done),
         Err(error) => {
             let outcome = ExitStatus::Failed(output::exit_code(&error));

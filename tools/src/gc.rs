@@ -11,8 +11,8 @@ use crate::output::{self, ExitStatus, count};
 pub(crate) fn gc(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::writer(args)?;
     let started = Instant::now();
-    let before = client.statistics()?;
-    let after = client.collect()?;
+    let before = client.admin().statistics()?;
+    let after = client.admin().collect()?;
     // A server that restarted meanwhile counts from 0.
     let has_restarted = after.uptime_ms < before.uptime_ms;
     let collected_before = if has_restarted { 0 } else { before.blocks_collected };
@@ -32,7 +32,7 @@ pub(crate) fn gc(args: &Args) -> anyhow::Result<ExitStatus> {
 pub(crate) fn compact(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::writer(args)?;
     let started = Instant::now();
-    let compaction = client.compact()?;
+    let compaction = client.admin().compact()?;
     let mut stdout = output::stdout();
     writeln!(
         stdout,

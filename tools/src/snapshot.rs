@@ -30,7 +30,7 @@ pub(crate) fn snapshot(args: &Args, options: &args::Snapshot) -> anyhow::Result<
     let tally = write_whole(&options.to, |file| write(&client, &mut session, file, (&bar, &stop)));
     let tally = tally.with_context(|| format!("cannot write {name}"))?;
     // Ignored: the file is complete even if the server does not learn of it.
-    let _ = client.report_snapshot(1000);
+    let _ = client.admin().report_snapshot(1000);
     Ok(tally.conclude("key", &options.to))
 }
 
@@ -62,7 +62,7 @@ fn write(
         let permille = bar.length().map_or(0, |keys| bar.position() * 1000 / keys.max(1));
         let permille = permille.min(999) as u32;
         if reported.replace(permille) != Some(permille) {
-            let _ = client.report_snapshot(permille);
+            let _ = client.admin().report_snapshot(permille);
         }
         let since_epoch = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let expires_at_ms = entry.expires_at.map_or(0, |at| since_epoch(at).as_millis() as u64);

@@ -11,6 +11,7 @@ use farside_fabric::Intercept;
 
 use super::{Client, ClientInner};
 use crate::connection::{ServerConnection, SessionOptions};
+use crate::fetches::Fetches;
 use crate::reconnecting::Reconnecting;
 use crate::{RdmaOptions, SetupError};
 
@@ -200,8 +201,8 @@ impl ClientBuilder {
         let connect_options = ConnectOptions { address, role, token, timeout, rdma: self.rdma };
         let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes };
-        let shared =
-            ClientInner { connect_options, options, intercept: self.intercept, connections };
+        let (intercept, fetches) = (self.intercept, Fetches::default());
+        let shared = ClientInner { connect_options, options, intercept, connections, fetches };
         Ok(Client { shared: Arc::new(shared) })
     }
 }

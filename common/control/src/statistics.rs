@@ -1,5 +1,6 @@
 //! The statistics that a server sends about its region and its clients.
 
+use serde::Serialize;
 use zerocopy::{FromBytes, little_endian as le};
 
 use farside_layout::SizeClass;
@@ -7,7 +8,7 @@ use farside_layout::SizeClass;
 use super::ControlError;
 
 /// A server's statistics about its region and its clients. Counts of events start with the server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServerStatistics {
     /// How many times a server has started on the region.
     pub incarnation: u64,
@@ -72,9 +73,10 @@ pub struct ServerStatistics {
 }
 
 /// A server's statistics about the blocks of a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClassStatistics {
-    /// The class.
+    /// The class. Serialized as the size of its blocks, in bytes.
+    #[serde(rename = "block_bytes", serialize_with = "block_bytes")]
     pub class: SizeClass,
     /// All blocks of the class.
     pub blocks: u64,
@@ -83,6 +85,10 @@ pub struct ClassStatistics {
     pub blocks_free: u64,
     /// Blocks in the depot that still rest.
     pub blocks_resting: u64,
+}
+
+fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(class.block_bytes())
 }
 
 /// The number of fields of [`ServerStatistics`] before its classes.

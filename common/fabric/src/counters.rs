@@ -1,7 +1,7 @@
 use super::Verb;
 
 /// What a session has asked of its fabric since it began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
     /// Chains. Each takes its lane one round trip.
     pub round_trips: u64,

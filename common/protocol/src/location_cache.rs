@@ -28,7 +28,7 @@ use self::proofs::{ProofClock, empty, entry};
 pub(crate) use self::entry::Location;
 
 /// Counts of the location cache's hits and misses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CacheStatistics {
     /// Operations whose key's location was cached and right.
     pub hits: u64,

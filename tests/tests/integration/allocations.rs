@@ -1,5 +1,8 @@
 //! Proves that operations allocate nothing on the heap in the steady state.
 
+use std::time::Duration;
+
+use farside::Store;
 use farside_bench::allocations::{CountingAllocator, of_this_thread};
 use farside_tests::{ServerProcess, scaled};
 
@@ -46,7 +49,13 @@ fn operations_allocate_nothing() {
                 .compare_exchange_version(&key, farside::Version::from_u64(1), b"x")
                 .map(drop)
                 .unwrap();
+            session.store(key, [4; 100], Store::always().keep_ttl()).unwrap();
+            session.touch(key, Duration::from_secs(1000)).unwrap();
+            session.append(key, [5; 100]).unwrap();
+            session.exists(key).unwrap();
             session.delete(&key).unwrap();
+            session.increment(key, 7).unwrap();
+            session.delete(key).unwrap();
             session.get_into(&key, &mut value).unwrap();
         }
     };

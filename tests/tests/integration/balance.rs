@@ -66,7 +66,7 @@ fn a_client_can_insert_without_end_while_another_deletes() {
     }
     drop(send);
     deleter.join().unwrap();
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     assert_eq!(statistics.requests_denied, 0, "{statistics:?}");
     server.assert_verifies();
 }
@@ -87,13 +87,13 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
     // Each of the 52 classes takes at least one chunk: too many for a small region.
     let server = ServerProcess::start("--memory 1GiB --index 2MiB --grace-ms 1");
     let client = server.client();
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     let heap = (statistics.chunks - statistics.chunks_index) * CHUNK_BYTES;
     let stop = Arc::new(AtomicBool::new(false));
     let (compacting, stopped) = (server.client(), stop.clone());
     let compactor = std::thread::spawn(move || {
         while !stopped.load(Ordering::Relaxed) {
-            compacting.compact().unwrap();
+            compacting.admin().compact().unwrap();
             std::thread::sleep(Duration::from_millis(5));
         }
     });
@@ -118,7 +118,7 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
             live_bytes -= footprint(old_bytes);
         }
         session.put(&key.to_le_bytes(), noise.value(key, bytes)).unwrap_or_else(|error| {
-            panic!("{error}; {live_bytes} of {heap} bytes live; {:?}", client.statistics())
+            panic!("{error}; {live_bytes} of {heap} bytes live; {:?}", client.admin().statistics())
         });
         live.push_back((key, bytes));
         live_bytes += footprint(bytes);
@@ -126,7 +126,7 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
     }
     stop.store(true, Ordering::Relaxed);
     compactor.join().unwrap();
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     assert_eq!(statistics.requests_denied, 0, "{statistics:?}");
     assert!(statistics.chunks_emptied > 0 || passes < 2, "{statistics:?}");
     server.assert_verifies();
@@ -134,7 +134,7 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
 
 /// Waits until the heap has this many free chunks.
 fn wait_for_chunks(client: &Client, chunks: u64) {
-    let free = || client.statistics().unwrap().chunks_free;
+    let free = || client.admin().statistics().unwrap().chunks_free;
     wait_until("chunks are free", TEST_TIMEOUT, || free() >= chunks);
 }
 
@@ -159,7 +159,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
             stored += 1;
         }
         let payload = stored * bytes as u64;
-        let heap = client.statistics().unwrap().chunks * CHUNK_BYTES - (4 << 20);
+        let heap = client.admin().statistics().unwrap().chunks * CHUNK_BYTES - (4 << 20);
         assert!(payload > heap * 2 / 5, "round {round}: {stored} values of {bytes} bytes");
         for n in 0..stored {
             let name = (round << 32 | n).to_le_bytes();
@@ -168,9 +168,9 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
             assert!(session.delete(&name).unwrap());
         }
     }
-    assert!(client.statistics().unwrap().chunks_emptied > 10);
+    assert!(client.admin().statistics().unwrap().chunks_emptied > 10);
     drop((session, idle));
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     wait_for_chunks(&client, statistics.chunks - statistics.chunks_index);
     server.assert_verifies();
 }
@@ -185,7 +185,7 @@ fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
     let mut session = observer.session().unwrap();
     let (full, _) = fill_up(&mut session, 3, |_| [2; BYTES]);
     let class = SizeClass::for_bytes(block_bytes(8, BYTES)).unwrap();
-    let statistics = observer.statistics().unwrap();
+    let statistics = observer.admin().statistics().unwrap();
     let found = statistics.classes.iter().find(|found| found.class == class).unwrap();
     assert_eq!(full, found.blocks, "not all blocks of the class are in use: {statistics:?}");
 }
@@ -197,7 +197,7 @@ fn a_client_whose_requests_are_denied_does_not_disturb_others() {
     let client = server.client();
     let mut session = client.session().unwrap();
     fill_up(&mut session, 1, |_| [3; 2000]);
-    let before = client.statistics().unwrap().recalls;
+    let before = client.admin().statistics().unwrap().recalls;
     let is_over = AtomicBool::new(false);
     let denied = std::thread::scope(|scope| {
         let (other, is_over) = (server.client(), &is_over);
@@ -215,6 +215,6 @@ fn a_client_whose_requests_are_denied_does_not_disturb_others() {
         denied
     });
     assert_eq!(denied, 4);
-    let recalls = client.statistics().unwrap().recalls - before;
+    let recalls = client.admin().statistics().unwrap().recalls - before;
     assert!(recalls <= 60, "{recalls} recalls for four puts");
 }

@@ -26,7 +26,7 @@ fn raw_verbs_take_no_block_that_others_could_need() {
     let cache = ServerProcess::start("--memory 8MiB --grace-ms 10 --evict");
     let client = cache.client();
     let mut session = client.session().unwrap();
-    let evicted = || client.statistics().unwrap().keys_evicted;
+    let evicted = || client.admin().statistics().unwrap().keys_evicted;
     (0..20_000u64).for_each(|key| session.put(&key.to_le_bytes(), &[0; 1000]).unwrap());
     let before = evicted();
     assert!(before > 0);

@@ -24,7 +24,7 @@ fn wait_for_all(observer: &Client) {
 /// Waits until at least `count` clients are connected.
 fn wait_for_clients(observer: &Client, count: u64) {
     wait_until("the clients connect", TEST_TIMEOUT, || {
-        observer.statistics().unwrap().clients >= count
+        observer.admin().statistics().unwrap().clients >= count
     });
 }
 
@@ -53,7 +53,7 @@ fn blocks_of_killed_clients_are_freed_without_a_request() {
     std::thread::sleep(Duration::from_millis(300));
     workers.into_iter().for_each(Worker::kill);
     wait_for_all(&observer);
-    let statistics = observer.statistics().unwrap();
+    let statistics = observer.admin().statistics().unwrap();
     assert_eq!(statistics.clients_lost, CLIENTS * WORKERS);
     assert!(statistics.blocks_collected > WORKERS, "{statistics:?}");
     server.assert_verifies();
@@ -72,7 +72,7 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
         // A worker is killed at some moment of the collection, and another one starts.
         let victim = workers.swap_remove(LIVING);
         std::thread::scope(|scope| {
-            let collecting = scope.spawn(|| observer.collect().unwrap());
+            let collecting = scope.spawn(|| observer.admin().collect().unwrap());
             victim.kill();
             workers.push(worker(&server, started));
             started += 1;
@@ -80,7 +80,7 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
         });
     }
     workers.into_iter().for_each(Worker::kill);
-    let statistics = observer.collect().unwrap();
+    let statistics = observer.admin().collect().unwrap();
     assert_eq!(blocks_with_clients(&observer), 0, "{statistics:?}");
     assert!(statistics.collections > kills);
     // Some workers were killed before they connected.
@@ -99,7 +99,7 @@ fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
     const BLOCKS: usize = HELD_PER_MESSAGE_MAX + 1;
     connection.take_blocks(SizeClass::for_bytes(64).unwrap(), BLOCKS).unwrap();
     let after = std::thread::scope(|scope| {
-        let collecting = scope.spawn(|| observer.collect().unwrap());
+        let collecting = scope.spawn(|| observer.admin().collect().unwrap());
         while !collecting.is_finished() {
             connection.answer_all().unwrap();
             std::thread::sleep(Duration::from_millis(1));
@@ -120,7 +120,7 @@ fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
     bench(&["verbs", "--server", &server.address(), "--span", "1MiB", "--seconds", "1.5"])
         .succeeded();
     let observer = server.client();
-    assert_eq!(observer.statistics().unwrap().clients_lost, 0);
+    assert_eq!(observer.admin().statistics().unwrap().clients_lost, 0);
     wait_for_all(&observer);
 }
 
@@ -135,11 +135,11 @@ fn a_collection_takes_no_block_from_an_idle_session() {
     }
     let observer = server.client();
     // In this collection the client reported its blocks, so the blocks it requested have arrived.
-    observer.collect().unwrap();
+    observer.admin().collect().unwrap();
     let held = blocks_with_clients(&observer);
     assert!(held > 0);
     // The server asks the client's control thread which blocks it holds. The session need not wake.
-    let after = observer.collect().unwrap();
+    let after = observer.admin().collect().unwrap();
     assert_eq!(after.blocks_collected, 0);
     assert_eq!(blocks_with_clients(&observer), held);
     fill(&mut idle, 0..1000, |_| [2; 100]);
@@ -171,7 +171,7 @@ fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
             count
         });
         let started = Instant::now();
-        let statistics = observer.collect().unwrap();
+        let statistics = observer.admin().collect().unwrap();
         assert!(started.elapsed() < Duration::from_secs(if device().is_some() { 60 } else { 20 }));
         assert_eq!((statistics.clients_lost, statistics.clients), (CLIENTS, 1));
         drop(stop_guard);
@@ -181,10 +181,10 @@ fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
     stopped.resume();
     wait_until("the worker reconnects", TEST_TIMEOUT, || {
         stopped.check();
-        observer.statistics().unwrap().clients > CLIENTS
+        observer.admin().statistics().unwrap().clients > CLIENTS
     });
     stopped.kill();
-    observer.collect().unwrap();
+    observer.admin().collect().unwrap();
     assert_eq!(blocks_with_clients(&observer), 0);
     server.assert_verifies();
 }

@@ -56,11 +56,11 @@ fn a_collection_whose_server_is_restarted_starts_again() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB");
     let client = server.client_builder().connect_timeout(farside_tests::TEST_TIMEOUT);
     let client = client.connect().unwrap();
-    let before = client.statistics().unwrap();
+    let before = client.admin().statistics().unwrap();
     // The paused server does not answer, so it is killed during the collection.
     server.pause();
     let after = std::thread::scope(|scope| {
-        let collecting = scope.spawn(|| client.collect());
+        let collecting = scope.spawn(|| client.admin().collect());
         std::thread::sleep(Duration::from_millis(200));
         server.kill();
         server.restart();

@@ -28,10 +28,10 @@ fn a_goodbye_loses_no_block() {
         drop((session, client));
     }
     wait_until("the last client signs off", TEST_TIMEOUT, || {
-        observer.statistics().unwrap().clients == 1
+        observer.admin().statistics().unwrap().clients == 1
     });
     assert_eq!(blocks_with_clients(&observer), 0);
-    assert_eq!(observer.statistics().unwrap().clients_lost, 0);
+    assert_eq!(observer.admin().statistics().unwrap().clients_lost, 0);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
     std::mem::forget(pipeline);
     drop((session, client));
     wait_until("the client is lost", TEST_TIMEOUT, || {
-        observer.statistics().unwrap().clients_lost > 0
+        observer.admin().statistics().unwrap().clients_lost > 0
     });
     server.wait_for_log("cleared the unfinished inserts of lost clients");
     assert!(observer.session().unwrap().insert(b"new", b"other").unwrap());
@@ -150,7 +150,7 @@ fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
     server.signal(Signal::CONT);
     writer.put(b"key", &[0; 10_000]).unwrap();
     reader.put(b"key", b"other").unwrap();
-    assert_eq!(server.client().statistics().unwrap().clients_lost, 0);
+    assert_eq!(server.client().admin().statistics().unwrap().clients_lost, 0);
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     let early = (0..1000).filter(|n| is_stored(&mut session, 1_000_000 + n)).count();
     let late = (total - 1000..total).filter(|n| is_stored(&mut session, 1_000_000 + n)).count();
     assert!(early < 100 && late > 800, "{early} of the oldest, {late} of the newest");
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     assert!(statistics.keys_evicted > total / 2, "{statistics:?}");
     server.assert_verifies();
 }
@@ -44,7 +44,7 @@ fn a_cache_of_small_values_never_runs_out_of_index() {
     fill(&mut session, 0..total, u64::to_le_bytes);
     let last = (total - 1000..total).filter(|n| session.get(&n.to_le_bytes()).unwrap().is_some());
     assert!(last.count() > 800);
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     assert!(statistics.splits > 100 && statistics.chunks_index > 1, "{statistics:?}");
     server.assert_verifies();
 }

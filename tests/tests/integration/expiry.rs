@@ -24,7 +24,7 @@ fn values_expire_for_every_client_and_their_memory_is_reused() {
     assert!((0..keys).all(|n| other.get(&n.to_le_bytes()).unwrap().is_none()));
     assert_eq!(session.scan().unwrap().count(), 1);
     wait_until("all are removed", TEST_TIMEOUT, || {
-        client.statistics().unwrap().keys_expired == keys
+        client.admin().statistics().unwrap().keys_expired == keys
     });
     server.assert_verifies();
     assert_eq!(*session.get(b"stays").unwrap().unwrap(), *b"stays");
@@ -99,7 +99,7 @@ fn an_expiry_survives_the_server_and_the_client() {
     server.restart();
     let client = server.client();
     wait_until("all are removed", TEST_TIMEOUT, || {
-        client.statistics().unwrap().keys_expired == 100
+        client.admin().statistics().unwrap().keys_expired == 100
     });
     server.assert_verifies();
     // No client stores expiring values any more, so the server sleeps once the slots are empty.

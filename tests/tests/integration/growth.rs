@@ -84,7 +84,7 @@ fn four_processes_fill_an_index_of_one_subtable() {
         }
         assert_eq!(session.get(&key(writer, keys)).unwrap(), None);
     }
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     assert_eq!(statistics.splits + 1, statistics.subtables);
     assert_eq!(statistics.splits_stuck, 0);
     let per_key = |bytes: u64| bytes as f64 / (WRITERS * keys) as f64;
@@ -149,7 +149,7 @@ fn scans_see_every_key_once_while_the_index_grows() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(server.client().statistics().unwrap().splits >= scaled(10));
+    assert!(server.client().admin().statistics().unwrap().splits >= scaled(10));
     server.assert_verifies();
 }
 
@@ -192,5 +192,5 @@ fn a_server_killed_in_splits_loses_nothing() {
             assert_eq!(number_at(&mut session, &key(writer, number)), Some(number));
         }
     }
-    assert_eq!(server.client().statistics().unwrap().splits_stuck, 0);
+    assert_eq!(server.client().admin().statistics().unwrap().splits_stuck, 0);
 }

@@ -105,8 +105,8 @@ fn clients_with_faults_leave_linearizable_histories_and_lose_no_block() {
     assert!(figures.unknown > 0, "{figures}");
     // The second collection also finds the blocks of clients that the first one has fenced.
     let client = run.client();
-    client.collect().unwrap();
-    let after = client.collect().unwrap();
+    client.admin().collect().unwrap();
+    let after = client.admin().collect().unwrap();
     assert_eq!(blocks_with_clients(&client), 0, "{figures}");
     assert!(after.blocks_collected > 0, "no block was lost: {figures}");
 }

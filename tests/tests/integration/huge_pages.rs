@@ -46,7 +46,7 @@ fn stat_reports_the_same_huge_pages_as_the_kernel() {
         return;
     }
     let server = ServerProcess::start("--memory 40MiB");
-    let huge = server.client().statistics().unwrap().huge_page_bytes;
+    let huge = server.client().admin().statistics().unwrap().huge_page_bytes;
     assert_eq!(huge, mapped_huge(&server, 40), "{}", server.log());
     assert!(
         huge > 0,
@@ -59,7 +59,7 @@ fn stat_reports_the_same_huge_pages_as_the_kernel() {
         assert!(server.log().contains("2 MiB pages"), "{}", server.log());
     }
     let small = ServerProcess::start("--memory 40MiB --huge-pages never");
-    assert_eq!(small.client().statistics().unwrap().huge_page_bytes, 0);
+    assert_eq!(small.client().admin().statistics().unwrap().huge_page_bytes, 0);
     assert!(small.log().contains("4 KiB pages"), "{}", small.log());
 }
 
@@ -95,7 +95,7 @@ fn a_region_of_small_pages_gets_huge_ones_while_it_is_used() {
         let is_complete = !log.contains("in the background") || log.contains("the region has");
         log.matches("serving").count() == 2 && is_complete
     });
-    let huge = client.statistics().unwrap().huge_page_bytes;
+    let huge = client.admin().statistics().unwrap().huge_page_bytes;
     assert_eq!(huge, mapped_huge(&server, memory_mib), "{}", server.log());
     assert!(huge > 0, "{}", server.log());
     drop(session);

@@ -30,6 +30,7 @@ mod huge_pages;
 mod left_out;
 mod limits;
 mod model;
+mod modifications;
 mod reader;
 mod reconnect;
 mod refusals;

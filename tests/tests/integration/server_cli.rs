@@ -187,7 +187,7 @@ fn a_region_file_in_use_by_a_server_is_refused() {
     let running = ServerProcess::start_with_file("--memory 16MiB");
     running.session().put(b"key", b"value").unwrap();
     start_on(&running.region_file(), "").expect_line(1, &["/region", "another"]);
-    assert_eq!(running.client().statistics().unwrap().incarnation, 1);
+    assert_eq!(running.client().admin().statistics().unwrap().incarnation, 1);
     let value = running.session().get(b"key").unwrap().unwrap();
     assert_eq!(*value, *b"value");
     running.assert_verifies();

@@ -292,16 +292,16 @@ fn a_snapshot_shows_while_it_is_taken() {
     let (taking, observer) = (server.client(), server.client());
     let wait_for = |under_way: u64, permille: u64, taken: u64| {
         wait_until("the snapshot shows", TEST_TIMEOUT, || {
-            let now = observer.statistics().unwrap();
+            let now = observer.admin().statistics().unwrap();
             (now.snapshots, now.snapshot_permille, now.snapshots_taken)
                 == (under_way, permille, taken)
         });
     };
-    taking.report_snapshot(400).unwrap();
+    taking.admin().report_snapshot(400).unwrap();
     wait_for(1, 400, 0);
-    taking.report_snapshot(1000).unwrap();
+    taking.admin().report_snapshot(1000).unwrap();
     wait_for(0, 0, 1);
-    taking.report_snapshot(1).unwrap();
+    taking.admin().report_snapshot(1).unwrap();
     wait_for(1, 1, 1);
     drop(taking);
     wait_for(0, 0, 1);
@@ -319,7 +319,7 @@ fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
     let server = ServerProcess::start_with_config("clients_max = 2\n", "--memory 16MiB");
     let observer = server.client();
     observer.session().unwrap().put(b"key", b"value").unwrap();
-    wait_until("one is left", TEST_TIMEOUT, || observer.statistics().unwrap().clients == 1);
+    wait_until("one is left", TEST_TIMEOUT, || observer.admin().statistics().unwrap().clients == 1);
     let file = server.folder().join("snapshot");
     snapshot(&server, &file);
     let restored = restored(&file, "16MiB");

@@ -169,9 +169,9 @@ fn no_invalid_connect_request_harms_a_server() {
     // secret.
     println!("{accepted} connect requests were accepted");
     wait_until("no other client is connected", TEST_TIMEOUT, || {
-        client.statistics().unwrap().clients == 1
+        client.admin().statistics().unwrap().clients == 1
     });
-    assert_eq!(client.statistics().unwrap().clients_lost, accepted);
+    assert_eq!(client.admin().statistics().unwrap().clients_lost, accepted);
     legitimate_client(&server);
 }
 

@@ -107,7 +107,7 @@ fn most_inserts_into_a_growing_index_use_new_slots() {
         // In a used slot the hint costs one more compare-and-swap.
         inserts += u64::from((cost.writes, cost.compare_swaps) == (1, 2));
     }
-    assert!(server.client().statistics().unwrap().splits > 10);
+    assert!(server.client().admin().statistics().unwrap().splits > 10);
     assert!(inserts > 5 * KEYS, "{inserts} INSERTs into new slots");
 }
 

@@ -113,7 +113,7 @@ fn clients_may_die_at_every_verb() {
         }
     }
     assert!(deaths > 30, "{deaths} deaths");
-    let lost = client.statistics().unwrap().clients_lost;
+    let lost = client.admin().statistics().unwrap().clients_lost;
     // The victims that survived exited without a goodbye, so they are lost, too.
     assert_eq!(lost, deaths + OPERATIONS.len() as u64);
 }
@@ -129,7 +129,7 @@ fn prepare(client: &Client) {
 /// Checks that no key and no block is lost.
 fn check(client: &Client, what: &str) {
     let started = Instant::now();
-    let statistics = client.collect().unwrap();
+    let statistics = client.admin().collect().unwrap();
     assert!(started.elapsed() < Duration::from_secs(20), "{what}: a collection hangs");
     assert_eq!(statistics.collecting, 0, "{what}");
     let mut session = client.session().unwrap();
@@ -149,7 +149,7 @@ fn check(client: &Client, what: &str) {
     session.put(NEW_KEY, NEW).unwrap();
     assert!(session.delete(NEW_KEY).unwrap(), "{what}");
     drop(session);
-    let after = client.collect().unwrap();
+    let after = client.admin().collect().unwrap();
     assert_eq!(blocks_with_clients(client), 0, "{what}");
     assert_eq!(
         after.blocks_collected, statistics.blocks_collected,

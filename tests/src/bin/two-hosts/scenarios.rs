@@ -170,7 +170,7 @@ impl World {
             assert!(possible.contains(&value), "counter {counter} is {value}, not {possible:?}");
         }
         wait_until("the server has lost all other clients", TEST_TIMEOUT, || {
-            client.statistics().is_ok_and(|now| now.clients == 1)
+            client.admin().statistics().is_ok_and(|now| now.clients == 1)
         });
         let verified = cli(&["verify"]);
         let text = String::from_utf8_lossy(&verified.stdout);
@@ -284,7 +284,7 @@ fn stopped_server(world: &mut World) -> String {
     assert!(all_took < CALL_MAX, "a client took {all_took:?} to end");
     let client = world.client();
     wait_until("the server knows that the client ended", TEST_TIMEOUT, || {
-        client.statistics().is_ok_and(|now| now.clients == 1)
+        client.admin().statistics().is_ok_and(|now| now.clients == 1)
     });
     format!("four sessions ended in {sessions_took:?}, the client in {all_took:?}")
 }

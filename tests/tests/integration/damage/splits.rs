@@ -45,7 +45,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     scene.flip(Bit { offset: at, bit: 20 });
     let (number, error) = fill_up(&mut session, 100, u64::to_le_bytes);
     assert!(matches!(error, Error::Operation(OutOfSpace { what: Exhausted::Index })), "{error}");
-    let statistics = client.statistics().unwrap();
+    let statistics = client.admin().statistics().unwrap();
     assert_eq!((statistics.subtables, statistics.splits_stuck), (1, 1));
     for there in (0..number).filter(|there| key(0, *there) != victim) {
         session.clear_cache();
@@ -59,7 +59,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     // The server retries the split only after a while.
     std::thread::sleep(Duration::from_millis(200));
     assert!(session.insert(b"room", b"").unwrap());
-    assert_eq!(client.statistics().unwrap().splits_stuck, 0);
+    assert_eq!(client.admin().statistics().unwrap().splits_stuck, 0);
     for there in 0..number {
         assert_eq!(number_at(&mut session, &key(0, there)), Some(there));
     }
@@ -106,7 +106,7 @@ fn claims_without_an_insert_take_no_room() {
     let claims = unused.map(|slot| scene.region.store(slot + HINT_OFFSET, 1).unwrap());
     let claims = claims.count() as u64;
     let mut numbers = 100..;
-    while client.statistics().unwrap().splits == 0 {
+    while client.admin().statistics().unwrap().splits == 0 {
         let number = numbers.next().unwrap();
         assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
     }
@@ -133,6 +133,6 @@ fn unfinished_inserts_of_stopped_clients_do_not_fill_a_subtable() {
         session.clear_cache();
         assert_eq!(number_at(&mut session, &key(0, number)), Some(number));
     }
-    assert!(client.statistics().unwrap().splits > 0);
+    assert!(client.admin().statistics().unwrap().splits > 0);
     scene.server.assert_verifies();
 }

@@ -164,7 +164,7 @@ impl Run {
         {
             return true;
         }
-        let splits = self.figures.splits + self.client().statistics().unwrap().splits;
+        let splits = self.figures.splits + self.client().admin().statistics().unwrap().splits;
         self.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
     }
 
@@ -246,7 +246,7 @@ impl Run {
 
     /// Adds this server's splits: a restarted server counts from 0.
     fn add_splits(&mut self) {
-        self.figures.splits += self.client().statistics().unwrap().splits;
+        self.figures.splits += self.client().admin().statistics().unwrap().splits;
     }
 
     /// Returns the counts of faults of all workers.
@@ -323,7 +323,7 @@ impl Run {
             session.run(key, Action::Get, 0).unwrap();
         }
         wait_until("dead clients are noticed", TEST_TIMEOUT, || {
-            client.statistics().unwrap().clients == 1
+            client.admin().statistics().unwrap().clients == 1
         });
         self.server.assert_verifies();
     }

@@ -229,7 +229,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
     let rounds = scaled(2_500);
     let answered = imposter.while_client(&mut answer, || {
         let connect = || Client::builder().server(&address).connect().unwrap();
-        (0..rounds).filter(|_| connect().statistics().is_ok()).count()
+        (0..rounds).filter(|_| connect().admin().statistics().is_ok()).count()
     });
     // A flipped bit in a number can leave a valid answer, with another number.
     println!("{answered} of {rounds} calls had an answer, over {connections} connections");
