@@ -8,8 +8,8 @@ use farside_protocol::{Action, Lifetime};
 use crate::reconnecting::ReconnectBudget;
 use crate::{ConnectError, Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
 
-/// Collects operations; [`Batch::run`] runs them together. The batch copies keys and values, and its
-/// session keeps the memory for the next one.
+/// Collects operations; [`Batch::run`] runs them together. The batch copies keys and values, and
+/// its session keeps the memory for the next one.
 ///
 /// The operations of a batch are concurrent with each other: two on the same key take effect in any
 /// order, and may share a chain as in a [`Pipeline`](crate::Pipeline).
@@ -78,6 +78,15 @@ impl<'s, 'd> Batch<'s, 'd> {
     /// Operations that had no effect because the connection was lost run again on a new one. If an
     /// operation fails as [`ConnectError::Unreachable`], because the server did not answer, the
     /// operations that were not started yet fail in the same way.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let outcomes = session.batch().put("one", "1").delete("two").get("three").run()?;
+    /// for (outcome, is_applied) in outcomes.into_iter().zip([true, false, false]) {
+    ///     assert_eq!(outcome?.applied, is_applied);
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if there is no connection at the start. Each

@@ -27,6 +27,42 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Operations
+//!
+//! Each method has an example, and says how many round trips it takes.
+//!
+//! | to | methods of [`Session`] |
+//! |---|---|
+//! | read a value | [`get`](Session::get), [`get_into`](Session::get_into) |
+//! | read several | [`get_many`](Session::get_many) |
+//! | ask whether a key is present | [`exists`](Session::exists) |
+//! | ask for its version, its TTL | [`version`](Session::version), [`ttl`](Session::ttl) |
+//! | store a value | [`put`](Session::put), [`put_with_ttl`](Session::put_with_ttl) |
+//! | store several | [`put_many`](Session::put_many) |
+//! | store if the key is absent | [`insert`](Session::insert) |
+//! | read, or store if the key is absent | [`get_or_insert`](Session::get_or_insert) |
+//! | store if the key is present | [`update`](Session::update) |
+//! | store with any [condition and TTL](Store) | [`store`](Session::store) |
+//! | exchange a known value | [`compare_exchange`](Session::compare_exchange) |
+//! | exchange a known version | [`compare_exchange_version`](Session::compare_exchange_version) |
+//! | change a value | [`increment`](Session::increment), [`append`](Session::append) |
+//! | change when it expires | [`touch`](Session::touch), [`persist`](Session::persist) |
+//! | remove a key | [`delete`](Session::delete), [`take`](Session::take) |
+//! | remove several | [`delete_many`](Session::delete_many) |
+//! | remove all with a prefix | [`delete_prefix`](Session::delete_prefix) |
+//! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |
+//! | run a list at once | [`batch`](Session::batch), which returns a [`Batch`] |
+//! | keep many in flight | [`pipeline`](Session::pipeline), which returns a [`Pipeline`] |
+//!
+//! The conditions of [`Session::store`] are [`if_absent`](Store::if_absent),
+//! [`if_present`](Store::if_present), [`if_value`](Store::if_value) and
+//! [`if_version`](Store::if_version). A [`ttl`](Store::ttl) or [`until`](Store::until) limits the
+//! value's life, [`keep_ttl`](Store::keep_ttl) keeps the present limit, and
+//! [`returning`](Store::returning) asks for the value before.
+//!
+//! The folder `examples` of this crate has whole programs: `cache_aside`, `counter`, `lock` and
+//! `feature_store`.
+//!
 //! # Threads
 //!
 //! All threads share a [`Client`]; each thread that works has a [`Session`] with its own lanes and
@@ -69,6 +105,52 @@
 //!
 //! [`Error`] says what failed and what the caller can do. Unless the variant says otherwise, a
 //! failed operation has had no effect.
+//!
+//! - [`Error::is_retryable`]: the cause passes, so the same call may succeed later.
+//! - [`Error::is_indeterminate`]: the connection broke while a write was on its way. It has taken
+//!   effect, or never will.
+//! - All others: the message says what to change.
+//!
+//! A write by version settles an indeterminate error. If the key still has the old version, the
+//! write had no effect, and can be repeated. If the key has the new value, the write took effect,
+//! provided that no other write stores the same bytes: they hold a number of the request. If the
+//! key has neither, another client has changed it since, and the error stays.
+//!
+//! ```no_run
+//! use farside::{Client, OperationError, Result, Session};
+//!
+//! const ATTEMPTS_MAX: u32 = 10;
+//!
+//! /// Replaces the present value by `new`, which holds the number of this request. Returns false
+//! /// if the key is absent or another client was faster.
+//! fn replace(session: &mut Session, key: &str, new: &str) -> Result<bool> {
+//!     let Some(old) = session.version(key)? else { return Ok(false) };
+//!     for _ in 0..ATTEMPTS_MAX {
+//!         match session.compare_exchange_version(key, old, new) {
+//!             Err(error) if error.is_indeterminate() => {}
+//!             result => return Ok(result?.applied),
+//!         }
+//!         match session.get(key)? {
+//!             Some(present) if present.version == old => {} // no effect: again
+//!             Some(present) if present == new => return Ok(true),
+//!             _ => break,
+//!         }
+//!     }
+//!     Err(OperationError::Indeterminate.into())
+//! }
+//!
+//! let client = Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+//! let mut session = client.session()?;
+//! session.put("balance", "100, request 1 of writer 7")?;
+//! assert!(replace(&mut session, "balance", "80, request 2 of writer 7")?);
+//! assert!(!replace(&mut session, "absent", "60, request 3 of writer 7")?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Stability
+//!
+//! The minimum supported Rust version is 1.93. The file `public-api.txt` lists the API, and a test
+//! compares it.
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 

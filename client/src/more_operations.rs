@@ -27,6 +27,13 @@ impl Session {
     /// sign, no leading zeros. Two round trips if the location is cached, three if not, four at
     /// most for an absent key.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert_eq!(session.increment("visits", 1)?, 1);
+    /// assert_eq!(session.increment("visits", -3)?, -2);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::put`]; and `NotANumber`, `NumberOverflow`.
     pub fn increment(&mut self, key: impl AsRef<[u8]>, delta: i64) -> Result<i64> {
@@ -37,6 +44,13 @@ impl Session {
     /// as empty. The TTL stays.
     ///
     /// Round trips as for [`Session::increment`].
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert_eq!(session.append("log", "one,")?, 4);
+    /// assert_eq!(session.append("log", "two,")?, 8);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -50,6 +64,14 @@ impl Session {
     ///
     /// Two round trips if the location is cached, three if not, one if the key was absent.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("job", "build")?;
+    /// assert_eq!(session.take("job")?.expect("it was just put"), "build");
+    /// assert!(session.take("job")?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::delete`].
     pub fn take(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
@@ -60,6 +82,13 @@ impl Session {
     /// Returns the key's value; if the key is absent, stores `value` first.
     ///
     /// The round trips of a GET, and those of [`Session::insert`] if the key is absent.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert_eq!(session.get_or_insert("region", "north")?, "north");
+    /// assert_eq!(session.get_or_insert("region", "south")?, "north");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -77,6 +106,14 @@ impl Session {
 
     /// Whether the key is present. Round trips and verbs as for [`Session::version`].
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert!(!session.exists("greeting")?);
+    /// session.put("greeting", "hello")?;
+    /// assert!(session.exists("greeting")?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::get`].
     pub fn exists(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
@@ -86,8 +123,17 @@ impl Session {
     /// Returns the version of the key's value; `None` if the key is absent.
     ///
     /// One READ of 8 bytes and one round trip if the location is cached, the value has not changed
-    /// since, and it does not expire. Otherwise the round trips of [`Session::get`], and one more if
-    /// the value has changed.
+    /// since, and it does not expire. Otherwise the round trips of [`Session::get`], and one more
+    /// if the value has changed.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("config", "1")?;
+    /// let version = session.version("config")?;
+    /// session.put("config", "1")?;
+    /// assert_ne!(session.version("config")?, version); // also if the bytes are the same
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::get`].
@@ -100,14 +146,32 @@ impl Session {
     ///
     /// Round trips as for [`Session::take`]: the value is copied to a new block.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// session.put("session:42", "alice")?;
+    /// assert!(session.touch("session:42", Duration::from_secs(60))?);
+    /// assert!(!session.touch("session:43", Duration::from_secs(60))?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::put`].
     pub fn touch(&mut self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
         Ok(self.change(Action::touch(Lifetime::For(ttl)), key.as_ref(), &[])?.applied)
     }
 
-    /// Makes the key's value stay until a client replaces or removes it. Returns false if the key is
-    /// absent. Otherwise as [`Session::touch`].
+    /// Makes the key's value stay until a client replaces or removes it. Returns false if the key
+    /// is absent. Otherwise as [`Session::touch`].
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_with_ttl("draft", "text", std::time::Duration::from_secs(60))?;
+    /// assert!(session.persist("draft")?);
+    /// assert_eq!(session.ttl("draft")?, Some(farside::Ttl::Forever));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -117,6 +181,18 @@ impl Session {
 
     /// Returns when the key's value expires; `None` if the key is absent. Takes as many round trips
     /// as [`Session::get`].
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    /// use farside::Ttl;
+    ///
+    /// session.put_with_ttl("session:42", "alice", Duration::from_secs(60))?;
+    /// let Some(Ttl::For(left)) = session.ttl("session:42")? else { panic!("it has a TTL") };
+    /// assert!(left <= Duration::from_secs(61));
+    /// assert_eq!(session.ttl("absent")?, None);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::get`].
@@ -134,6 +210,15 @@ impl Session {
     /// Returns the values of several keys, in their order. Up to `pipeline_depth` GETs share a
     /// doorbell.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// let values = session.get_many(["user:2", "user:3"])?;
+    /// assert_eq!(values[0].as_ref().expect("it was just put"), "bob");
+    /// assert!(values[1].is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// The first error of a GET; see [`Session::get`].
     pub fn get_many<K: AsRef<[u8]>>(
@@ -146,6 +231,14 @@ impl Session {
 
     /// Stores several values. Up to `pipeline_depth` PUTs share a doorbell. Each of them is atomic;
     /// all together are not.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// let numbers = (0..100_u32).map(|n| (n.to_le_bytes(), n.to_string()));
+    /// session.put_many(numbers)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// The first error of a PUT; see [`Session::put`]. The others may have taken effect.
@@ -160,6 +253,13 @@ impl Session {
 
     /// Removes several keys, and returns how many of them were present. Up to `pipeline_depth`
     /// DELETEs share a doorbell.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// assert_eq!(session.delete_many(["user:1", "user:2", "user:3"])?, 2);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// The first error of a DELETE; see [`Session::delete`]. The others may have taken effect.
@@ -177,6 +277,13 @@ impl Session {
     ///
     /// Scans the whole region, because the index has no order: the round trips of
     /// [`Session::scan`], and a DELETE for each key that is removed.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
+    /// assert_eq!(session.delete_prefix("user:")?, 2);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// Those of [`Session::scan`], and the first error of a DELETE.

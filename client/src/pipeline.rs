@@ -55,9 +55,9 @@ pub struct Completed<'p> {
 ///
 /// Starting an operation copies its key and value, and never waits. If all lanes are busy, it fails
 /// with [`PipelineFull`]; every other error comes with the operation's [`Completed`]. The expected
-/// value of a [`Store`] is not copied. Operations are posted and advance only inside [`Pipeline::poll`],
-/// [`Pipeline::wait`] and drop, so call `poll` or `wait` regularly. Dropping the pipeline completes
-/// the operations in flight.
+/// value of a [`Store`] is not copied. Operations are posted and advance only inside
+/// [`Pipeline::poll`], [`Pipeline::wait`] and drop, so call `poll` or `wait` regularly. Dropping
+/// the pipeline completes the operations in flight.
 ///
 /// Operations in flight are concurrent with each other, also those on the same key. GETs of one key
 /// that are posted together may share a READ. Of PUTs to one key that are posted together, possibly
@@ -101,29 +101,84 @@ impl<'s> Pipeline<'s> {
     }
 
     /// Returns the number of operations that can be started before a [`Completed`] must be taken.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let mut pipeline = session.pipeline()?;
+    /// for number in 0..pipeline.free_lanes() {
+    ///     pipeline.get(format!("user:{number}"))?;
+    /// }
+    /// assert_eq!(pipeline.free_lanes(), 0);
+    /// assert_eq!(pipeline.get("user:0"), Err(farside::PipelineFull));
+    /// # Ok(()) }
+    /// ```
     pub fn free_lanes(&self) -> usize {
         self.depth() - self.in_flight()
     }
 
     /// Returns the number of operations that were started and whose [`Completed`] was not taken
     /// yet.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let mut pipeline = session.pipeline()?;
+    /// pipeline.get("one")?;
+    /// pipeline.get("two")?;
+    /// assert_eq!(pipeline.in_flight(), 2);
+    /// pipeline.wait();
+    /// assert_eq!(pipeline.in_flight(), 1);
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.0.in_flight()
     }
 
     /// Returns the number of operations that can be in flight.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let pipeline = session.pipeline()?;
+    /// assert_eq!(pipeline.depth(), pipeline.free_lanes());
+    /// # Ok(()) }
+    /// ```
     pub fn depth(&self) -> usize {
         self.0.depth()
     }
 
     /// Returns a completed operation, if there is one. Does not wait.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let mut pipeline = session.pipeline()?;
+    /// pipeline.put("greeting", "hello")?;
+    /// while pipeline.in_flight() > 0 {
+    ///     if let Some(completed) = pipeline.poll() {
+    ///         assert!(completed.result?.applied);
+    ///     } // otherwise there is time for other work
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn poll(&mut self) -> Option<Completed<'_>> {
         self.0.poll()
     }
 
     /// Waits for the next completed operation; `None` if none is in flight.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let mut pipeline = session.pipeline()?;
+    /// let (one, two) = (pipeline.get("one")?, pipeline.put("two", "2")?);
+    /// while let Some(completed) = pipeline.wait() {
+    ///     let outcome = completed.result?;
+    ///     match completed.ticket {
+    ///         ticket if ticket == one => assert!(outcome.value.is_none()),
+    ///         ticket => assert!(ticket == two && outcome.applied),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn wait(&mut self) -> Option<Completed<'_>> {
         self.0.wait()

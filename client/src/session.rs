@@ -161,6 +161,14 @@ impl Session {
     /// if the key is absent. If another session replaced the value since its location was cached:
     /// two round trips with three READs, or three round trips.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// assert_eq!(session.get("greeting")?.expect("it was just put"), "hello");
+    /// assert!(session.get("absent")?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `Contended`;
     /// `Layout` if the block is damaged, and `Unregistered` if the system refuses memory for RDMA.
@@ -173,6 +181,15 @@ impl Session {
 
     /// As [`Session::get`], into the caller's buffer, whose content is replaced. The buffer is
     /// empty afterwards if the key is absent. Allocates nothing once the buffer is large enough.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// let mut buffer = Vec::new(); // for many calls
+    /// assert!(session.get_into("greeting", &mut buffer)?.is_some());
+    /// assert_eq!(buffer, b"hello");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::get`].
@@ -195,6 +212,13 @@ impl Session {
     /// One round trip if the key's location is cached (`[WRITE][WRITE][CAS]`, one doorbell), two if
     /// it is not, three if the key is absent.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// session.put([0x00, 0xff], vec![7; 1000])?; // any bytes
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `ValueTooLong`,
     /// `OutOfSpace`, `Denied`, `Contended`, and `Indeterminate` if the connection broke during the
@@ -209,6 +233,12 @@ impl Session {
     /// absent.
     ///
     /// Takes as many round trips as [`Session::put`].
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_with_ttl("session:42", "alice", std::time::Duration::from_secs(15 * 60))?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -226,6 +256,17 @@ impl Session {
     ///
     /// Takes as many round trips as [`Session::put`], [`Session::insert`], [`Session::update`] or
     /// [`Session::compare_exchange`] with this condition.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// assert!(session.store("leader", "first", Store::if_absent().returning())?.applied);
+    /// let outcome = session.store("leader", "second", Store::if_absent().returning())?;
+    /// assert!(!outcome.applied);
+    /// assert_eq!(outcome.value.expect("the key is present"), "first");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -245,6 +286,13 @@ impl Session {
     /// if its word leaves open whether the value has expired, as after a store with a TTL or a
     /// condition.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert!(session.insert("owner", "first")?);
+    /// assert!(!session.insert("owner", "second")?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::put`].
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
@@ -258,6 +306,14 @@ impl Session {
     /// more if the old value may have expired: it was stored with a TTL, or, if the location is not
     /// cached, with a condition.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert!(!session.update("owner", "first")?);
+    /// session.put("owner", "first")?;
+    /// assert!(session.update("owner", "second")?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::put`].
     pub fn update(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
@@ -268,6 +324,14 @@ impl Session {
     /// Removes a key. Returns false if it was absent.
     ///
     /// One round trip if the key's location is cached, two if not; one if the key was absent.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// assert!(session.delete("greeting")?);
+    /// assert!(!session.delete("greeting")?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Operation`](crate::Error::Operation): `KeyEmpty`, `KeyTooLong`, `Denied`,
@@ -282,6 +346,15 @@ impl Session {
     /// The round trips of a GET, and one more; with `None`, those of a GET, and those of
     /// [`Session::insert`] if the key is absent. Compares whole values: for large ones
     /// [`Session::compare_exchange_version`] is cheaper.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// assert!(session.compare_exchange("state", None, "new")?.applied);
+    /// assert!(session.compare_exchange("state", Some(b"new"), "open")?.applied);
+    /// let outcome = session.compare_exchange("state", Some(b"new"), "closed")?;
+    /// assert_eq!(outcome.value.expect("the key is present"), "open");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -299,6 +372,15 @@ impl Session {
     /// it is not, [`Outcome::value`] is the present value.
     ///
     /// The round trips of a GET, and one more.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("state", "new")?;
+    /// let read = session.get("state")?.expect("it was just put");
+    /// assert!(session.compare_exchange_version("state", read.version, "open")?.applied);
+    /// assert!(!session.compare_exchange_version("state", read.version, "closed")?.applied);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`].
@@ -319,6 +401,21 @@ impl Session {
 
     /// Returns a pipeline, which keeps up to `pipeline_depth` operations in flight.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let mut pipeline = session.pipeline()?;
+    /// for number in 0..1000_u32 {
+    ///     if pipeline.free_lanes() == 0 {
+    ///         pipeline.wait().expect("all lanes are busy").result?;
+    ///     }
+    ///     pipeline.put(number.to_le_bytes(), "value")?;
+    /// }
+    /// while let Some(completed) = pipeline.wait() {
+    ///     completed.result?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if the call reconnects.
     pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
@@ -334,6 +431,14 @@ impl Session {
     }
 
     /// Returns an empty batch: it collects operations, which then run together.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// for outcome in session.batch().put("one", "1").increment("two", 2).run()? {
+    ///     assert!(outcome?.applied);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn batch<'d>(&mut self) -> Batch<'_, 'd> {
         Batch::new(self)
     }
@@ -348,6 +453,16 @@ impl Session {
     /// One round trip for each entry, more if its value is replaced meanwhile; and one for each
     /// subtable, more while it is split.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("one", "1")?;
+    /// for entry in session.scan()? {
+    ///     let entry = entry?;
+    ///     println!("{}: {} bytes", entry.key.escape_ascii(), entry.value.len());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Client::session`](crate::Client::session), if the call reconnects. Of the scan's own
     /// errors, those about one entry do not end it: [`Error::Operation`](crate::Error::Operation)
@@ -360,6 +475,13 @@ impl Session {
     /// Iterates over the keys that begin with `prefix`, and their values. It costs as much as
     /// [`Session::scan`], because the index has no order; only the other entries are left out.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
+    /// assert_eq!(session.scan_prefix("user:")?.count(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::scan`].
     pub fn scan_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_>> {
@@ -367,23 +489,55 @@ impl Session {
     }
 
     /// Counts of the verbs of this session on its present connection.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// let before = session.counters();
+    /// session.get("greeting")?;
+    /// assert_eq!(session.counters().round_trips - before.round_trips, 1);
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn counters(&self) -> Counters {
         self.connected.engine.counters()
     }
 
     /// This session's hits and misses in the location cache on the present connection.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// session.get("greeting")?;
+    /// assert_eq!(session.cache_statistics().hits, 1);
+    /// # Ok(()) }
+    /// ```
     pub fn cache_statistics(&self) -> CacheStatistics {
         self.connected.region.lookups.statistics()
     }
 
     /// Forgets all cached locations of the client, except those that other sessions are caching
     /// meanwhile.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// session.clear_cache();
+    /// session.get("greeting")?; // two round trips instead of one
+    /// # Ok(()) }
+    /// ```
     pub fn clear_cache(&mut self) {
         self.connected.region.cache.clear();
     }
 
     /// Returns the limits of the region.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let value = vec![0; session.limits().value_bytes_max];
+    /// session.put("largest", value)?;
+    /// # Ok(()) }
+    /// ```
     pub fn limits(&self) -> Limits {
         let format = &self.connected.region.format;
         Limits {

@@ -39,26 +39,75 @@ impl<'e> Store<'e> {
     }
 
     /// Without a condition, as a PUT.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// session.put("greeting", "hello")?;
+    /// let outcome = session.store("greeting", "hi", Store::always().returning())?;
+    /// assert_eq!(outcome.value.expect("it was just put"), "hello");
+    /// # Ok(()) }
+    /// ```
     pub fn always() -> Self {
         Self::default()
     }
 
     /// Only if the key is absent, as an INSERT.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    /// use farside::Store;
+    ///
+    /// let lock = Store::if_absent().ttl(Duration::from_secs(10));
+    /// assert!(session.store("lock", "first", lock)?.applied);
+    /// assert!(!session.store("lock", "second", lock)?.applied);
+    /// # Ok(()) }
+    /// ```
     pub fn if_absent() -> Self {
         Self::on(Precondition::Absent)
     }
 
     /// Only if the key is present, as an UPDATE.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// assert!(!session.store("greeting", "hello", Store::if_present())?.applied);
+    /// # Ok(()) }
+    /// ```
     pub fn if_present() -> Self {
         Self::on(Precondition::Present)
     }
 
     /// Only if the key has this value.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// session.put("state", "new")?;
+    /// assert!(session.store("state", "open", Store::if_value(b"new"))?.applied);
+    /// assert!(!session.store("state", "open", Store::if_value(b"new"))?.applied);
+    /// # Ok(()) }
+    /// ```
     pub fn if_value(value: &'e [u8]) -> Self {
         Self::on(Precondition::Expected(Expected::Value(value)))
     }
 
     /// Only if the key's value is still the one that this write stored.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// let version = session.get_or_insert("state", "new")?.version;
+    /// assert!(session.store("state", "open", Store::if_version(version))?.applied);
+    /// assert!(!session.store("state", "closed", Store::if_version(version))?.applied);
+    /// # Ok(()) }
+    /// ```
     pub fn if_version(version: Version) -> Self {
         Self::on(Precondition::Expected(Expected::Version(version)))
     }
@@ -67,6 +116,17 @@ impl<'e> Store<'e> {
     /// wall clock. From that millisecond on the key is absent. A time after the year 10889 is
     /// refused, as [`OperationError::ExpiryTooLate`](crate::OperationError::ExpiryTooLate). Without
     /// a TTL the value stays, even if the value that it replaces had one.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    /// use farside::Store;
+    ///
+    /// session.put("session:42", "alice")?;
+    /// let renewed = Store::if_present().ttl(Duration::from_secs(15 * 60));
+    /// assert!(session.store("session:42", "alice", renewed)?.applied);
+    /// # Ok(()) }
+    /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lifetime = Lifetime::For(ttl);
         self
@@ -74,6 +134,17 @@ impl<'e> Store<'e> {
 
     /// The value expires at this time, rounded up to a full millisecond; otherwise as
     /// [`Store::ttl`].
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::{Duration, SystemTime};
+    /// use farside::Store;
+    ///
+    /// let midnight = SystemTime::now() + Duration::from_secs(3600);
+    /// session.store("offer", "half price", Store::always().until(midnight))?;
+    /// assert!(session.ttl("offer")?.is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn until(mut self, expires_at: SystemTime) -> Self {
         self.lifetime = Lifetime::until(expires_at);
         self
@@ -81,6 +152,17 @@ impl<'e> Store<'e> {
 
     /// The value expires when the one that it replaces would have. Costs the round trips of a GET
     /// and one more, unless the key is absent.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    /// use farside::{Store, Ttl};
+    ///
+    /// session.put_with_ttl("session:42", "alice", Duration::from_secs(60))?;
+    /// session.store("session:42", "bob", Store::always().keep_ttl())?;
+    /// assert!(matches!(session.ttl("session:42")?, Some(Ttl::For(_))));
+    /// # Ok(()) }
+    /// ```
     pub fn keep_ttl(mut self) -> Self {
         self.lifetime = Lifetime::Kept;
         self
@@ -88,6 +170,16 @@ impl<'e> Store<'e> {
 
     /// The outcome has the value before this store: the one that it replaced, or the one that made
     /// its condition fail. Costs the round trips of a GET and one more, unless the key is absent.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// session.put("greeting", "hello")?;
+    /// let outcome = session.store("greeting", "hi", Store::if_present().returning())?;
+    /// assert_eq!(outcome.value.expect("it was just put"), "hello");
+    /// # Ok(()) }
+    /// ```
     pub fn returning(mut self) -> Self {
         self.returns = true;
         self

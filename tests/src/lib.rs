@@ -32,27 +32,39 @@ pub use worker::Worker;
 /// Returns the path of the binary of this name, built from the present sources (unless
 /// `FARSIDE_BUILT` is set).
 pub fn binary(name: &str) -> PathBuf {
-    static BUILT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    built("--bin", name, "")
+}
+
+/// Returns the path of an example in client/examples, built as [`binary`] is.
+pub fn example(name: &str) -> PathBuf {
+    built("--example", name, "examples")
+}
+
+/// Builds a binary or an example, once for each process. Returns its path, which is in `subfolder`
+/// of the profile's folder.
+fn built(kind: &'static str, name: &str, subfolder: &str) -> PathBuf {
+    static BUILT: Mutex<Vec<(&'static str, String)>> = Mutex::new(Vec::new());
     // The test binary is target/<profile>/deps/<name>, or target/<profile>/<name>.
     let test_binary = std::env::current_exe().unwrap();
     let folder = test_binary.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap();
-    // `make test` builds all binaries first and sets this; a guest cannot build anything.
+    let path = folder.join(subfolder).join(name);
+    // `make test` builds everything first and sets this; a guest cannot build anything.
     if std::env::var_os("FARSIDE_BUILT").is_some() {
-        return folder.join(name);
+        return path;
     }
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
-    if !built.iter().any(|known| known == name) {
+    if !built.iter().any(|known| *known == (kind, name.to_owned())) {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--quiet", "--workspace", "--bin", name]);
+        cargo.args(["build", "--quiet", "--workspace", kind, name]);
         if folder.ends_with("release") {
             cargo.arg("--release");
         }
         cargo.arg("--target-dir").arg(folder.parent().unwrap());
         cargo.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
-        assert!(cargo.status().unwrap().success(), "cargo build --bin {name} failed");
-        built.push(name.to_owned());
+        assert!(cargo.status().unwrap().success(), "cargo build {kind} {name} failed");
+        built.push((kind, name.to_owned()));
     }
-    folder.join(name)
+    path
 }
 
 /// Sets its flag when dropped, which tells threads to stop. Without this, the scope of a test that

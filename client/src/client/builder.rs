@@ -187,9 +187,9 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// [`SetupError::PipelineDepth`] for a depth out of range, [`SetupError::Address`] without a
-    /// valid address. [`SetupError::Connect`]: `Unreachable` if no server answers in time, `Refused` with the
-    /// server's reason, `Layout` for an invalid region; `System` if the system refuses a thread or
-    /// a descriptor, and `Rdma` over RDMA.
+    /// valid address. [`SetupError::Connect`]: `Unreachable` if no server answers in time,
+    /// `Refused` with the server's reason, `Layout` for an invalid region; `System` if the system
+    /// refuses a thread or a descriptor, and `Rdma` over RDMA.
     pub fn connect(self) -> Result<Client, SetupError> {
         let lanes = self.pipeline_depth;
         if !PIPELINE_DEPTH_RANGE.contains(&lanes) {

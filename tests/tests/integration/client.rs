@@ -1,5 +1,5 @@
-//! The client library: a timeout beyond the clock's range, depths out of range, the output of
-//! Debug, and the programs of its documentation.
+//! The client library: a timeout beyond the clock's range, depths out of range, and the output of
+//! Debug.
 
 use std::time::Duration;
 
@@ -72,31 +72,4 @@ fn the_expected_value_need_only_outlive_the_operation() {
     }
     drop(pipeline);
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"three");
-}
-
-/// The programs in the documentation of the crate `farside`, except for the address.
-#[test]
-fn the_programs_of_the_documentation_work() {
-    let server = server();
-    let mut session = server.session();
-
-    session.put("greeting", "hello").unwrap();
-    let value = session.get("greeting").unwrap().expect("it was just put");
-    assert_eq!(value, "hello");
-    assert!(!session.insert("greeting", "only if absent").unwrap());
-    assert!(session.compare_exchange_version("greeting", value.version, "hi").unwrap().applied);
-    assert!(session.delete("greeting").unwrap());
-    assert_eq!(session.get("greeting").unwrap(), None);
-
-    let batch = session.batch().put("one", "1").put("two", "2").delete("three");
-    let outcomes: Vec<_> = batch.run().unwrap().into_iter().map(Result::unwrap).collect();
-    assert_eq!([0, 1, 2].map(|n: usize| outcomes[n].applied), [true, true, false]);
-
-    let mut pipeline = session.pipeline().unwrap();
-    let ticket = pipeline.get("two").unwrap();
-    while let Some(completed) = pipeline.wait() {
-        assert_eq!(completed.ticket, ticket);
-        let value = completed.result.unwrap().value.expect("it was just put");
-        assert_eq!(*value, *b"2");
-    }
 }

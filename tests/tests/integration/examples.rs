@@ -1,0 +1,62 @@
+//! Runs the programs in `client/examples` against a server, and checks what they print.
+
+use std::process::{Command, Stdio};
+
+use farside_tests::command::CommandOutput;
+use farside_tests::{ServerProcess, example};
+
+/// Runs an example against a new server. Returns what it printed.
+fn run(name: &str) -> String {
+    let server = ServerProcess::start("--memory 32MiB");
+    let output = CommandOutput::of(Command::new(example(name)).arg(server.address())).succeeded();
+    assert_eq!(output.stderr, "");
+    server.assert_verifies();
+    output.text().to_owned()
+}
+
+#[test]
+fn cache_aside_loads_what_is_not_cached() {
+    assert_eq!(
+        run("cache_aside"),
+        "user 7: Ada (loaded)\nuser 7: Ada (cached)\nuser 7: Grace (loaded)\n\
+         user 7: Grace (cached)\nuser 7: Grace (loaded)\n"
+    );
+}
+
+#[test]
+fn the_counter_loses_no_increment() {
+    assert_eq!(run("counter"), "home: 1000 visits\nabout: 2 visits\nhelp: 3 visits\n");
+}
+
+#[test]
+fn the_lock_has_one_holder() {
+    assert_eq!(
+        run("lock"),
+        "first acquires: true\nsecond acquires: false\nfirst renews: true\nfirst releases: true\n\
+         second acquires, for 50ms\nfirst acquires after that\nsecond renews: false\n\
+         first releases: true\n"
+    );
+}
+
+#[test]
+fn the_feature_store_reads_rows_and_defaults() {
+    let printed = run("feature_store");
+    let (rows, cost) = printed.split_once("9 GETs in ").unwrap();
+    assert_eq!(
+        rows,
+        "user 1: age_days 400, orders 12, rating 3.5\nuser 2: age_days 0, orders 0, rating 4.5\n\
+         user 3: age_days 0, orders 0, rating 2.5\n"
+    );
+    let doorbells: u64 = cost.trim_end_matches(" doorbells\n").parse().unwrap();
+    assert!((1..9).contains(&doorbells), "{cost}");
+}
+
+#[test]
+fn an_example_without_an_address_says_what_it_needs() {
+    for name in ["cache_aside", "counter", "lock", "feature_store"] {
+        let mut command = Command::new(example(name));
+        let output = CommandOutput::of(command.stdin(Stdio::null()));
+        assert_eq!(output.code, Some(1));
+        assert!(output.stderr.contains(&format!("usage: {name} ADDRESS")), "{}", output.stderr);
+    }
+}
