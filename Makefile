@@ -1,7 +1,7 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help build demo test soak fuzz miri instructions test-verbs vm bench-verbs
-.PHONY: bench-compare slow-link deny clean
+.PHONY: bench-compare slow-link package deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted.
@@ -36,6 +36,7 @@ test: ## Checks format, lints and documentation; runs all tests, over RDMA in gu
 	    cargo build --workspace --bins --tests --locked && \
 	    FARSIDE_BUILT=1 cargo test --workspace --locked
 	cargo clippy --workspace --no-default-features --all-targets --locked -- -D warnings
+	tools/scripts/msrv.sh
 	. tools/scripts/verbs-env.sh && tools/scripts/seeds-beside.sh sh -c \
 	    'tests/vm/suite && tests/vm/two-hosts'
 
@@ -82,6 +83,11 @@ slow-link: ## Measures large values over RDMA on a link of 25 MB/s, at each dept
 	. tools/scripts/verbs-env.sh && \
 	    cargo build --release --locked --bin kv-server --bin slow-link
 	@tests/vm/slow-link
+
+package: ## Packages the crates that users need, and checks their content
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
+	tools/scripts/package.sh
 
 deny: ## Checks licences, sources and known vulnerabilities of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
