@@ -95,6 +95,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Async
+//!
+//! [`Client::async_client`] returns an [`AsyncClient`] for the tasks of any async runtime. All of
+//! them share one pipeline.
+//!
 //! # Consistency
 //!
 //! Operations on one key are linearizable, across all clients, even if some of them die at any
@@ -154,6 +159,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
+mod async_client;
 mod batch;
 mod client;
 mod compact;
@@ -171,6 +177,7 @@ mod session;
 mod store;
 mod watch;
 
+pub use async_client::AsyncClient;
 pub use batch::Batch;
 pub use client::{Admin, Client, ClientBuilder, Limits};
 pub use compact::Compaction;

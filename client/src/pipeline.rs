@@ -3,8 +3,9 @@
 mod lanes;
 
 use std::fmt;
+use std::sync::Arc;
 
-use farside_fabric::{Counters, LaneId};
+use farside_fabric::{Counters, LaneId, Wakeup};
 
 use farside_protocol::{Action, Lifetime};
 
@@ -89,6 +90,16 @@ impl<'s> Pipeline<'s> {
     }
 
     crate::operations::define_operations!(&mut Self, std::result::Result<Ticket, PipelineFull>, 's);
+
+    /// Makes a signal of `wakeup` end the sleep of [`Pipeline::relax`].
+    pub(crate) fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        self.0.set_wakeup(wakeup);
+    }
+
+    /// Spins or sleeps for a moment, after [`Pipeline::poll`] returned `None`.
+    pub(crate) fn relax(&mut self) {
+        self.0.relax();
+    }
 
     /// Starts an operation. Every error other than [`PipelineFull`] comes with its [`Completed`].
     pub(crate) fn begin(

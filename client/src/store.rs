@@ -185,6 +185,23 @@ impl<'e> Store<'e> {
         self
     }
 
+    /// The action without the value that the store expects, and that value.
+    pub(crate) fn detached(self) -> (Action<'static>, Option<&'e [u8]>) {
+        let Self { condition, lifetime, returns } = self;
+        let (condition, expected) = match condition {
+            Precondition::None => (Precondition::None, None),
+            Precondition::Absent => (Precondition::Absent, None),
+            Precondition::Present => (Precondition::Present, None),
+            Precondition::Expected(Expected::Version(version)) => {
+                (Precondition::Expected(Expected::Version(version)), None)
+            }
+            Precondition::Expected(Expected::Value(value)) => {
+                (Precondition::Expected(Expected::Value(&[])), Some(value))
+            }
+        };
+        (Store { condition, lifetime, returns }.action(), expected)
+    }
+
     pub(crate) fn action(self) -> Action<'e> {
         let Self { condition, lifetime, returns } = self;
         let modify = |change, creates| Action::modify(change, creates, lifetime, returns);

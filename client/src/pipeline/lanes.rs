@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use farside_control::Role;
-use farside_fabric::{AnyFabric, Buffer, Counters, Fabric, LaneId};
+use farside_fabric::{AnyFabric, Buffer, Counters, Fabric, LaneId, Wakeup};
 use farside_layout::hash::KeyHash;
 use farside_protocol::{
     Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError, Successor,
@@ -353,6 +354,16 @@ impl<'s> LaneScheduler<'s> {
             self.poll_lanes();
         }
         self.take()
+    }
+
+    /// As [`Fabric::set_wakeup`].
+    pub(crate) fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        self.engine.endpoint.fabric_mut().set_wakeup(wakeup);
+    }
+
+    /// As [`Fabric::relax`].
+    pub(crate) fn relax(&mut self) {
+        self.engine.endpoint.fabric_mut().relax();
     }
 
     /// Waits for the next completed operation; `None` if none is in flight.

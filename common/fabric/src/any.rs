@@ -1,11 +1,14 @@
 //! The fabric of a session, chosen once when it connects. On the data path only this file
 //! distinguishes the fabrics.
 
+use std::sync::Arc;
+
 use crate::shm::ShmFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{
     Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
+    Wakeup,
 };
 
 /// The fabric that the server's address names, or a fabric with interceptors around it.
@@ -88,6 +91,10 @@ impl Fabric for AnyFabric {
     #[inline]
     fn relax(&mut self) {
         on!(self, fabric => fabric.relax());
+    }
+
+    fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        on!(self, fabric => fabric.set_wakeup(wakeup));
     }
 
     #[inline]

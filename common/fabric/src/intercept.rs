@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{Buffer, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb};
+use crate::{
+    Buffer, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb, Wakeup,
+};
 
 /// Puts one or more [`Interceptor`]s around the fabric of a session, whose number of lanes it gets.
 pub type Intercept =
@@ -106,6 +108,10 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
 
     fn relax(&mut self) {
         self.interceptor.relax(&mut self.fabric);
+    }
+
+    fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        self.fabric.set_wakeup(wakeup);
     }
 
     fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {

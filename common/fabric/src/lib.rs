@@ -9,6 +9,8 @@
 
 #![deny(unsafe_code)]
 
+use std::sync::Arc;
+
 mod any;
 mod channel;
 mod clock;
@@ -23,6 +25,7 @@ pub mod shm;
 pub mod verbs;
 pub mod waiting;
 mod waits;
+mod wakeup;
 
 pub use any::AnyFabric;
 pub use channel::{ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
@@ -31,6 +34,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
+pub use wakeup::Wakeup;
 
 /// Nanoseconds of a monotonic clock that runs on while the machine is suspended.
 pub type Nanos = u64;
@@ -219,6 +223,10 @@ pub trait Fabric {
 
     /// Spins or sleeps for a moment, after [`Fabric::poll`] returned `None`.
     fn relax(&mut self);
+
+    /// Makes a signal of `_wakeup` end the sleep of [`Fabric::relax`], if the fabric can. Otherwise
+    /// the sleep is short.
+    fn set_wakeup(&mut self, _wakeup: Arc<Wakeup>) {}
 
     /// The content of the buffer.
     fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8];

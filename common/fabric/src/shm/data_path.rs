@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
-    Timing, Verb,
+    Timing, Verb, Wakeup,
 };
 
 /// Before another client can claim the same slot, a claim executes two locked instructions, a
@@ -57,6 +57,7 @@ pub struct ShmFabric {
     posted_bytes: u64,
     completed: VecDeque<LaneId>,
     waiting: SleepingLanes,
+    wakeup: Option<Arc<Wakeup>>,
     doorbells: u64,
 }
 
@@ -98,6 +99,7 @@ impl ShmFabric {
             posted_bytes: 0,
             completed: VecDeque::with_capacity(lane_count),
             waiting: SleepingLanes::with_capacity(lane_count),
+            wakeup: None,
             doorbells: 0,
         }
     }
@@ -300,10 +302,18 @@ impl Fabric for ShmFabric {
     fn relax(&mut self) {
         let left = self.waiting.first().map_or(0, |until| until.saturating_sub(self.now()));
         if left > SPIN_NS_MAX {
-            std::thread::sleep(Duration::from_nanos(left));
+            let left = Duration::from_nanos(left);
+            match &self.wakeup {
+                Some(wakeup) => wakeup.sleep(Some(left)),
+                None => std::thread::sleep(left),
+            }
         } else {
             std::hint::spin_loop();
         }
+    }
+
+    fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        self.wakeup = Some(wakeup);
     }
 
     #[inline]

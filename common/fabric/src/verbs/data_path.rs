@@ -2,6 +2,7 @@
 //! results. Nothing allocates, except a buffer that has to grow.
 
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
@@ -11,7 +12,7 @@ use super::work::{WorkRequestId, buffer_of, changes_region, classify_failure, is
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
-    Timing, Verb,
+    Timing, Verb, Wakeup,
 };
 
 /// Spins between two readings of the clock, in [`Fabric::relax`].
@@ -290,6 +291,10 @@ impl Fabric for VerbsFabric {
             // The second call from here reads the clock again, and may sleep.
             self.spins = SPINS_PER_LOOK - 2;
         }
+    }
+
+    fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        self.wakeup = Some(wakeup);
     }
 
     #[inline]

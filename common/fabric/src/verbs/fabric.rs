@@ -6,7 +6,7 @@
 //! queue cannot overflow, because its size bounds the work requests in flight on all links.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -19,7 +19,7 @@ use super::work::classify_failure;
 use crate::clock::Clock;
 use crate::rdma::{RemoteRegion, VerbsError};
 use crate::waits::SleepingLanes;
-use crate::{Completion, LaneId, Nanos, RegionIndex};
+use crate::{Completion, LaneId, Nanos, RegionIndex, Wakeup};
 
 const WATCHING: &str = "watching a connection";
 /// Completions of one poll.
@@ -54,6 +54,8 @@ pub struct VerbsFabric {
     pub(super) spin_ns: Nanos,
     pub(super) completed: VecDeque<Completion>,
     pub(super) waiting: SleepingLanes,
+    /// Ends a sleep when another thread has work for this one.
+    pub(super) wakeup: Option<Arc<Wakeup>>,
     /// Work requests for which the completion queue has room.
     pub(super) room: usize,
     /// Chains that the device has, of all links.
@@ -97,6 +99,7 @@ impl DataLink {
             spin_ns: self.options.spin.as_nanos() as Nanos,
             completed: VecDeque::with_capacity(count),
             waiting: SleepingLanes::with_capacity(count),
+            wakeup: None,
             room: self.sends as usize,
             in_flight: 0,
             arrived: Arrived { all, next: 0, count: 0 },
@@ -175,13 +178,18 @@ impl VerbsFabric {
         }
     }
 
-    /// Sleeps until a completion, an event of a connection, or the end of a lane's wait.
+    /// Sleeps until a completion, an event of a connection, the end of a lane's wait, or a signal
+    /// of the wakeup.
     #[cold]
     pub(super) fn sleep(&mut self, now: Nanos) {
         let due = self.waiting.first().unwrap_or(Nanos::MAX);
         let left = due.saturating_sub(now).min(SLEEP_NS_MAX);
         let Some(completions) = self.completions.clone() else {
-            return std::thread::sleep(std::time::Duration::from_nanos(left));
+            let left = std::time::Duration::from_nanos(left);
+            return match &self.wakeup {
+                Some(wakeup) => wakeup.sleep(Some(left)),
+                None => std::thread::sleep(left),
+            };
         };
         let armed = completions.take_wakeups().and_then(|()| completions.request_wakeup());
         // Completions before the request cause no wakeup.
@@ -191,10 +199,17 @@ impl VerbsFabric {
             Err(_) => return self.fail(),
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: left as i64 };
-        let mut polled =
-            [PollFd::new(&*completions, PollFlags::IN), PollFd::new(&self.watched, PollFlags::IN)];
+        let wakeup = self.wakeup.as_deref();
+        if wakeup.is_some_and(|wakeup| !wakeup.begin_sleep()) {
+            return;
+        }
+        // Without a wakeup, the same descriptor twice.
+        let signal = wakeup.map_or(self.watched.as_fd(), |wakeup| wakeup.as_fd());
+        let mut polled = [completions.as_fd(), self.watched.as_fd(), signal]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let slept = poll(&mut polled, Some(&timeout));
-        let [_, event] = polled.map(|fd| fd.revents());
+        let [_, event, _] = polled.map(|fd| fd.revents());
+        wakeup.inspect(|wakeup| wakeup.end_sleep());
         if slept.is_ok() && event.contains(PollFlags::IN) {
             self.take_events();
         }

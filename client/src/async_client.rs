@@ -1,0 +1,262 @@
+//! Operations as futures, for the tasks of any async runtime.
+//!
+//! A thread, the driver, owns a session and its pipeline. A task hands its request over in a slot
+//! of the shared state, and sleeps until the driver has stored the answer there.
+
+mod driver;
+mod operation;
+mod shared;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farside_protocol::{Action, Lifetime, Version};
+
+use self::driver::Driver;
+use self::operation::AsyncOperation;
+use self::shared::Shared;
+use crate::{Client, ConnectError, Outcome, Result, Store, Value};
+
+/// A client for async tasks: cheap to clone, and shared by any number of tasks and threads.
+///
+/// It belongs to no runtime: operations wake the tasks that await them, by their wakers. All
+/// operations share one pipeline of `pipeline_depth` lanes, which a thread of the client drives.
+/// The thread sleeps while no operation is under way. It inherits the signal mask of the thread
+/// that calls [`Client::async_client`].
+///
+/// An operation begins when its future is first polled. Operations of different tasks are
+/// concurrent with each other, as in a [`Pipeline`](crate::Pipeline). When the connection is lost,
+/// operations without an effect run again on a new one, as in a [`Session`](crate::Session). Up to
+/// 16,384 operations are under way at once; the tasks of further ones wait.
+///
+/// # Dropping a future
+///
+/// A future can be dropped at any time, for example by a timeout. If its operation was not started
+/// yet, it has no effect. Otherwise the operation goes on, and its answer is discarded. **So a PUT,
+/// or any other change, whose future is dropped before it is ready may take effect or not, also
+/// after the drop.** Another operation on the key can be executed before it, even if it begins
+/// after the drop.
+///
+/// Dropping the last clone ends the thread after the operations that are in flight. It does not
+/// wait for them.
+///
+/// ```no_run
+/// # async fn run(client: farside::Client) -> farside::Result<()> {
+/// let client = client.async_client()?;
+/// client.put("greeting", "hello").await?;
+/// let value = client.get("greeting").await?.expect("it was just put");
+/// assert_eq!(value, "hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct AsyncClient {
+    handle: Arc<Handle>,
+}
+
+/// Ends the driver when the last clone of the client is dropped.
+struct Handle {
+    shared: Arc<Shared>,
+    client: Client,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl fmt::Debug for AsyncClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncClient").field("client", &self.handle.client).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Returns a client for async tasks, with a session and a thread of its own. Waits as
+    /// [`Client::session`] does, so call it outside of async code, or where blocking is allowed.
+    ///
+    /// # Errors
+    /// As [`Client::session`].
+    pub fn async_client(&self) -> Result<AsyncClient> {
+        let failed = |doing| move |source| ConnectError::System { doing, source: Arc::new(source) };
+        let session = self.session()?;
+        let shared = Arc::new(Shared::new().map_err(failed("making an eventfd"))?);
+        let driver = Driver::new(shared.clone());
+        std::thread::Builder::new()
+            .name("farside-async".into())
+            .spawn(move || driver.run(session))
+            .map_err(failed("starting the thread of an async client"))?;
+        Ok(AsyncClient { handle: Arc::new(Handle { shared, client: self.clone() }) })
+    }
+}
+
+impl AsyncClient {
+    /// Runs an operation. Its value replaces the content of `found`.
+    #[inline]
+    fn run<'b>(
+        &'b self,
+        action: Action<'static>,
+        parts: [&'b [u8]; 3],
+        found: &'b mut Vec<u8>,
+    ) -> AsyncOperation<'b, 'b> {
+        found.clear();
+        AsyncOperation::new(&self.handle.shared, action, parts, found)
+    }
+
+    /// Runs an operation, and returns its outcome with the value.
+    async fn outcome(&self, action: Action<'static>, parts: [&[u8]; 3]) -> Result<Outcome> {
+        let mut data = Vec::new();
+        let outcome = self.run(action, parts, &mut data).await?;
+        Ok(outcome.map(|version| Value { data, version }))
+    }
+
+    /// Runs an operation whose outcome has no value.
+    #[inline]
+    async fn plain(
+        &self,
+        action: Action<'static>,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Outcome<Version>> {
+        self.run(action, [key, value, &[]], &mut Vec::new()).await
+    }
+
+    /// Returns the value of a key; `None` if the key is absent. Round trips as for
+    /// [`Session::get`](crate::Session::get).
+    ///
+    /// # Errors
+    /// As [`Session::get`](crate::Session::get).
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        Ok(self.outcome(Action::Get, [key.as_ref(), &[], &[]]).await?.value)
+    }
+
+    /// As [`AsyncClient::get`], into the caller's buffer, whose content is replaced. The buffer is
+    /// empty afterwards if the key is absent. Allocates nothing in the steady state, once the
+    /// buffer is large enough and the value has at most 4 KiB.
+    ///
+    /// # Errors
+    /// As [`AsyncClient::get`].
+    pub async fn get_into(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: &mut Vec<u8>,
+    ) -> Result<Option<Version>> {
+        Ok(self.run(Action::Get, [key.as_ref(), &[], &[]], value).await?.value)
+    }
+
+    /// Returns the version of the key's value; `None` if the key is absent. Round trips as for
+    /// [`Session::version`](crate::Session::version).
+    ///
+    /// # Errors
+    /// As [`AsyncClient::get`].
+    pub async fn version(&self, key: impl AsRef<[u8]>) -> Result<Option<Version>> {
+        Ok(self.plain(Action::Version, key.as_ref(), &[]).await?.version)
+    }
+
+    /// Whether the key is present. Round trips as for [`AsyncClient::version`].
+    ///
+    /// # Errors
+    /// As [`AsyncClient::get`].
+    pub async fn exists(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.version(key).await?.is_some())
+    }
+
+    /// Stores a value, whether or not the key is present. Round trips as for
+    /// [`Session::put`](crate::Session::put).
+    ///
+    /// # Errors
+    /// As [`Session::put`](crate::Session::put).
+    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        let action = Action::Put(Lifetime::Forever);
+        self.plain(action, key.as_ref(), value.as_ref()).await.map(drop)
+    }
+
+    /// Stores a value with a condition, a TTL, or both. [`Outcome::applied`] is false if the
+    /// condition did not hold. Round trips as for [`Session::store`](crate::Session::store).
+    ///
+    /// # Errors
+    /// As [`AsyncClient::put`].
+    pub async fn store(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        store: Store<'_>,
+    ) -> Result<Outcome> {
+        let (action, expected) = store.detached();
+        let parts = [key.as_ref(), value.as_ref(), expected.unwrap_or_default()];
+        self.outcome(action, parts).await
+    }
+
+    /// Stores a value only if the key is absent. Returns false if it was present. Round trips as
+    /// for [`Session::insert`](crate::Session::insert).
+    ///
+    /// # Errors
+    /// As [`AsyncClient::put`].
+    pub async fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let action = Action::Insert(Lifetime::Forever);
+        Ok(self.plain(action, key.as_ref(), value.as_ref()).await?.applied)
+    }
+
+    /// Stores a value only if the key is present. Returns false if it was absent. Round trips as
+    /// for [`Session::update`](crate::Session::update).
+    ///
+    /// # Errors
+    /// As [`AsyncClient::put`].
+    pub async fn update(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let action = Action::Update(Lifetime::Forever);
+        Ok(self.plain(action, key.as_ref(), value.as_ref()).await?.applied)
+    }
+
+    /// Removes a key. Returns false if it was absent. Round trips as for
+    /// [`Session::delete`](crate::Session::delete).
+    ///
+    /// # Errors
+    /// As [`Session::delete`](crate::Session::delete).
+    pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.plain(Action::Delete, key.as_ref(), &[]).await?.applied)
+    }
+
+    /// Removes a key and returns its value; `None` if the key was absent. Round trips as for
+    /// [`Session::take`](crate::Session::take).
+    ///
+    /// If the future is dropped, the key may be removed and the value lost.
+    ///
+    /// # Errors
+    /// As [`AsyncClient::delete`].
+    pub async fn take(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        Ok(self.outcome(Action::take(), [key.as_ref(), &[], &[]]).await?.value)
+    }
+
+    /// Adds `delta` to the decimal number in the key's value, and returns the sum. Behaves as
+    /// [`Session::increment`](crate::Session::increment), with its round trips.
+    ///
+    /// # Errors
+    /// As [`Session::increment`](crate::Session::increment).
+    pub async fn increment(&self, key: impl AsRef<[u8]>, delta: i64) -> Result<i64> {
+        Ok(self.plain(Action::increment(delta), key.as_ref(), &[]).await?.number)
+    }
+
+    /// Appends bytes to the key's value, and returns the new length in bytes. Behaves as
+    /// [`Session::append`](crate::Session::append), with its round trips.
+    ///
+    /// # Errors
+    /// As [`AsyncClient::put`].
+    pub async fn append(&self, key: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> Result<usize> {
+        let mut before = Vec::new();
+        let parts = [key.as_ref(), bytes.as_ref(), &[]];
+        self.run(Action::append(), parts, &mut before).await?;
+        Ok(before.len() + bytes.as_ref().len())
+    }
+
+    /// Makes the key's value expire after `ttl`, instead of when it would have. Returns false if
+    /// the key is absent. Round trips as for [`Session::touch`](crate::Session::touch).
+    ///
+    /// # Errors
+    /// As [`AsyncClient::put`].
+    pub async fn touch(&self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
+        let action = Action::touch(Lifetime::For(ttl));
+        Ok(self.plain(action, key.as_ref(), &[]).await?.applied)
+    }
+}
