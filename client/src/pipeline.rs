@@ -87,6 +87,8 @@ impl fmt::Debug for Pipeline<'_> {
     }
 }
 
+// Some functions are not inlined, because tools/scripts/instructions.sh counts the instructions of
+// their calls.
 impl<'s> Pipeline<'s> {
     /// A pipeline of up to `depth` operations in flight, but at most as many as there are lanes.
     pub(crate) fn new(
@@ -102,6 +104,7 @@ impl<'s> Pipeline<'s> {
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    #[inline(never)]
     pub fn get(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
         self.start(Action::Get, key, &[])
     }
@@ -110,6 +113,7 @@ impl<'s> Pipeline<'s> {
     ///
     /// # Errors
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
+    #[inline(never)]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
         self.start(Action::Put(Lifetime::Forever), key, value)
     }
@@ -186,13 +190,13 @@ impl<'s> Pipeline<'s> {
     }
 
     /// Returns a completed operation, if there is one. Does not wait.
-    #[inline]
+    #[inline(never)]
     pub fn poll(&mut self) -> Option<Completed<'_>> {
         self.0.poll()
     }
 
     /// Waits for the next completed operation; `None` if none is in flight.
-    #[inline]
+    #[inline(never)]
     pub fn wait(&mut self) -> Option<Completed<'_>> {
         self.0.wait()
     }
