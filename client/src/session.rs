@@ -109,21 +109,29 @@ impl Session {
         &mut self,
         mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let mut budget = ReconnectBudget::default();
-        loop {
-            match operation(self.handle()?) {
-                Ok(result) => return Ok(result),
-                Err(failure) => self.after_failure(failure, &mut budget)?,
-            }
+        match operation(self.handle()?) {
+            Ok(result) => Ok(result),
+            Err(failure) => self.run_after(failure, operation),
         }
     }
 
-    /// Handles the failure of an operation. Returns `Ok` if the caller has to run the operation
-    /// again.
+    /// Handles the failure of an operation, and runs it again as long as it may.
     #[cold]
-    fn after_failure(&self, failure: Failure, budget: &mut ReconnectBudget) -> Result<()> {
-        self.shared.handle_failure(&self.connected.connection, failure).map_or(Ok(()), Err)?;
-        self.shared.count_loss(budget)
+    fn run_after<T>(
+        &mut self,
+        mut failure: Failure,
+        mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let mut budget = ReconnectBudget::default();
+        loop {
+            let error = self.shared.handle_failure(&self.connected.connection, failure);
+            error.map_or(Ok(()), Err)?;
+            self.shared.count_loss(&mut budget)?;
+            match operation(self.handle()?) {
+                Ok(result) => return Ok(result),
+                Err(another) => failure = another,
+            }
+        }
     }
 
     /// Runs an operation that may change the region.

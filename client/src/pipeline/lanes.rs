@@ -14,6 +14,7 @@ use farside_fabric::{AnyFabric, Buffer, Counters, Fabric, LaneId};
 use farside_layout::hash::KeyHash;
 use farside_protocol::{
     Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError, Successor,
+    staged_key,
 };
 
 use super::{Completed, Outcome, PipelineFull, Ticket};
@@ -258,12 +259,13 @@ impl<'s> LaneScheduler<'s> {
         self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
         if let Action::Get = lane.job.action {
-            let operation = lane.job.operation(self.engine.at(self.region), id);
-            if let Some(read) = operation.cached_read() {
+            let handle = self.engine.at(self.region);
+            if let Some(read) = handle.cached_read(lane.job.hash, || self.engine.endpoint.now()) {
                 // The lane is not queued any more: no other operation may join this one, even if
                 // it fails.
                 (lane.read, lane.state) = (read, LaneState::Reading);
-                let Err(failure) = operation.post_cached(&lane.read).map(drop) else { return };
+                let posted = handle.post_cached(id, lane.job.hash, &lane.read);
+                let Err(failure) = posted.map(drop) else { return };
                 lane.mailbox.answer(Err(failure));
                 return self.finish(id);
             }
@@ -278,11 +280,14 @@ impl<'s> LaneScheduler<'s> {
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
         let answer = match result {
             Ok(_) => {
-                let operation = lane.job.operation(self.engine.at(self.region), id);
-                match operation.complete_cached_read(&lane.read) {
+                let (handle, fabric) = (self.engine.at(self.region), self.engine.endpoint.fabric());
+                let key = (lane.job.hash, staged_key(&*fabric, id, lane.job.key_bytes));
+                let now = self.engine.endpoint.now();
+                match handle.complete_cached_read(&*fabric, now, id, key, &lane.read) {
                     Some(found) => Ok(Answer { applied: true, found }),
                     None => {
-                        lane.job.successor = operation.successor_by_mark(&lane.read);
+                        drop(fabric);
+                        lane.job.successor = handle.successor_by_mark(id, &lane.read);
                         return self.run_in_task(id);
                     }
                 }

@@ -48,7 +48,7 @@ pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;
 pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
-pub use operation::{Answer, Found, Operation};
+pub use operation::{Answer, Found, Operation, staged_key};
 pub use region_handle::RegionHandle;
 pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};
 pub use split_requests::Prefix;

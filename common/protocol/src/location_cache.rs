@@ -17,15 +17,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use farside_fabric::Nanos;
 use farside_fabric::shm::prefetch;
 use farside_layout::hash::KeyHash;
-use farside_layout::{SlotState, SlotWord};
+use farside_layout::{LayoutError, SlotState, SlotWord};
 use portable_atomic::AtomicU128;
 
 use crate::pairs::Pairs;
 
-use self::entry::PackedLocation;
 use self::proofs::{ProofClock, empty, entry};
 
-pub(crate) use self::entry::Location;
+pub(crate) use self::entry::{Location, PackedLocation};
 
 /// Counts of the location cache's hits and misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -272,6 +271,25 @@ impl LocationCache {
         entry.location(hash, proofs).ok()
     }
 
+    /// Returns the cached location of the key with this hash, as it is stored: most readers need
+    /// only some of its fields.
+    #[inline]
+    pub(crate) fn get_packed(&self, hash: KeyHash) -> Option<PackedLocation> {
+        Some(self.find(hash)?.1)
+    }
+
+    /// Unpacks a location of [`LocationCache::get_packed`], except for the time of its proof.
+    ///
+    /// # Errors
+    /// Never: a packed location has a valid size class.
+    pub(crate) fn unpacked(
+        &self,
+        hash: KeyHash,
+        location: PackedLocation,
+    ) -> Result<Location, LayoutError> {
+        location.location(hash, self.proofs.for_reading())
+    }
+
     /// Caches a location. It replaces the key's old location, or the entry with the oldest proof.
     /// A word that is not LIVE removes the entry instead: a split is moving that key.
     #[inline]
@@ -311,20 +329,21 @@ impl LocationCache {
     /// Notes that a READ posted at `at` proved this location again. Does nothing if another
     /// operation has replaced the entry meanwhile.
     #[inline]
-    pub fn prove(&self, hash: KeyHash, location: &Location, at: Nanos) {
-        if self.proofs.is_later(at, location.proved_at) {
+    pub(crate) fn prove(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
+        // A guess, because the base may have moved since the entry was loaded.
+        if self.proofs.for_reading().since_base(at) > location.stamp() {
             self.prove_later(hash, location, at);
         }
     }
 
-    fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
+    #[cold]
+    fn prove_later(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
         self.prepare_base(at);
         let proofs = self.proofs.for_reading();
         if let Some((cell, known)) = self.find(hash)
-            && let Ok(current) = known.location(hash, proofs)
             // All fields have to agree: another block generation may have the same word.
-            && current == (Location { proved_at: current.proved_at, ..*location })
-            && self.proofs.is_later(at, current.proved_at)
+            && known.is_at(location)
+            && self.proofs.is_later(at, proofs.at(known.stamp()))
         {
             self.proofs.replace(cell, known, known, at);
         }

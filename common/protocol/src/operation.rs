@@ -6,11 +6,11 @@ use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
-    class_for,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, HeaderWord, LayoutError, SizeClass,
+    SlotState, SlotWord,
 };
 
-use crate::engine::{Engine, LANE};
+use crate::engine::{Engine, LANE, has_expired};
 use crate::failure::Failure;
 use crate::get::Successor;
 use crate::location_cache::Location;
@@ -68,6 +68,17 @@ pub struct Found {
 }
 
 impl Found {
+    /// The value of this block, which was READ from the start of its buffer.
+    #[inline]
+    pub(crate) fn new(address: BlockAddress, block: &Block<'_>) -> Self {
+        Self {
+            version: Version::of(address, block.header_word().generation),
+            expires_at_ms: block.expires_at_ms(),
+            value_start: (BLOCK_HEADER_BYTES as usize + block.key().len()) as u32,
+            value_bytes: block.value().len() as u32,
+        }
+    }
+
     /// The value's bytes in the content of the buffer.
     #[inline]
     pub fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
@@ -127,15 +138,6 @@ pub(crate) enum ExaminedBlock {
 }
 
 impl<F: Fabric> RegionHandle<'_, F> {
-    /// Runs a GET to its end. No other operation may be in flight. The future of
-    /// [`RegionHandle::perform`] contains all operations, and takes another page of the stack.
-    #[inline]
-    pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
-        self.region.check_key(key)?;
-        let operation = Operation::stage(self, LANE, key, &[]);
-        self.engine.endpoint.drive(operation.get())
-    }
-
     /// Runs an operation to its end. No other operation may be in flight.
     #[inline]
     pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
@@ -171,7 +173,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// An operation whose key, with this hash, and value are in the lane's buffer already. Its GET
-    /// continues with [`Operation::successor_by_mark`], if there is one.
+    /// continues with [`RegionHandle::successor_by_mark`], if there is one.
     #[inline]
     pub fn staged(
         handle: RegionHandle<'e, F>,
@@ -219,19 +221,10 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.handle().is_fresh(posted)
     }
 
-    /// Whether a value with this expiry had expired at `posted`, when a READ or chain was posted.
-    /// The region executes a chain later than that, so the value had expired then as well.
+    /// As [`has_expired`].
     #[inline]
     pub(crate) fn has_expired(&self, expires_at_ms: u64, posted: Nanos) -> bool {
-        expires_at_ms != 0 && self.is_past(expires_at_ms, posted)
-    }
-
-    #[cold]
-    fn is_past(&self, expires_at_ms: u64, posted: Nanos) -> bool {
-        let fabric = self.engine.endpoint.fabric();
-        let since = fabric.now().saturating_sub(posted);
-        let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
-        expires_at_ms <= wall_ns / 1_000_000
+        has_expired(&*self.engine.endpoint.fabric(), expires_at_ms, posted)
     }
 
     /// Posts a chain: one round trip. A change takes effect before the deadline or never.
@@ -239,13 +232,6 @@ impl<'e, F: Fabric> Operation<'e, F> {
     pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
         let deadline = posted.saturating_add(self.region.constants.lateness_ns);
         self.handle().chain(self.lane, verbs, deadline)
-    }
-
-    /// Posts a chain that changes nothing: one round trip. It needs no deadline, because late data
-    /// counts as too old, and is read again (invariant I3).
-    #[inline]
-    pub(crate) fn read(&self, verbs: &[Verb]) -> InFlight<'e> {
-        self.handle().chain(self.lane, verbs, Nanos::MAX)
     }
 
     /// Pauses before the next attempt, after other clients disturbed this one. The pause is random,
@@ -302,32 +288,20 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub(crate) fn examine(&self, block: BlockRef, bytes_read: u64) -> ExaminedBlock {
         let fabric = self.engine.endpoint.fabric();
-        let bytes = fabric.buffer(self.lane, Buffer::ReadBlock);
-        let image = fabric.buffer(self.lane, Buffer::NewBlock);
-        let bytes = &bytes[..bytes_read as usize];
-        let found = match Block::decode(bytes, block.address) {
-            Ok(found) => found,
-            Err(error) => return ExaminedBlock::Damaged(error),
-        };
-        let header = found.header_word();
-        if !block.has_generation(header.generation) {
-            let (field, value) = ("generation", u64::from(header.generation));
-            return ExaminedBlock::Damaged(LayoutError::Field { field, value });
+        let bytes = &fabric.buffer(self.lane, Buffer::ReadBlock)[..bytes_read as usize];
+        let key = self.key_in(&fabric);
+        match Block::of_key(bytes, block, key) {
+            Some(found) => {
+                ExaminedBlock::Ours(Found::new(block.address, &found), found.header_word())
+            }
+            None => examine_other(bytes, block, key),
         }
-        let start = BLOCK_HEADER_BYTES as usize;
-        if found.key() != &image[start..start + self.key_bytes] {
-            return ExaminedBlock::Other;
-        }
-        // The word, which has the class, has no checksum. With a wrong class the block would later
-        // be reused as a larger one than it is.
-        if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
-            let (field, value) = ("class", u64::from(block.class.index()));
-            return ExaminedBlock::Damaged(LayoutError::Field { field, value });
-        }
-        let version = Version::of(block.address, header.generation);
-        let value_start = (start + self.key_bytes) as u32;
-        let (expires_at_ms, value_bytes) = (found.expires_at_ms(), found.value().len() as u32);
-        ExaminedBlock::Ours(Found { version, expires_at_ms, value_start, value_bytes }, header)
+    }
+
+    /// The key, in the lane's buffer.
+    #[inline]
+    pub(crate) fn key_in<'f>(&self, fabric: &'f F) -> &'f [u8] {
+        staged_key(fabric, self.lane, self.key_bytes)
     }
 
     /// The key's slot, by the location cache.
@@ -346,6 +320,31 @@ impl<'e, F: Fabric> Operation<'e, F> {
     pub(crate) fn window(&self) -> u64 {
         self.region.directory().window(self.hash).0
     }
+}
+
+/// The result for a block that [`Block::of_key`] refuses.
+#[cold]
+fn examine_other(bytes: &[u8], block: BlockRef, key: &[u8]) -> ExaminedBlock {
+    let found = match Block::decode(bytes, block.address) {
+        Ok(found) => found,
+        Err(error) => return ExaminedBlock::Damaged(error),
+    };
+    let generation = found.header_word().generation;
+    if !block.has_generation(generation) {
+        let (field, value) = ("generation", u64::from(generation));
+        return ExaminedBlock::Damaged(LayoutError::Field { field, value });
+    }
+    if found.key() != key {
+        return ExaminedBlock::Other;
+    }
+    let (field, value) = ("class", u64::from(block.class.index()));
+    ExaminedBlock::Damaged(LayoutError::Field { field, value })
+}
+
+/// The key of this length that [`Operation::fill`] copied into the lane's buffer.
+#[inline]
+pub fn staged_key<F: Fabric>(fabric: &F, lane: LaneId, key_bytes: usize) -> &[u8] {
+    &fabric.buffer(lane, Buffer::NewBlock)[BLOCK_HEADER_BYTES as usize..][..key_bytes]
 }
 
 /// The READ of this many bytes from the start of a block.

@@ -141,7 +141,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// Whether the data of a READ that was posted at this time is still valid (invariant I3).
     #[inline]
     pub fn is_fresh(self, posted: Nanos) -> bool {
-        self.engine.endpoint.now().saturating_sub(posted) <= self.region.constants.patience_ns
+        self.region.is_fresh(posted, self.engine.endpoint.now())
     }
 
     /// Takes a free block of the class. Returns the block and the time at which it was taken. If

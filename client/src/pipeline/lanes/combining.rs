@@ -22,10 +22,9 @@
 
 use std::mem::discriminant;
 
-use farside_fabric::{Buffer, Fabric, LaneId};
-use farside_layout::BLOCK_HEADER_BYTES;
+use farside_fabric::LaneId;
 use farside_layout::hash::KeyHash;
-use farside_protocol::Action;
+use farside_protocol::{Action, staged_key};
 
 use super::{LaneScheduler, LaneState, PipelineLane};
 
@@ -116,8 +115,7 @@ impl LaneScheduler<'_> {
         let fabric = self.engine.endpoint.fabric();
         let describe = |LaneId(id)| {
             let PipelineLane { job, state, .. } = &self.lanes[usize::from(id)];
-            let block = fabric.buffer(LaneId(id), Buffer::NewBlock);
-            let key = &block[BLOCK_HEADER_BYTES as usize..][..job.key_bytes];
+            let key = staged_key(&*fabric, LaneId(id), job.key_bytes);
             (*state, discriminant(&job.action), key)
         };
         let new = describe(new_lane);

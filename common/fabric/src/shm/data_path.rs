@@ -223,9 +223,14 @@ impl Executor {
 fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
     let words = (bytes as usize).div_ceil(size_of::<u64>());
     if buffer.len() < words {
-        buffer.resize(words.next_power_of_two(), 0);
+        grow(buffer, words);
     }
     &mut buffer[..words]
+}
+
+#[cold]
+fn grow(buffer: &mut Vec<u64>, words: usize) {
+    buffer.resize(words.next_power_of_two(), 0);
 }
 
 impl Fabric for ShmFabric {
@@ -339,6 +344,24 @@ impl Fabric for ShmFabric {
             executor.prefetch_chain(chain);
         }
         executor.execute(&mut lane.buffers, chain, deadline)
+    }
+
+    /// As `run`, without a loop over verbs.
+    #[inline]
+    fn run_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) -> Result<(), ChainError> {
+        self.doorbells += 1;
+        let executor = &self.executors[region.index()];
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        lane.counters.count_only_read(bytes);
+        executor.check_lease()?;
+        executor.region.read(remote, words_mut(&mut lane.buffers[into as usize], bytes))
     }
 
     fn counters(&self) -> Counters {

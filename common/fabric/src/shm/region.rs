@@ -88,7 +88,7 @@ impl Region {
         let start = (offset / WORD_BYTES) as usize;
         match start.checked_add(words).and_then(|end| self.words().get(start..end)) {
             Some(range) if offset.is_multiple_of(WORD_BYTES) => Ok(range),
-            _ => Err(ChainError::Outside { remote: offset, bytes: words as u64 * WORD_BYTES }),
+            _ => Err(outside(offset, words)),
         }
     }
 
@@ -131,9 +131,7 @@ impl Region {
     /// [`ChainError::Outside`].
     #[inline]
     pub fn load(&self, offset: u64) -> Result<u64, ChainError> {
-        let mut value = [0];
-        self.read(offset, &mut value)?;
-        Ok(value[0])
+        Ok(words::load(self.word(offset)?))
     }
 
     /// Replaces one word.
@@ -196,6 +194,12 @@ impl Region {
         let words = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize);
         words.unwrap_or_default().iter().step_by(CACHE_LINE_WORDS)
     }
+}
+
+/// The error of an access outside the region, or to a part of a word.
+#[cold]
+fn outside(remote: u64, words: usize) -> ChainError {
+    ChainError::Outside { remote, bytes: words as u64 * WORD_BYTES }
 }
 
 /// Prefetches the cache line in which a value starts.

@@ -71,6 +71,14 @@ pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
     W::fence(Ordering::Acquire);
 }
 
+/// [`read`] of one word.
+#[inline]
+pub(super) fn load<W: Word>(word: &W) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    W::fence(Ordering::Acquire);
+    value
+}
+
 /// WRITE: in no particular order. A later swap publishes it.
 #[inline]
 pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
