@@ -47,6 +47,17 @@ impl Counters {
         self.count_read(bytes.into());
     }
 
+    /// Counts a chain that WRITEs this many bytes and a mark, and swaps a word. Returns its payload.
+    #[inline]
+    pub(crate) fn count_put(&mut self, bytes: u32) -> u64 {
+        let payload_bytes = u64::from(bytes) + 4 + 8;
+        self.round_trips += 1;
+        self.writes += 2;
+        self.compare_swaps += 1;
+        self.written_bytes += payload_bytes;
+        payload_bytes
+    }
+
     #[inline]
     fn count_read(&mut self, bytes: u64) {
         self.reads += 1;

@@ -188,11 +188,19 @@ impl Region {
         }
     }
 
+    /// Prefetches one word to change it. Any offset is allowed.
+    #[inline]
+    pub fn prefetch_word_to_change(&self, offset: u64) {
+        if let Ok(word) = self.word_to_change(offset) {
+            prefetch_to_change(word);
+        }
+    }
+
     /// The first word of each cache line of these bytes; none if they are outside the region.
     #[inline]
     fn lines(&self, offset: u64, bytes: u32) -> impl Iterator<Item = &AtomicU64> {
         let words = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize);
-        words.unwrap_or_default().iter().step_by(CACHE_LINE_WORDS)
+        words.unwrap_or_default().chunks(CACHE_LINE_WORDS).filter_map(|line| line.first())
     }
 }
 
