@@ -106,7 +106,7 @@ impl<'s> Pipeline<'s> {
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
     #[inline(never)]
     pub fn get(&mut self, key: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Get, key, &[])
+        self.0.start(Action::Get, key, &[])
     }
 
     /// Starts a PUT.
@@ -115,7 +115,7 @@ impl<'s> Pipeline<'s> {
     /// [`PipelineFull`]; every other error comes with its [`Completed`].
     #[inline(never)]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.start(Action::Put(Lifetime::Forever), key, value)
+        self.0.start(Action::Put(Lifetime::Forever), key, value)
     }
 
     /// Starts a store with a condition, a TTL, or both. An expected value is not copied.
@@ -163,6 +163,7 @@ impl<'s> Pipeline<'s> {
         self.start(Action::Delete, key, &[])
     }
 
+    #[inline(never)]
     pub(crate) fn start(
         &mut self,
         action: Action<'s>,

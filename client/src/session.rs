@@ -137,10 +137,16 @@ impl Session {
     /// Runs an operation that may change the region.
     #[inline]
     fn change(&mut self, action: Action<'_>, key: &[u8], value: &[u8]) -> Result<Answer> {
-        if self.shared.role() == Role::Reader {
-            return Err(OperationError::Denied.into());
-        }
+        self.check_role()?;
         self.run(|handle| handle.perform(action, key, value))
+    }
+
+    #[inline]
+    fn check_role(&self) -> Result<()> {
+        match self.shared.role() {
+            Role::Reader => Err(OperationError::Denied.into()),
+            Role::Writer => Ok(()),
+        }
     }
 
     /// Appends the value that a GET left in the lane's [`Buffer::ReadBlock`].
@@ -201,7 +207,8 @@ impl Session {
     // Not inlined, because tools/scripts/instructions.sh counts the instructions of the call.
     #[inline(never)]
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.change(Action::Put(Lifetime::Forever), key, value).map(|_| ())
+        self.check_role()?;
+        self.run(|handle| handle.put(Lifetime::Forever, key, value))
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is

@@ -249,7 +249,7 @@ impl<'a> Block<'a> {
     /// Checks, all at once, that the bytes of a READ have the whole block of this key: its lengths,
     /// its checksum, its key, and that it is the block to which `block` refers. `None` if any check
     /// fails; then [`Block::decode`] finds out why.
-    #[inline]
+    #[inline(always)]
     pub fn of_key(bytes: &'a [u8], block: BlockRef, key: &[u8]) -> Option<Self> {
         let (header, payload) = BlockHeader::ref_from_prefix(bytes).ok()?;
         let value_bytes = header.value_bytes.get() as usize;

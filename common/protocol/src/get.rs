@@ -105,7 +105,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
 
     /// Posts the READ of [`RegionHandle::cached_read`]. It needs no deadline, because late data
     /// counts as too old (invariant I3).
-    #[inline]
+    #[inline(always)]
     pub fn post_cached(
         self,
         lane: LaneId,

@@ -18,7 +18,7 @@ use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
 use crate::waiting::has_timed_out;
-use crate::{Action, OperationError, Version};
+use crate::{Action, Lifetime, OperationError, Version};
 
 /// Limit on the attempts of an operation that other clients keep disturbing.
 pub(crate) const ATTEMPTS_MAX: u32 = 128;
@@ -38,6 +38,11 @@ pub struct Answer {
     pub applied: bool,
     /// The value that a GET found, or the unexpected one of an exchange.
     pub found: Option<Found>,
+}
+
+impl Answer {
+    /// The answer of a PUT.
+    pub const STORED: Self = Self { applied: true, found: None };
 }
 
 /// One operation on one key, on one lane. The key is in the lane's [`Buffer::NewBlock`], at its
@@ -112,8 +117,9 @@ impl ProvenSlot {
         Self { slot, word, generation: None, expires_at_ms, proved_at }
     }
 
-    /// The slot of a location that a GET found or that is cached. `window` is the window's byte
+    /// The slot of a location that a GET found. `window` is the window's byte
     /// offset.
+    #[inline]
     pub(crate) fn located(location: Location, window: u64) -> Self {
         let Location { word, generation, expires, proved_at, .. } = location;
         let (generation, expires_at_ms) = (Some(generation), (!expires).then_some(0));
@@ -141,11 +147,24 @@ impl<F: Fabric> RegionHandle<'_, F> {
     /// Runs an operation to its end. No other operation may be in flight.
     #[inline]
     pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
+        if let Action::Put(lifetime) = action {
+            self.put(lifetime, key, value)?;
+            return Ok(Answer::STORED);
+        }
         self.region.check_key(key)?;
         self.region.check_value(value)?;
         self.engine.check_expiry(action)?;
         let operation = Operation::stage(self, LANE, key, value);
         self.engine.endpoint.drive(operation.perform(action))
+    }
+
+    /// Runs a PUT to its end. No other operation may be in flight.
+    #[inline]
+    pub fn put(self, lifetime: Lifetime, key: &[u8], value: &[u8]) -> ProtocolResult<()> {
+        self.region.check_key(key)?;
+        self.region.check_value(value)?;
+        self.engine.check_expiry(Action::Put(lifetime))?;
+        Operation::stage(self, LANE, key, value).put_alone(lifetime)
     }
 }
 
@@ -190,7 +209,10 @@ impl<'e, F: Fabric> Operation<'e, F> {
     pub async fn perform(&self, action: Action<'_>) -> ProtocolResult<Answer> {
         let (applied, found) = match action {
             Action::Get => (true, self.get().await?),
-            Action::Put(lifetime) => (self.put(lifetime).await.map(|()| true)?, None),
+            Action::Put(lifetime) => {
+                self.put(lifetime).await?;
+                return Ok(Answer::STORED);
+            }
             Action::Insert(lifetime) => (self.insert(lifetime).await?, None),
             Action::Update(lifetime) => (self.update(lifetime).await?, None),
             Action::Delete => (self.delete().await?, None),
@@ -305,9 +327,16 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// The key's slot, by the location cache.
+    #[inline(always)]
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
-        let location = self.region.cache.get(self.hash)?;
-        Some(ProvenSlot::located(location, self.window()))
+        let (location, proved_at) = self.region.cache.get_proved(self.hash)?;
+        Some(ProvenSlot {
+            slot: self.window() + u64::from(location.in_window()),
+            word: location.word(self.hash).ok()?,
+            generation: Some(location.generation()),
+            expires_at_ms: (!location.expires()).then_some(0),
+            proved_at,
+        })
     }
 
     /// The slot in which this operation's last GET found the key.
@@ -317,6 +346,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// The byte offset of the key's window, by the directory.
+    #[inline]
     pub(crate) fn window(&self) -> u64 {
         self.region.directory().window(self.hash).0
     }

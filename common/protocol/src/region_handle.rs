@@ -144,6 +144,19 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.region.is_fresh(posted, self.engine.endpoint.now())
     }
 
+    /// Takes a free block of the class, or returns why there is none. Prefetches the next one.
+    #[inline]
+    pub(crate) fn try_take_block(self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
+        let mut allocator = self.region.allocator();
+        allocator.receive(|| self.engine.endpoint.fabric().now());
+        let taken = allocator.take(lane, class, now);
+        if let (TakeResult::Block(_), Some(next)) = (&taken, allocator.upcoming()) {
+            let (fabric, bytes) = (self.engine.endpoint.fabric(), class.block_bytes());
+            fabric.prefetch(self.region.index, next.offset(), bytes as u32);
+        }
+        taken
+    }
+
     /// Takes a free block of the class. Returns the block and the time at which it was taken. If
     /// there is none, waits for the server's answer or for the end of GRACE.
     pub async fn take_block(
@@ -154,23 +167,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let mut now = self.engine.endpoint.now();
         let mut waiting = WaitTimer::since(now);
         loop {
-            let (taken, upcoming) = {
-                let mut allocator = self.region.allocator();
-                allocator.receive(|| self.engine.endpoint.fabric().now());
-                (allocator.take(lane, class, now), allocator.upcoming())
-            };
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(OperationError::OutOfSpace { what }.into())
             };
-            match taken {
-                TakeResult::Block(block) => {
-                    if let Some(next) = upcoming {
-                        let (fabric, bytes) = (self.engine.endpoint.fabric(), class.block_bytes());
-                        fabric.prefetch(self.region.index, next.offset(), bytes as u32);
-                    }
-                    return Ok((block, now));
-                }
+            match self.try_take_block(lane, class, now) {
+                TakeResult::Block(block) => return Ok((block, now)),
                 TakeResult::Asked(_) if self.region.allocator().is_lost() => {
                     return Err(Failure::Lost(self.region.index));
                 }

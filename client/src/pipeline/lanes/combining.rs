@@ -111,6 +111,7 @@ impl LaneScheduler<'_> {
     ///
     /// A lane leaves [`LaneState::Queued`] before it posts its first verb, so a queued lane can
     /// still be joined (I20). PUTs may differ in value and TTL: those of the last one remain.
+    #[inline(never)]
     fn can_combine(&self, new_lane: LaneId, candidate: LaneId) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let describe = |LaneId(id)| {
@@ -129,11 +130,8 @@ impl LaneScheduler<'_> {
     /// there is no free block for a value as large as its own.
     #[inline(never)]
     pub(super) fn complete_followers(&mut self, leader: LaneId, first_follower: LaneId) {
-        // Read without consuming it: the leader's answer is still to be taken.
-        let mailbox = &self.lanes[usize::from(leader.0)].mailbox;
-        let answer = mailbox.answer.take();
+        let answer = &self.lanes[usize::from(leader.0)].answer;
         let common_answer = answer.as_ref().and_then(|answer| answer.as_ref().ok().copied());
-        mailbox.answer.set(answer);
         let mut next = Some(first_follower);
         while let Some(id) = next {
             let lane = &mut self.lanes[usize::from(id.0)];
@@ -142,7 +140,7 @@ impl LaneScheduler<'_> {
                 // The value stays in the leader's buffer until every follower has been taken: no
                 // lane posts a chain while completed operations wait to be taken.
                 lane.value_lane = leader;
-                lane.mailbox.answer(Ok(answer));
+                lane.answer = Some(Ok(answer));
                 self.answered.push_back(id);
             } else {
                 lane.state = LaneState::Queued;

@@ -160,6 +160,12 @@ impl PackedLocation {
         STALE_MARK.get(self.rest) == 1
     }
 
+    /// See [`Location::expires`].
+    #[inline]
+    pub(crate) fn expires(self) -> bool {
+        EXPIRES.get(self.rest) == 1
+    }
+
     /// See [`Location::padding`].
     #[inline]
     pub(crate) fn padding(self) -> u8 {
@@ -192,7 +198,7 @@ impl PackedLocation {
             word: self.word(hash)?,
             generation: self.generation,
             has_stale_mark: self.has_stale_mark(),
-            expires: EXPIRES.get(self.rest) == 1,
+            expires: self.expires(),
             padding: self.padding(),
             proved_at: proofs.at(self.stamp()),
         })

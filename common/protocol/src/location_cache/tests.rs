@@ -16,6 +16,11 @@ impl LocationCache {
         self.sets.load(Ordering::Relaxed)
     }
 
+    fn get(&self, hash: KeyHash) -> Option<Location> {
+        let (location, proved_at) = self.get_proved(hash)?;
+        Some(Location { proved_at, ..self.unpacked(hash, location).unwrap() })
+    }
+
     fn filled(&self) -> usize {
         self.filled.0.load(Ordering::Relaxed).try_into().unwrap()
     }
