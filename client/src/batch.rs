@@ -70,6 +70,14 @@ impl<'s, 'd> Batch<'s, 'd> {
         self
     }
 
+    fn begin_get(self, key: &[u8]) -> Self {
+        self.begin(Action::Get, key, &[])
+    }
+
+    fn begin_put(self, key: &[u8], value: &[u8]) -> Self {
+        self.begin(Action::Put(Lifetime::Forever), key, value)
+    }
+
     crate::operations::define_operations!(Self, Self, 'd);
 
     /// Runs all operations and waits for them. Returns their results in the order of the

@@ -1,8 +1,8 @@
 //! The operations that pipelines and batches offer, written once for both.
 
 /// Defines the methods of a pipeline or batch that begin operations. `$self`, of type `$this`,
-/// begins each with `begin(action, key, value)`, which returns `$result`. `$store` is the lifetime
-/// of a store's expected value.
+/// begins each with `begin(action, key, value)`, or `begin_get(key)` or `begin_put(key, value)`,
+/// which return `$result`. `$store` is the lifetime of a store's expected value.
 macro_rules! define_operations {
     ($this:ty, $result:ty, $store:lifetime) => {
         /// A GET.
@@ -20,7 +20,7 @@ macro_rules! define_operations {
         /// # Ok(()) }
         /// ```
         pub fn get(self: $this, key: impl AsRef<[u8]>) -> $result {
-            self.begin(Action::Get, key.as_ref(), &[])
+            self.begin_get(key.as_ref())
         }
 
         /// A GET of the version only, as [`Session::version`](crate::Session::version).
@@ -47,7 +47,7 @@ macro_rules! define_operations {
         /// # Ok(()) }
         /// ```
         pub fn put(self: $this, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> $result {
-            self.begin(Action::Put(Lifetime::Forever), key.as_ref(), value.as_ref())
+            self.begin_put(key.as_ref(), value.as_ref())
         }
 
         /// A store with a condition, a TTL, or both.

@@ -106,21 +106,29 @@ impl Session {
         &mut self,
         mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let mut budget = ReconnectBudget::default();
-        loop {
-            match operation(self.handle()?) {
-                Ok(result) => return Ok(result),
-                Err(failure) => self.after_failure(failure, &mut budget)?,
-            }
+        match operation(self.handle()?) {
+            Ok(result) => Ok(result),
+            Err(failure) => self.run_after(failure, operation),
         }
     }
 
-    /// Handles the failure of an operation. Returns `Ok` if the caller has to run the operation
-    /// again.
+    /// Handles the failure of an operation, and runs it again as long as it may.
     #[cold]
-    fn after_failure(&self, failure: Failure, budget: &mut ReconnectBudget) -> Result<()> {
-        self.shared.handle_failure(&self.connected.connection, failure).map_or(Ok(()), Err)?;
-        self.shared.count_loss(budget)
+    fn run_after<T>(
+        &mut self,
+        mut failure: Failure,
+        mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let mut budget = ReconnectBudget::default();
+        loop {
+            let error = self.shared.handle_failure(&self.connected.connection, failure);
+            error.map_or(Ok(()), Err)?;
+            self.shared.count_loss(&mut budget)?;
+            match operation(self.handle()?) {
+                Ok(result) => return Ok(result),
+                Err(another) => failure = another,
+            }
+        }
     }
 
     /// Runs an operation that may change the region.
@@ -131,10 +139,16 @@ impl Session {
         key: &[u8],
         value: &[u8],
     ) -> Result<Answer> {
-        if self.shared.role() == Role::Reader {
-            return Err(OperationError::Denied.into());
-        }
+        self.check_role()?;
         self.run(|handle| handle.perform(action, key, value))
+    }
+
+    #[inline]
+    fn check_role(&self) -> Result<()> {
+        match self.shared.role() {
+            Role::Reader => Err(OperationError::Denied.into()),
+            Role::Writer => Ok(()),
+        }
     }
 
     /// Appends the value that a GET left in the lane's [`Buffer::ReadBlock`].
@@ -199,8 +213,14 @@ impl Session {
         key: impl AsRef<[u8]>,
         value: &mut Vec<u8>,
     ) -> Result<Option<Version>> {
+        self.get_bytes(key.as_ref(), value)
+    }
+
+    // Not inlined, because tools/scripts/instructions.sh counts the instructions of the call.
+    #[inline(never)]
+    fn get_bytes(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
         value.clear();
-        let found = self.run(|handle| handle.get(key.as_ref()))?;
+        let found = self.run(|handle| handle.get(key))?;
         Ok(found.map(|found| {
             self.copy(&found, value);
             found.version
@@ -225,8 +245,14 @@ impl Session {
     /// operation; otherwise as [`Session::get`].
     #[inline]
     pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        let action = Action::Put(Lifetime::Forever);
-        self.change(action, key.as_ref(), value.as_ref()).map(|_| ())
+        self.put_bytes(key.as_ref(), value.as_ref())
+    }
+
+    // Not inlined, because tools/scripts/instructions.sh counts the instructions of the call.
+    #[inline(never)]
+    fn put_bytes(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.check_role()?;
+        self.run(|handle| handle.put(Lifetime::Forever, key, value)).map(drop)
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is

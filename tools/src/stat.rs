@@ -19,7 +19,7 @@ pub(crate) fn stat(args: &Args, json: bool) -> anyhow::Result<ExitStatus> {
     let config = connect::config(args)?;
     // Asks before the walk connects, so that the server counts one client of this command instead
     // of two.
-    let statistics = connect::reader(args)?.statistics()?;
+    let statistics = connect::reader(args)?.admin().statistics()?;
     let bar = output::progress("reading the index");
     let report = RawRegion::open(&config)?.check(Scope::Index, &bar)?;
     bar.finish_and_clear();

@@ -14,7 +14,8 @@ use farside_control::Role;
 use farside_fabric::{AnyFabric, Buffer, Counters, Fabric, LaneId, Wakeup};
 use farside_layout::hash::KeyHash;
 use farside_protocol::{
-    Action, Answer, CachedRead, Failure, OpenRegion, Operation, OperationError, Successor,
+    Action, Answer, CachedPut, CachedRead, DisplacedPut, Failure, OpenRegion, Operation,
+    OperationError, Successor, staged_key,
 };
 
 use super::{Completed, PipelineFull, Ticket};
@@ -47,27 +48,27 @@ impl Job<'_> {
     }
 }
 
+type LaneAnswer = std::result::Result<Answer, Failure>;
+
 /// Passes jobs from the pipeline to a lane's task, and answers back.
 #[derive(Default)]
 struct Mailbox<'v> {
     job: Cell<Option<Job<'v>>>,
-    answer: Cell<Option<std::result::Result<Answer, Failure>>>,
-    is_answered: Cell<bool>,
-}
-
-impl Mailbox<'_> {
-    #[inline]
-    fn answer(&self, answer: std::result::Result<Answer, Failure>) {
-        self.answer.set(Some(answer));
-        self.is_answered.set(true);
-    }
+    /// The PUT of the job, if its chain at the cached location was in vain.
+    displaced: Cell<Option<DisplacedPut>>,
+    answer: Cell<Option<LaneAnswer>>,
 }
 
 /// A lane's task: waits for a job, runs it, stores the answer, and waits for the next one.
 async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
     loop {
         let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
-        mailbox.answer(job.operation(handle, lane).perform(job.action).await);
+        let operation = job.operation(handle, lane);
+        let answer = match mailbox.displaced.take() {
+            Some(put) => operation.put_after(put).await,
+            None => operation.perform(job.action).await,
+        };
+        mailbox.answer.set(Some(answer));
     }
 }
 
@@ -82,6 +83,9 @@ enum LaneState {
     /// not used: it would take 13.7 % more instructions
     /// (`docs/decisions/0016-cached-gets-without-a-task.md`).
     Reading,
+    /// The operation is a PUT, and its chain at the cached location is in flight. As for
+    /// [`LaneState::Reading`], the lane's task is not used.
+    Writing,
     /// The lane's task executes the operation, or has completed it.
     InTask,
 }
@@ -99,12 +103,46 @@ struct PipelineLane<'s> {
     value_lane: LaneId,
     /// The READ of [`LaneState::Reading`].
     read: CachedRead,
+    /// The PUT of [`LaneState::Writing`].
+    put: Option<CachedPut>,
+    /// The result of the operation, until it is taken.
+    answer: Option<LaneAnswer>,
     /// The value that the operation taken last returned.
     value: Vec<u8>,
     /// The verbs of the operation taken last.
     counters: Counters,
     /// All verbs of the lane until the operation taken last was taken.
     total_counters: Counters,
+}
+
+impl PipelineLane<'_> {
+    /// Posts the chain of a GET or PUT whose location is cached. Returns false for any other
+    /// operation, which posts nothing here. From now on no other operation may join this one, even
+    /// if it fails.
+    #[inline]
+    fn post_cached(
+        &mut self,
+        handle: SessionRegion<'_>,
+        id: LaneId,
+    ) -> std::result::Result<bool, Failure> {
+        match self.job.action {
+            Action::Get => {
+                let read = handle.cached_read(self.job.hash, || handle.engine.endpoint.now());
+                let Some(read) = read else { return Ok(false) };
+                (self.read, self.state) = (read, LaneState::Reading);
+                handle.post_cached(id, self.job.hash, &self.read).map(|_| true)
+            }
+            Action::Put(lifetime) => {
+                self.state = LaneState::Writing;
+                let operation = self.job.operation(handle, id);
+                let Some(put) = operation.cached_put(lifetime)? else { return Ok(false) };
+                operation.post_cached_put(&put).map(drop)?;
+                self.put = Some(put);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
 }
 
 /// Schedules the operations in flight on the lanes of a session.
@@ -172,6 +210,8 @@ impl<'s> LaneScheduler<'s> {
                 next_follower: None,
                 value_lane: id,
                 read: CachedRead::default(),
+                put: None,
+                answer: None,
                 value: Vec::new(),
                 counters: total_counters,
                 total_counters,
@@ -197,6 +237,8 @@ impl<'s> LaneScheduler<'s> {
         }
     }
 
+    // Inlined, because most matches on the action disappear in a GET and a PUT.
+    #[inline(always)]
     pub(crate) fn start(
         &mut self,
         action: Action<'s>,
@@ -224,7 +266,7 @@ impl<'s> LaneScheduler<'s> {
                 }
             }
             Err(error) => {
-                lane.mailbox.answer(Err(error));
+                lane.answer = Some(Err(error));
                 self.answered.push_back(id);
             }
         }
@@ -232,6 +274,7 @@ impl<'s> LaneScheduler<'s> {
     }
 
     /// Returns an error if the operation must not be started.
+    #[inline(always)]
     fn check(
         &self,
         action: Action<'_>,
@@ -254,23 +297,16 @@ impl<'s> LaneScheduler<'s> {
         queue.push_back(id);
     }
 
-    /// Begins a queued operation. A GET whose location is cached needs no task: this function posts
-    /// its READ, and [`Self::complete_reading`] completes it.
+    /// Begins a queued operation. A GET or PUT whose location is cached needs no task: this function
+    /// posts its chain, and [`Self::complete_reading`] or [`Self::complete_writing`] completes it.
     fn begin(&mut self, id: LaneId) {
         self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
-        if let Action::Get = lane.job.action {
-            let operation = lane.job.operation(self.engine.at(self.region), id);
-            if let Some(read) = operation.cached_read() {
-                // The lane is not queued any more: no other operation may join this one, even if
-                // it fails.
-                (lane.read, lane.state) = (read, LaneState::Reading);
-                let Err(failure) = operation.post_cached(&lane.read).map(drop) else { return };
-                lane.mailbox.answer(Err(failure));
-                return self.finish(id);
-            }
+        match lane.post_cached(self.engine.at(self.region), id) {
+            Ok(true) => {}
+            Ok(false) => self.run_in_task(id),
+            Err(failure) => self.finish_with(id, Err(failure)),
         }
-        self.run_in_task(id);
     }
 
     /// Completes a GET whose READ of the cached location has completed. If the block there proves
@@ -278,24 +314,45 @@ impl<'s> LaneScheduler<'s> {
     fn complete_reading(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
-        let answer = match result {
-            Ok(_) => {
-                let operation = lane.job.operation(self.engine.at(self.region), id);
-                match operation.complete_cached_read(&lane.read) {
-                    Some(found) => Ok(Answer::found(found)),
-                    None => {
-                        lane.job.successor = operation.successor_by_mark(&lane.read);
-                        return self.run_in_task(id);
-                    }
-                }
+        if let Err(error) = result {
+            return self.finish_with(id, Err(Failure::at(self.region.index, error)));
+        }
+        let handle = self.engine.at(self.region);
+        let (fabric, now) = (self.engine.endpoint.fabric(), self.engine.endpoint.now());
+        let key = (lane.job.hash, staged_key(&*fabric, id, lane.job.key_bytes));
+        let completed = handle.complete_cached_read(&*fabric, now, id, key, &lane.read);
+        drop(fabric);
+        match completed {
+            Some(found) => self.finish_with(id, Ok(Answer::found(found))),
+            None => {
+                lane.job.successor = handle.successor_by_mark(id, &lane.read);
+                self.run_in_task(id);
             }
-            Err(error) => Err(Failure::at(self.region.index, error)),
-        };
-        lane.mailbox.answer(answer);
-        self.finish(id);
+        }
+    }
+
+    /// Completes a PUT whose chain at the cached location has completed. If it did not swing the
+    /// slot, the lane's task continues the PUT.
+    fn complete_writing(&mut self, id: LaneId) {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let Some(result) = self.engine.endpoint.take_result(id) else { return };
+        let Some(put) = &lane.put else { return };
+        let operation = lane.job.operation(self.engine.at(self.region), id);
+        match operation.complete_cached_put(put, result) {
+            Ok(None) => {
+                let version = Some(put.version());
+                self.finish_with(id, Ok(Answer::stored(version)));
+            }
+            Ok(Some(swung)) => {
+                lane.mailbox.displaced.set(lane.put.take().map(|put| put.displaced(swung)));
+                self.run_in_task(id);
+            }
+            Err(failure) => self.finish_with(id, Err(failure)),
+        }
     }
 
     /// Gives the job to the lane's task, and polls the task.
+    #[inline(never)]
     fn run_in_task(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.mailbox.job.set(Some(lane.job));
@@ -310,6 +367,7 @@ impl<'s> LaneScheduler<'s> {
             // A former leader: its new leader is queued instead.
             LaneState::Following => {}
             LaneState::Reading => self.complete_reading(id),
+            LaneState::Writing => self.complete_writing(id),
             LaneState::InTask => self.poll_lane(id),
         }
     }
@@ -319,17 +377,19 @@ impl<'s> LaneScheduler<'s> {
         let mut context = Context::from_waker(Waker::noop());
         // The task never ends: its mailbox shows when a job has completed.
         let _ = lane.task.as_mut().poll(&mut context);
-        if lane.mailbox.is_answered.get() {
-            self.finish(id);
+        if let Some(answer) = lane.mailbox.answer.take() {
+            self.finish_with(id, answer);
         }
     }
 
-    /// Makes an operation that has an answer ready to be taken, and completes its followers.
+    /// Makes an operation that has this answer ready to be taken, and completes its followers.
     #[inline]
-    fn finish(&mut self, id: LaneId) {
+    fn finish_with(&mut self, id: LaneId, answer: LaneAnswer) {
         self.begun -= 1;
         self.answered.push_back(id);
-        if let Some(first) = self.lanes[usize::from(id.0)].next_follower.take() {
+        let lane = &mut self.lanes[usize::from(id.0)];
+        lane.answer = Some(answer);
+        if let Some(first) = lane.next_follower.take() {
             self.complete_followers(id, first);
         }
     }
@@ -433,12 +493,12 @@ impl<'s> LaneScheduler<'s> {
         first.pop_front().or_else(|| second.pop_front())
     }
 
+    #[inline]
     fn take(&mut self) -> Option<Completed<'_>> {
         let id = self.answered.pop_front()?;
         self.free_lanes.push(id);
         let lane = &mut self.lanes[usize::from(id.0)];
-        lane.mailbox.is_answered.set(false);
-        let answer = lane.mailbox.answer.take()?;
+        let answer = lane.answer.take()?;
         let fabric = self.engine.endpoint.fabric();
         let total = fabric.lane_counters(id);
         lane.counters = total.since(&lane.total_counters);

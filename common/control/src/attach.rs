@@ -190,7 +190,12 @@ impl ConnectOptions {
         ConnectRequest { role: self.role, purpose, token: self.token }.encode()
     }
 
-    fn absent(&self, contact: Contact, tried: Duration, source: Option<io::Error>) -> ConnectError {
+    fn unreachable(
+        &self,
+        contact: Contact,
+        tried: Duration,
+        source: Option<io::Error>,
+    ) -> ConnectError {
         let (server, source) = (self.address.to_string(), source.map(Arc::new));
         ConnectError::Unreachable { server, contact, tried, source }
     }
@@ -208,7 +213,7 @@ fn refused(server: &str, source: Refusal) -> ConnectError {
 }
 
 /// A [`ConnectError::Unreachable`] in which the caller still has to set how long it tried.
-fn absent_now(server: String, contact: Contact, source: io::Error) -> ConnectError {
+fn unreachable_untimed(server: String, contact: Contact, source: io::Error) -> ConnectError {
     let (tried, source) = (Duration::ZERO, Some(Arc::new(source)));
     ConnectError::Unreachable { server, contact, tried, source }
 }

@@ -125,6 +125,18 @@ impl Fabric for AnyFabric {
     }
 
     #[inline]
+    fn run_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) -> Result<(), ChainError> {
+        on!(self, fabric => fabric.run_read(lane, region, remote, into, bytes))
+    }
+
+    #[inline]
     fn counters(&self) -> Counters {
         on!(self, fabric => fabric.counters())
     }

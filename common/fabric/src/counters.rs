@@ -27,10 +27,7 @@ impl Counters {
         self.round_trips += 1;
         for verb in chain {
             match *verb {
-                Verb::Read { bytes, .. } => {
-                    self.reads += 1;
-                    self.read_bytes += u64::from(bytes);
-                }
+                Verb::Read { bytes, .. } => self.count_read(bytes.into()),
                 Verb::Write { bytes, .. } => self.count_write(bytes.into()),
                 Verb::WriteU32 { .. } => self.count_write(4),
                 Verb::WriteWord { .. } => self.count_write(8),
@@ -41,6 +38,30 @@ impl Counters {
             }
         }
         self.bytes() - before
+    }
+
+    /// Counts a chain of one READ.
+    #[inline]
+    pub(crate) fn count_only_read(&mut self, bytes: u32) {
+        self.round_trips += 1;
+        self.count_read(bytes.into());
+    }
+
+    /// Counts a chain that WRITEs this many bytes and a mark, and swaps a word. Returns its payload.
+    #[inline]
+    pub(crate) fn count_put(&mut self, bytes: u32) -> u64 {
+        let payload_bytes = u64::from(bytes) + 4 + 8;
+        self.round_trips += 1;
+        self.writes += 2;
+        self.compare_swaps += 1;
+        self.written_bytes += payload_bytes;
+        payload_bytes
+    }
+
+    #[inline]
+    fn count_read(&mut self, bytes: u64) {
+        self.reads += 1;
+        self.read_bytes += bytes;
     }
 
     #[inline]

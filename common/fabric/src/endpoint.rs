@@ -145,6 +145,22 @@ impl<F: Fabric> Endpoint<F> {
         }
     }
 
+    /// Whether no future is in progress, so that each chain is executed when it is posted.
+    #[inline]
+    pub fn is_alone(&self) -> bool {
+        self.alone.get()
+    }
+
+    /// Runs a part of an operation while no future is in progress: each chain is executed when it
+    /// is posted. [`Endpoint::take_result`] returns its result.
+    #[inline]
+    pub fn alone<T>(&self, part: impl FnOnce() -> T) -> T {
+        self.alone.set(true);
+        let output = part();
+        self.alone.set(false);
+        output
+    }
+
     /// Runs one future to its end, while no other is in progress. The future must await chains of
     /// this endpoint only: each is executed when it is posted.
     #[inline]

@@ -262,6 +262,19 @@ pub trait Fabric {
         }
     }
 
+    /// As [`Fabric::run`], for a single READ without a deadline.
+    #[inline]
+    fn run_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) -> Result<(), ChainError> {
+        self.run(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX).map(drop)
+    }
+
     /// The counts of all lanes.
     fn counters(&self) -> Counters;
 

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{BlockAddress, LayoutError, SizeClass};
+use super::{BlockAddress, BlockRef, LayoutError, SizeClass};
 use crate::checksum::checksum;
 
 /// The longest key the format can hold, in bytes.
@@ -246,6 +246,26 @@ impl<'a> Block<'a> {
         Ok(Self { header, payload })
     }
 
+    /// Checks, all at once, that the bytes of a READ have the whole block of this key: its lengths,
+    /// its checksum, its key, and that it is the block to which `block` refers. `None` if any check
+    /// fails; then [`Block::decode`] finds out why.
+    #[inline(always)]
+    pub fn of_key(bytes: &'a [u8], block: BlockRef, key: &[u8]) -> Option<Self> {
+        let (header, payload) = BlockHeader::ref_from_prefix(bytes).ok()?;
+        let value_bytes = header.value_bytes.get() as usize;
+        let payload = payload.get(..key.len() + value_bytes)?;
+        let covered = bytes.get(COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + payload.len())?;
+        let generation = header.generation.get();
+        let is_of_key = usize::from(header.key_bytes.get()) == key.len()
+            && block.has_generation(generation)
+            // The word, which has the class, has no checksum. With a wrong class the block would
+            // later be reused as a larger one than it is.
+            && class_for(key.len(), value_bytes) == Some(block.class)
+            && has_bytes(&payload[..key.len()], key)
+            && checksum(covered, checksum_seed(block.address, generation)) == header.checksum.get();
+        is_of_key.then_some(Self { header, payload })
+    }
+
     /// The word that decides whether a cached GET may use this block.
     #[inline]
     pub fn header_word(&self) -> HeaderWord {
@@ -282,6 +302,19 @@ impl<'a> Block<'a> {
     pub fn written_at_ms(&self) -> u64 {
         self.header.written_at_ms()
     }
+}
+
+/// Whether the two have the same bytes. Both have the same length. Most keys are short, so a call of
+/// the C library would take longer than the comparison.
+#[inline]
+fn has_bytes(bytes: &[u8], expected: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let (expected_words, expected_rest) = expected.as_chunks::<8>();
+    let is_word = |(word, expected): (&[u8; 8], &[u8; 8])| {
+        u64::from_ne_bytes(*word) == u64::from_ne_bytes(*expected)
+    };
+    words.iter().zip(expected_words).all(is_word)
+        && rest.iter().zip(expected_rest).all(|(byte, expected)| byte == expected)
 }
 
 /// The class of a block with a key and a value of these lengths; `None` if it fits no class.

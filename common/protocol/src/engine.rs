@@ -72,3 +72,17 @@ impl<F: Fabric> Engine<F> {
         }
     }
 }
+
+/// Whether a value with this expiry had expired at `posted`, when a READ or chain was posted. The
+/// region executes a chain later than that, so the value had expired then as well.
+#[inline]
+pub(crate) fn has_expired<F: Fabric>(fabric: &F, expires_at_ms: u64, posted: Nanos) -> bool {
+    expires_at_ms != 0 && is_past(fabric, expires_at_ms, posted)
+}
+
+#[cold]
+fn is_past<F: Fabric>(fabric: &F, expires_at_ms: u64, posted: Nanos) -> bool {
+    let since = fabric.now().saturating_sub(posted);
+    let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
+    expires_at_ms <= wall_ns / 1_000_000
+}

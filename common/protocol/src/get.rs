@@ -1,12 +1,17 @@
 //! GET.
 
-use farside_fabric::{Buffer, Fabric, InFlight, Nanos, Verb};
-use farside_layout::{BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord};
+use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
+use farside_layout::hash::KeyHash;
+use farside_layout::{
+    Block, BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord,
+};
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
 use super::{ExaminedBlock, Found, Operation, ProtocolResult, ProvenSlot, RetryState, read_block};
 use crate::Version;
-use crate::location_cache::Location;
+use crate::engine::{LANE, has_expired};
+use crate::location_cache::{Location, PackedLocation};
+use crate::region_handle::RegionHandle;
 
 /// Limit on the READs of a block that seems damaged, before a GET reports the damage.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
@@ -18,8 +23,22 @@ const SLOT_BYTES: u32 = size_of::<Slot>() as u32;
 /// A READ of the block at the key's cached location.
 #[derive(Clone, Copy, Default)]
 pub struct CachedRead {
-    location: Location,
+    location: PackedLocation,
     posted: Nanos,
+}
+
+impl CachedRead {
+    /// The block, if the READ of it is all that has to be posted.
+    #[inline]
+    fn only_block(&self) -> Option<BlockRef> {
+        if self.location.has_stale_mark() { None } else { self.location.block().ok() }
+    }
+
+    /// The length of the READ of this block, in bytes.
+    #[inline]
+    fn bytes(&self, block: BlockRef) -> u64 {
+        block.class.unpadded_bytes(self.location.padding())
+    }
 }
 
 /// The block that replaced the one at the cached location, as the mark of the replaced block names
@@ -40,33 +59,182 @@ enum WindowSearch {
     Retry,
 }
 
+/// A GET of a cached location is a future that is written by hand. It has two halves, before and
+/// after its READ, and these callers: [`RegionHandle::get`], the lanes of a pipeline, and
+/// [`Operation::get`] (`docs/decisions/0016-cached-gets-without-a-task.md`).
+impl<'e, F: Fabric> RegionHandle<'e, F> {
+    /// Runs a GET to its end. No other operation may be in flight.
+    #[inline]
+    pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
+        self.region.check_key(key)?;
+        let hash = self.region.hasher.hash(key);
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        let read = self.cached_read(hash, || fabric.now());
+        let Some((read, block)) = read.and_then(|read| Some((read, read.only_block()?))) else {
+            drop(fabric);
+            return self.get_by_future(hash, key, None);
+        };
+        let (remote, bytes) = (block.address.offset(), read.bytes(block) as u32);
+        let done = fabric.run_read(LANE, self.region.index, remote, Buffer::ReadBlock, bytes);
+        done.map_err(|error| self.failed(error))?;
+        let now = fabric.now();
+        if let Some(found) = self.complete_cached_read(&*fabric, now, LANE, (hash, key), &read) {
+            return Ok(found);
+        }
+        drop(fabric);
+        self.get_by_future(hash, key, self.successor_by_mark(LANE, &read))
+    }
+
+    #[cold]
+    fn get_by_future(
+        self,
+        hash: KeyHash,
+        key: &[u8],
+        successor: Option<Successor>,
+    ) -> ProtocolResult<Option<Found>> {
+        Operation::<F>::fill(self.engine, LANE, key, &[]);
+        let operation = Operation::staged(self, LANE, hash, (key.len(), 0), successor);
+        self.engine.endpoint.drive(operation.get())
+    }
+
+    /// The READ of the block at the cached location, to be posted now; `None` if none is cached.
+    #[inline]
+    pub fn cached_read(self, hash: KeyHash, now: impl FnOnce() -> Nanos) -> Option<CachedRead> {
+        let location = self.region.cache.get_packed(hash)?;
+        Some(CachedRead { location, posted: now() })
+    }
+
+    /// Posts the READ of [`RegionHandle::cached_read`]. It needs no deadline, because late data
+    /// counts as too old (invariant I3).
+    #[inline(always)]
+    pub fn post_cached(
+        self,
+        lane: LaneId,
+        hash: KeyHash,
+        read: &CachedRead,
+    ) -> ProtocolResult<InFlight<'e>> {
+        let block = read.location.block()?;
+        let verb = read_block(block, read.bytes(block));
+        if read.location.has_stale_mark() {
+            return Ok(self.post_with_word(lane, hash, read.location, verb));
+        }
+        Ok(self.chain(lane, &[verb], Nanos::MAX))
+    }
+
+    /// A block with a stale mark does not prove that it is linked, so the READ of its slot's word
+    /// goes along.
+    #[cold]
+    fn post_with_word(
+        self,
+        lane: LaneId,
+        hash: KeyHash,
+        location: PackedLocation,
+        read_block: Verb,
+    ) -> InFlight<'e> {
+        let remote = self.region.directory().window(hash).0 + u64::from(location.in_window());
+        let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
+        self.chain(lane, &[read_word, read_block], Nanos::MAX)
+    }
+
+    /// Returns the value that a READ of [`RegionHandle::post_cached`] found, or `Some(None)` if it
+    /// has expired. Returns `None`, and forgets the location, if the block does not prove that it
+    /// is the key's. `fabric` is that of the endpoint, and `now` the time.
+    #[inline]
+    pub fn complete_cached_read(
+        self,
+        fabric: &F,
+        now: Nanos,
+        lane: LaneId,
+        (hash, key): (KeyHash, &[u8]),
+        read: &CachedRead,
+    ) -> Option<Option<Found>> {
+        let proved = self.prove_cached(fabric, now, lane, (hash, key), read);
+        let Some(found) = proved else {
+            self.forget_cached(hash, read);
+            return None;
+        };
+        let is_present = !has_expired(fabric, found.expires_at_ms, read.posted);
+        Some(is_present.then_some(found))
+    }
+
+    #[cold]
+    fn forget_cached(self, hash: KeyHash, read: &CachedRead) {
+        if let Ok(word) = read.location.word(hash) {
+            self.region.cache.forget_word(hash, word);
+        }
+    }
+
+    /// The cached generation with a clear mark proves that the block is linked at the moment of the
+    /// READ (invariants I2, I10).
+    #[inline]
+    fn prove_cached(
+        self,
+        fabric: &F,
+        now: Nanos,
+        lane: LaneId,
+        (hash, key): (KeyHash, &[u8]),
+        read: &CachedRead,
+    ) -> Option<Found> {
+        let CachedRead { location, posted } = *read;
+        let block = location.block().ok()?;
+        let bytes = read.bytes(block) as usize;
+        let read_bytes = fabric.buffer(lane, Buffer::ReadBlock).get(..bytes)?;
+        let found = Block::of_key(read_bytes, block, key)?;
+        let HeaderWord { mark, generation } = found.header_word();
+        let is_linked = if location.has_stale_mark() {
+            location.word(hash).is_ok_and(|word| self.has_word(fabric, lane, word))
+        } else {
+            !mark.is_set()
+        };
+        if generation != location.generation() || !is_linked || !self.region.is_fresh(posted, now) {
+            return None;
+        }
+        self.region.lookups.note_hit();
+        self.region.cache.prove(hash, location, posted);
+        Some(Found::new(block.address, &found))
+    }
+
+    /// Whether the READ of [`RegionHandle::post_with_word`] found this word.
+    #[cold]
+    fn has_word(self, fabric: &F, lane: LaneId, word: SlotWord) -> bool {
+        let (words, _) = fabric.buffer(lane, Buffer::Window).as_chunks();
+        words.first().is_some_and(|found| u64::from_le_bytes(*found) == word.bits())
+    }
+
+    /// Returns the block that replaced the one that was READ, which its mark names.
+    #[cold]
+    pub fn successor_by_mark(self, lane: LaneId, read: &CachedRead) -> Option<Successor> {
+        let (generation, in_window) = (read.location.generation(), read.location.in_window());
+        let fabric = self.engine.endpoint.fabric();
+        let (words, _) = fabric.buffer(lane, Buffer::ReadBlock).as_chunks();
+        let header = HeaderWord::from_bits(u64::from_le_bytes(*words.first()?));
+        let class = read.location.block().ok()?.class;
+        if header.generation != generation || class.block_bytes() > SUCCESSOR_BYTES_MAX {
+            return None;
+        }
+        Some(Successor { in_window, address: header.mark.successor()?, class })
+    }
+}
+
 impl<F: Fabric> Operation<'_, F> {
     /// Returns the key's value. One round trip if its location is cached; two if not; one if the
     /// key is absent. Mostly two, with three READs, if another session replaced the value since.
     pub async fn get(&self) -> ProtocolResult<Option<Found>> {
-        let cached = if self.successor.is_none() { self.cached_read() } else { None };
+        let (handle, lane, hash) = (self.handle(), self.lane, self.hash);
+        let cached =
+            if self.successor.is_none() { handle.cached_read(hash, || self.now()) } else { None };
         let successor = match &cached {
             Some(cached) => {
-                self.post_cached(cached)?.await.map_err(|error| self.failed(error))?;
+                let posted = handle.post_cached(lane, hash, cached)?;
+                posted.await.map_err(|error| self.failed(error))?;
                 if let Some(found) = self.complete_cached_read(cached) {
                     return Ok(found);
                 }
-                self.successor_by_mark(cached)
+                handle.successor_by_mark(lane, cached)
             }
             None => self.successor,
         };
         self.get_missed(successor).await
-    }
-
-    /// Returns the key's value if the cached location, if any, did not lead to it.
-    async fn get_missed(&self, successor: Option<Successor>) -> ProtocolResult<Option<Found>> {
-        self.region.lookups.note_miss();
-        if let Some(successor) = successor
-            && let Some((found, posted)) = self.read_successor(successor).await?
-        {
-            return Ok(self.unless_expired(found, posted));
-        }
-        self.get_uncached().await
     }
 
     /// Returns the version of the key's value. One READ of 8 bytes and one round trip if its
@@ -75,7 +243,9 @@ impl<F: Fabric> Operation<'_, F> {
     ///
     /// The word is still the key's, because its proof is at most T_word old (invariant I4).
     pub async fn version(&self) -> ProtocolResult<Option<Version>> {
-        if let Some(location) = self.region.cache.get(self.hash).filter(|known| !known.expires) {
+        let packed = self.region.cache.get_packed(self.hash);
+        let location = packed.and_then(|packed| self.region.cache.unpacked(self.hash, packed).ok());
+        if let (Some(packed), Some(location)) = (packed, location.filter(|known| !known.expires)) {
             let (base, posted) = (self.window(), self.now());
             let target = ProvenSlot::located(location, base);
             let word = Verb::Read { remote: target.slot, into: Buffer::Window, bytes: 8 };
@@ -83,7 +253,7 @@ impl<F: Fabric> Operation<'_, F> {
             let is_linked = self.first_words(Buffer::Window) == [location.word.bits()];
             if is_linked && self.is_fresh(posted) && self.is_proved(&target, self.now()) {
                 self.region.lookups.note_hit();
-                self.region.cache.prove(self.hash, &location, posted);
+                self.region.cache.prove(self.hash, packed, posted);
                 let address = location.word.block()?.address;
                 return Ok(Some(Version::of(address, location.generation)));
             }
@@ -97,75 +267,28 @@ impl<F: Fabric> Operation<'_, F> {
         (!self.has_expired(found.expires_at_ms, posted)).then_some(found)
     }
 
-    /// The READ of the block at the cached location, to be posted now; `None` if none is cached.
-    #[inline]
-    pub fn cached_read(&self) -> Option<CachedRead> {
-        let location = self.region.cache.get(self.hash)?;
-        Some(CachedRead { location, posted: self.now() })
+    /// As [`RegionHandle::complete_cached_read`]. Notes where the key is for the rest of the
+    /// operation.
+    fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
+        let (fabric, now) = (self.engine.endpoint.fabric(), self.now());
+        let key = (self.hash, self.key_in(&fabric));
+        let completed = self.handle().complete_cached_read(&*fabric, now, self.lane, key, read);
+        if completed.is_some() {
+            let location = self.region.cache.unpacked(self.hash, read.location).ok()?;
+            self.located.set(Some((Location { proved_at: read.posted, ..location }, None)));
+        }
+        completed
     }
 
-    /// Posts the READ of [`Operation::cached_read`]. A block with a stale mark does not prove that
-    /// it is linked, so the READ of its slot's word goes along.
-    #[inline]
-    pub fn post_cached(&self, read: &CachedRead) -> ProtocolResult<InFlight<'_>> {
-        let location = &read.location;
-        let block = location.word.block()?;
-        let read_block = read_block(block, block.class.unpadded_bytes(location.padding));
-        Ok(if location.has_stale_mark {
-            let remote = self.window() + u64::from(location.in_window);
-            let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
-            self.read(&[read_word, read_block])
-        } else {
-            self.read(&[read_block])
-        })
-    }
-
-    /// Returns the value that a READ of [`Operation::post_cached`] found, or `Some(None)` if it has
-    /// expired. Returns `None`, and forgets the location, if the block does not prove that it is
-    /// the key's.
-    #[inline]
-    pub fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
-        let proved = self.prove_cached(read);
-        if proved.is_none() {
-            self.region.cache.forget_word(self.hash, read.location.word);
+    /// Returns the key's value if the cached location, if any, did not lead to it.
+    async fn get_missed(&self, successor: Option<Successor>) -> ProtocolResult<Option<Found>> {
+        self.region.lookups.note_miss();
+        if let Some(successor) = successor
+            && let Some((found, posted)) = self.read_successor(successor).await?
+        {
+            return Ok(self.unless_expired(found, posted));
         }
-        proved.map(|found| self.unless_expired(found, read.posted))
-    }
-
-    /// The cached generation with a clear mark proves that the block is linked at the moment of the
-    /// READ (invariants I2, I10).
-    #[inline]
-    fn prove_cached(&self, read: &CachedRead) -> Option<Found> {
-        let CachedRead { location, posted } = *read;
-        let is_unlinked = || self.first_words(Buffer::Window) != [location.word.bits()];
-        if !self.is_fresh(posted) || location.has_stale_mark && is_unlinked() {
-            return None;
-        }
-        let block = location.word.block().ok()?;
-        match self.examine(block, block.class.unpadded_bytes(location.padding)) {
-            ExaminedBlock::Ours(found, HeaderWord { mark, generation })
-                if generation == location.generation
-                    && (!mark.is_set() || location.has_stale_mark) =>
-            {
-                self.region.lookups.note_hit();
-                self.region.cache.prove(self.hash, &location, posted);
-                self.located.set(Some((Location { proved_at: posted, ..location }, None)));
-                Some(found)
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns the block that replaced the one that was READ, which its mark names.
-    #[cold]
-    pub fn successor_by_mark(&self, read: &CachedRead) -> Option<Successor> {
-        let CachedRead { location: Location { in_window, word, generation, .. }, .. } = *read;
-        let [header] = self.first_words(Buffer::ReadBlock).map(HeaderWord::from_bits);
-        let class = word.block().ok()?.class;
-        if header.generation != generation || class.block_bytes() > SUCCESSOR_BYTES_MAX {
-            return None;
-        }
-        Some(Successor { in_window, address: header.mark.successor()?, class })
+        self.get_uncached().await
     }
 
     /// READs the slot and, in the same round trip, the block to which it probably leads. One more

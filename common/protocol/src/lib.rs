@@ -48,10 +48,12 @@ pub use lifetime::Lifetime;
 pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
 pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
-pub use operation::{Answer, Found, Operation};
+pub use operation::{Answer, Found, Operation, staged_key};
+pub use put::{CachedPut, DisplacedPut};
 pub use region_handle::RegionHandle;
 pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};
 pub use split_requests::Prefix;
+pub use swing::SwingResult;
 pub use turns::change_in_turn;
 pub use version::{Value, Version};
 

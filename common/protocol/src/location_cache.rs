@@ -17,15 +17,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use farside_fabric::Nanos;
 use farside_fabric::shm::prefetch;
 use farside_layout::hash::KeyHash;
-use farside_layout::{SlotState, SlotWord};
+use farside_layout::{LayoutError, SlotState, SlotWord};
 use portable_atomic::AtomicU128;
 
 use crate::pairs::Pairs;
 
-use self::entry::PackedLocation;
 use self::proofs::{ProofClock, empty, entry};
 
-pub(crate) use self::entry::Location;
+pub(crate) use self::entry::{Location, PackedLocation};
 
 /// Counts of the location cache's hits and misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -110,6 +109,12 @@ fn cell_for(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
     best
 }
 
+/// The key's entry and its cell, in any cell of the set.
+#[inline(never)]
+fn find_further(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
+    entries(set, hash).find(|(_, entry)| entry.is_of(hash))
+}
+
 /// A value on a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
@@ -191,7 +196,11 @@ impl LocationCache {
     /// The key's entry and its cell.
     #[inline]
     fn find(&self, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation)> {
-        entries(self.set(hash)?, hash).find(|(_, entry)| entry.is_of(hash))
+        let set = self.set(hash)?;
+        // Most keys are alone in their line.
+        let first = &set[first_way(hash)];
+        let known = entry(first);
+        if known.is_of(hash) { Some((first, known)) } else { find_further(set, hash) }
     }
 
     /// Counts a new entry. Doubles the number of sets if they are full and there is memory left.
@@ -264,12 +273,31 @@ impl LocationCache {
         }
     }
 
-    /// Returns the cached location of the key with this hash.
+    /// Returns the cached location of the key with this hash, as it is stored: most readers need
+    /// only some of its fields.
     #[inline]
-    pub fn get(&self, hash: KeyHash) -> Option<Location> {
+    pub(crate) fn get_packed(&self, hash: KeyHash) -> Option<PackedLocation> {
+        Some(self.find(hash)?.1)
+    }
+
+    /// As [`LocationCache::get_packed`], with the time of the proof.
+    #[inline]
+    pub(crate) fn get_proved(&self, hash: KeyHash) -> Option<(PackedLocation, Nanos)> {
         let proofs = self.proofs.for_reading();
         let (_, entry) = self.find(hash)?;
-        entry.location(hash, proofs).ok()
+        Some((entry, proofs.at(entry.stamp())))
+    }
+
+    /// Unpacks a location of [`LocationCache::get_packed`], except for the time of its proof.
+    ///
+    /// # Errors
+    /// Never: a packed location has a valid size class.
+    pub(crate) fn unpacked(
+        &self,
+        hash: KeyHash,
+        location: PackedLocation,
+    ) -> Result<Location, LayoutError> {
+        location.location(hash, self.proofs.for_reading())
     }
 
     /// Caches a location. It replaces the key's old location, or the entry with the oldest proof.
@@ -279,17 +307,33 @@ impl LocationCache {
         match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {
                 self.prepare_base(location.proved_at);
-                // A second attempt, because another thread may be replacing the entry, usually by
-                // an older location.
-                (0..2).any(|_| self.put_entry(hash, new, location.proved_at));
+                if !self.put_entry(hash, new, location.proved_at) {
+                    self.put_again(hash, new, location.proved_at);
+                }
             }
             _ => self.forget(hash),
         }
     }
 
+    /// A second attempt, because another thread may be replacing the entry, usually by an older
+    /// location.
+    #[cold]
+    fn put_again(&self, hash: KeyHash, new: PackedLocation, at: Nanos) {
+        self.put_entry(hash, new, at);
+    }
+
     /// Returns false if another thread changed the cell meanwhile.
     #[inline]
     fn put_entry(&self, hash: KeyHash, new: PackedLocation, at: Nanos) -> bool {
+        match self.find(hash) {
+            Some((cell, known)) => self.proofs.replace(cell, known, new, at),
+            None => self.add_entry(hash, new, at),
+        }
+    }
+
+    /// [`LocationCache::put_entry`] of a key that had no entry just now.
+    #[inline(never)]
+    fn add_entry(&self, hash: KeyHash, new: PackedLocation, at: Nanos) -> bool {
         let cell = self.set(hash).and_then(|set| cell_for(set, hash));
         let Some((cell, known)) = cell else { return true };
         let is_put = self.proofs.replace(cell, known, new, at);
@@ -311,20 +355,21 @@ impl LocationCache {
     /// Notes that a READ posted at `at` proved this location again. Does nothing if another
     /// operation has replaced the entry meanwhile.
     #[inline]
-    pub fn prove(&self, hash: KeyHash, location: &Location, at: Nanos) {
-        if self.proofs.is_later(at, location.proved_at) {
+    pub(crate) fn prove(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
+        // A guess, because the base may have moved since the entry was loaded.
+        if self.proofs.for_reading().since_base(at) > location.stamp() {
             self.prove_later(hash, location, at);
         }
     }
 
-    fn prove_later(&self, hash: KeyHash, location: &Location, at: Nanos) {
+    #[cold]
+    fn prove_later(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
         self.prepare_base(at);
         let proofs = self.proofs.for_reading();
         if let Some((cell, known)) = self.find(hash)
-            && let Ok(current) = known.location(hash, proofs)
             // All fields have to agree: another block generation may have the same word.
-            && current == (Location { proved_at: current.proved_at, ..*location })
-            && self.proofs.is_later(at, current.proved_at)
+            && known.is_at(location)
+            && self.proofs.is_later(at, proofs.at(known.stamp()))
         {
             self.proofs.replace(cell, known, known, at);
         }

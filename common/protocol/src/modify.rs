@@ -163,7 +163,7 @@ impl<F: Fabric> Operation<'_, F> {
             SwingResult::Lost(_) | SwingResult::Late => BlockFate::Unused,
         });
         let linked = self.release_new_block(&new, outcome)? == BlockFate::Linked;
-        Ok(linked.then(|| Answer::stored(&new)))
+        Ok(linked.then(|| Answer::stored(Some(new.version()))))
     }
 
     /// Writes the new value behind the key in [`Buffer::NewBlock`]. Returns its length, and the

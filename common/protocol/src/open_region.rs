@@ -148,10 +148,17 @@ impl OpenRegion {
         self.directory.borrow_mut().confirm(hash, window);
     }
 
+    /// Whether the data of a READ that was posted at this time is still valid (invariant I3).
+    #[inline]
+    pub(crate) fn is_fresh(&self, posted: Nanos, now: Nanos) -> bool {
+        now.saturating_sub(posted) <= self.constants.patience_ns
+    }
+
     /// Checks the key's length against the region's limit.
     ///
     /// # Errors
     /// [`OperationError::KeyEmpty`], [`OperationError::KeyTooLong`].
+    #[inline]
     pub fn check_key(&self, key: &[u8]) -> Result<(), OperationError> {
         let max = self.format.key_bytes_max as usize;
         match key.len() {
@@ -165,6 +172,7 @@ impl OpenRegion {
     ///
     /// # Errors
     /// [`OperationError::ValueTooLong`].
+    #[inline]
     pub fn check_value(&self, value: &[u8]) -> Result<(), OperationError> {
         self.check_value_bytes(value.len())
     }

@@ -6,20 +6,20 @@ use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockRef, HeaderWord, LayoutError, SizeClass, SlotState, SlotWord,
-    class_for,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, HeaderWord, LayoutError, SizeClass,
+    SlotState, SlotWord,
 };
 
-use crate::engine::{Engine, LANE};
+use crate::engine::{Engine, LANE, has_expired};
 use crate::failure::Failure;
 use crate::get::Successor;
 use crate::location_cache::Location;
 use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
-use crate::swing::NewBlock;
+use crate::swing::{BlockFate, NewBlock};
 use crate::waiting::has_timed_out;
-use crate::{Action, Change, Modification, OperationError, Version};
+use crate::{Action, Change, Lifetime, Modification, OperationError, Version};
 
 /// Limit on the attempts of an operation that other clients keep disturbing.
 pub(crate) const ATTEMPTS_MAX: u32 = 128;
@@ -54,9 +54,18 @@ impl Answer {
         Self { applied: found.is_some(), version, number: 0, found }
     }
 
-    /// The answer of an operation whose new block is linked now.
-    pub(crate) fn stored(new: &NewBlock) -> Self {
-        Self { applied: true, version: Some(new.version()), ..Self::default() }
+    /// The answer of a PUT whose value has this version.
+    #[inline]
+    pub fn stored(version: Option<Version>) -> Self {
+        Self { applied: true, version, number: 0, found: None }
+    }
+
+    /// The answer of a store, by whether its block is linked.
+    pub(crate) fn of_store(fate: BlockFate, new: &NewBlock, applied: bool) -> Self {
+        match fate {
+            BlockFate::Linked => Self::stored(Some(new.version())),
+            BlockFate::Unused => Self { applied, ..Self::default() },
+        }
     }
 }
 
@@ -88,6 +97,17 @@ pub struct Found {
 }
 
 impl Found {
+    /// The value of this block, which was READ from the start of its buffer.
+    #[inline]
+    pub(crate) fn new(address: BlockAddress, block: &Block<'_>) -> Self {
+        Self {
+            version: Version::of(address, block.header_word().generation),
+            expires_at_ms: block.expires_at_ms(),
+            value_start: (BLOCK_HEADER_BYTES as usize + block.key().len()) as u32,
+            value_bytes: block.value().len() as u32,
+        }
+    }
+
     /// The value's bytes in the content of the buffer.
     #[inline]
     pub fn value_in<'b>(&self, block: &'b [u8]) -> &'b [u8] {
@@ -126,8 +146,9 @@ impl ProvenSlot {
         Self { slot, word, generation: None, expires_at_ms, proved_at }
     }
 
-    /// The slot of a location that a GET found or that is cached. `window` is the window's byte
+    /// The slot of a location that a GET found. `window` is the window's byte
     /// offset.
+    #[inline]
     pub(crate) fn located(location: Location, window: u64) -> Self {
         let Location { word, generation, expires, proved_at, .. } = location;
         let (generation, expires_at_ms) = (Some(generation), (!expires).then_some(0));
@@ -152,23 +173,32 @@ pub(crate) enum ExaminedBlock {
 }
 
 impl<F: Fabric> RegionHandle<'_, F> {
-    /// Runs a GET to its end. No other operation may be in flight. The future of
-    /// [`RegionHandle::perform`] contains all operations, and takes another page of the stack.
-    #[inline]
-    pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
-        self.region.check_key(key)?;
-        let operation = Operation::stage(self, LANE, key, &[]);
-        self.engine.endpoint.drive(operation.get())
-    }
-
     /// Runs an operation to its end. No other operation may be in flight.
     #[inline]
     pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
+        if let Action::Put(lifetime) = action {
+            return Ok(Answer::stored(self.put(lifetime, key, value)?));
+        }
         self.region.check_key(key)?;
         self.region.check_value(value)?;
         self.engine.check_expiry(action)?;
         let operation = Operation::stage(self, LANE, key, value);
         self.engine.endpoint.drive(operation.perform(action))
+    }
+
+    /// Runs a PUT to its end. No other operation may be in flight. Returns the version of the
+    /// value; `None` if another PUT has already overwritten it.
+    #[inline]
+    pub fn put(
+        self,
+        lifetime: Lifetime,
+        key: &[u8],
+        value: &[u8],
+    ) -> ProtocolResult<Option<Version>> {
+        self.region.check_key(key)?;
+        self.region.check_value(value)?;
+        self.engine.check_expiry(Action::Put(lifetime))?;
+        Operation::stage(self, LANE, key, value).put_alone(lifetime)
     }
 }
 
@@ -196,7 +226,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// An operation whose key, with this hash, and value are in the lane's buffer already. Its GET
-    /// continues with [`Operation::successor_by_mark`], if there is one.
+    /// continues with [`RegionHandle::successor_by_mark`], if there is one.
     #[inline]
     pub fn staged(
         handle: RegionHandle<'e, F>,
@@ -212,10 +242,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// Performs the action.
     pub async fn perform(&self, action: Action<'_>) -> ProtocolResult<Answer> {
         match action {
-            Action::Get => {
-                let found = self.get().await?;
-                Ok(Answer::found(found))
-            }
+            Action::Get => Ok(Answer::found(self.get().await?)),
             Action::Version => {
                 let version = self.version().await?;
                 Ok(Answer { applied: version.is_some(), version, ..Answer::default() })
@@ -253,19 +280,10 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.handle().is_fresh(posted)
     }
 
-    /// Whether a value with this expiry had expired at `posted`, when a READ or chain was posted.
-    /// The region executes a chain later than that, so the value had expired then as well.
+    /// As [`has_expired`].
     #[inline]
     pub(crate) fn has_expired(&self, expires_at_ms: u64, posted: Nanos) -> bool {
-        expires_at_ms != 0 && self.is_past(expires_at_ms, posted)
-    }
-
-    #[cold]
-    fn is_past(&self, expires_at_ms: u64, posted: Nanos) -> bool {
-        let fabric = self.engine.endpoint.fabric();
-        let since = fabric.now().saturating_sub(posted);
-        let wall_ns = fabric.wall_clock_ns().saturating_sub(since);
-        expires_at_ms <= wall_ns / 1_000_000
+        has_expired(&*self.engine.endpoint.fabric(), expires_at_ms, posted)
     }
 
     /// Posts a chain: one round trip. A change takes effect before the deadline or never.
@@ -273,13 +291,6 @@ impl<'e, F: Fabric> Operation<'e, F> {
     pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
         let deadline = posted.saturating_add(self.region.constants.lateness_ns);
         self.handle().chain(self.lane, verbs, deadline)
-    }
-
-    /// Posts a chain that changes nothing: one round trip. It needs no deadline, because late data
-    /// counts as too old, and is read again (invariant I3).
-    #[inline]
-    pub(crate) fn read(&self, verbs: &[Verb]) -> InFlight<'e> {
-        self.handle().chain(self.lane, verbs, Nanos::MAX)
     }
 
     /// Pauses before the next attempt, after other clients disturbed this one. The pause is random,
@@ -336,38 +347,33 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub(crate) fn examine(&self, block: BlockRef, bytes_read: u64) -> ExaminedBlock {
         let fabric = self.engine.endpoint.fabric();
-        let bytes = fabric.buffer(self.lane, Buffer::ReadBlock);
-        let image = fabric.buffer(self.lane, Buffer::NewBlock);
-        let bytes = &bytes[..bytes_read as usize];
-        let found = match Block::decode(bytes, block.address) {
-            Ok(found) => found,
-            Err(error) => return ExaminedBlock::Damaged(error),
-        };
-        let header = found.header_word();
-        if !block.has_generation(header.generation) {
-            let (field, value) = ("generation", u64::from(header.generation));
-            return ExaminedBlock::Damaged(LayoutError::Field { field, value });
+        let bytes = &fabric.buffer(self.lane, Buffer::ReadBlock)[..bytes_read as usize];
+        let key = self.key_in(&fabric);
+        match Block::of_key(bytes, block, key) {
+            Some(found) => {
+                ExaminedBlock::Ours(Found::new(block.address, &found), found.header_word())
+            }
+            None => examine_other(bytes, block, key),
         }
-        let start = BLOCK_HEADER_BYTES as usize;
-        if found.key() != &image[start..start + self.key_bytes] {
-            return ExaminedBlock::Other;
-        }
-        // The word, which has the class, has no checksum. With a wrong class the block would later
-        // be reused as a larger one than it is.
-        if class_for(self.key_bytes, found.value().len()) != Some(block.class) {
-            let (field, value) = ("class", u64::from(block.class.index()));
-            return ExaminedBlock::Damaged(LayoutError::Field { field, value });
-        }
-        let version = Version::of(block.address, header.generation);
-        let value_start = (start + self.key_bytes) as u32;
-        let (expires_at_ms, value_bytes) = (found.expires_at_ms(), found.value().len() as u32);
-        ExaminedBlock::Ours(Found { version, expires_at_ms, value_start, value_bytes }, header)
+    }
+
+    /// The key, in the lane's buffer.
+    #[inline]
+    pub(crate) fn key_in<'f>(&self, fabric: &'f F) -> &'f [u8] {
+        staged_key(fabric, self.lane, self.key_bytes)
     }
 
     /// The key's slot, by the location cache.
+    #[inline(always)]
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
-        let location = self.region.cache.get(self.hash)?;
-        Some(ProvenSlot::located(location, self.window()))
+        let (location, proved_at) = self.region.cache.get_proved(self.hash)?;
+        Some(ProvenSlot {
+            slot: self.window() + u64::from(location.in_window()),
+            word: location.word(self.hash).ok()?,
+            generation: Some(location.generation()),
+            expires_at_ms: (!location.expires()).then_some(0),
+            proved_at,
+        })
     }
 
     /// The slot in which this operation's last GET found the key.
@@ -377,9 +383,35 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// The byte offset of the key's window, by the directory.
+    #[inline]
     pub(crate) fn window(&self) -> u64 {
         self.region.directory().window(self.hash).0
     }
+}
+
+/// The result for a block that [`Block::of_key`] refuses.
+#[cold]
+fn examine_other(bytes: &[u8], block: BlockRef, key: &[u8]) -> ExaminedBlock {
+    let found = match Block::decode(bytes, block.address) {
+        Ok(found) => found,
+        Err(error) => return ExaminedBlock::Damaged(error),
+    };
+    let generation = found.header_word().generation;
+    if !block.has_generation(generation) {
+        let (field, value) = ("generation", u64::from(generation));
+        return ExaminedBlock::Damaged(LayoutError::Field { field, value });
+    }
+    if found.key() != key {
+        return ExaminedBlock::Other;
+    }
+    let (field, value) = ("class", u64::from(block.class.index()));
+    ExaminedBlock::Damaged(LayoutError::Field { field, value })
+}
+
+/// The key of this length that [`Operation::fill`] copied into the lane's buffer.
+#[inline]
+pub fn staged_key<F: Fabric>(fabric: &F, lane: LaneId, key_bytes: usize) -> &[u8] {
+    &fabric.buffer(lane, Buffer::NewBlock)[BLOCK_HEADER_BYTES as usize..][..key_bytes]
 }
 
 /// The READ of this many bytes from the start of a block.

@@ -1,12 +1,13 @@
 //! PUT, UPDATE and INSERT: the choice of the chain that stores a value.
 
-use farside_fabric::{Fabric, Nanos};
+use farside_fabric::{ChainError, Fabric, InFlight, Nanos};
+use farside_layout::SlotWord;
 
 use super::insert::{BlindInsert, Condition, Inserted};
 use super::swing::{BlockFate, NewBlock, SwingResult};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
-use crate::Lifetime;
+use crate::{Lifetime, Version};
 
 /// The number of attempts in which an INSERT waits for unfinished INSERTs to leave slots of a full
 /// window. After these attempts it requests a split of the subtable.
@@ -19,6 +20,117 @@ enum CachedSwing {
     Replaced(ProvenSlot),
     /// The location was not cached, or is not the key's any more.
     Unknown,
+}
+
+/// A PUT whose chain swings the slot of the cached location.
+pub struct CachedPut {
+    target: ProvenSlot,
+    new: NewBlock,
+    desired: SlotWord,
+    posted: Nanos,
+}
+
+/// A PUT whose chain at the cached location did not swing the slot: [`Operation::put_after`]
+/// continues with it.
+pub struct DisplacedPut {
+    put: CachedPut,
+    swung: SwingResult,
+}
+
+impl CachedPut {
+    /// The version of its value.
+    #[inline]
+    pub fn version(&self) -> Version {
+        self.new.version()
+    }
+
+    /// This PUT, after [`Operation::complete_cached_put`] returned `swung`.
+    pub fn displaced(self, swung: SwingResult) -> DisplacedPut {
+        DisplacedPut { put: self, swung }
+    }
+}
+
+/// A PUT at a cached location is a future that is written by hand, in two halves as a GET:
+/// `docs/decisions/0016-cached-gets-without-a-task.md`. Its parts are those of
+/// [`Operation::put`], and [`Operation::put_after`] continues one that did not succeed.
+impl<'e, F: Fabric> Operation<'e, F> {
+    /// Runs a PUT to its end. No other operation may be in flight. Returns the version of the
+    /// value; `None` if another PUT has already overwritten it.
+    #[inline]
+    pub(crate) fn put_alone(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
+        let endpoint = &self.engine.endpoint;
+        let Some(put) = endpoint.alone(|| self.cached_put(lifetime))? else {
+            return self.put_by_future(lifetime);
+        };
+        let swung = endpoint.alone(|| {
+            let _ = self.post_cached_put(&put)?;
+            let result = endpoint.take_result(self.lane).unwrap_or(Err(ChainError::Unknown));
+            self.complete_cached_put(&put, result)
+        });
+        match swung? {
+            None => Ok(Some(put.version())),
+            Some(swung) => self.put_displaced(put.displaced(swung)),
+        }
+    }
+
+    #[cold]
+    fn put_displaced(&self, displaced: DisplacedPut) -> ProtocolResult<Option<Version>> {
+        Ok(self.engine.endpoint.drive(self.put_after(displaced))?.version)
+    }
+
+    #[cold]
+    fn put_by_future(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
+        Ok(self.engine.endpoint.drive(self.put(lifetime))?.version)
+    }
+
+    /// Takes and seals a block for a PUT at the cached location, to be posted now. `None` if no
+    /// location is cached or proved, or if no block is free at once.
+    #[inline]
+    pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut>> {
+        let (target, posted) = (self.cached_target(), self.now());
+        let Some(target) = target.filter(|target| self.is_proved(target, posted)) else {
+            return Ok(None);
+        };
+        if self.engine.endpoint.is_alone() {
+            // Otherwise the chain is executed later than posted, and the post prefetches.
+            self.prefetch(&target);
+        }
+        let Some(taken) = self.try_take_block(posted) else { return Ok(None) };
+        let new = self.seal_block(taken, self.value_bytes, lifetime)?;
+        let desired = target.word.live(new.block, new.expires());
+        Ok(Some(CachedPut { target, new, desired, posted }))
+    }
+
+    /// Posts the chain of [`Operation::cached_put`].
+    #[inline]
+    pub fn post_cached_put(&self, put: &CachedPut) -> ProtocolResult<InFlight<'e>> {
+        let CachedPut { target, new, desired, posted } = put;
+        let post = self.post_swing(target, Some(new), *desired, *posted);
+        post.inspect_err(|failure| self.release_unlinked(new, Some(failure)))
+    }
+
+    /// Evaluates the result of a chain of [`Operation::post_cached_put`]. Returns `None` if the
+    /// value is stored.
+    #[inline]
+    pub fn complete_cached_put(
+        &self,
+        put: &CachedPut,
+        result: Result<u64, ChainError>,
+    ) -> ProtocolResult<Option<SwingResult>> {
+        let CachedPut { target, new, desired, posted } = put;
+        match self.finish_swing(target, Some(new), *desired, *posted, result) {
+            Ok(SwingResult::Done) => {
+                self.region.lookups.note_hit();
+                self.region.allocator().held_blocks.drop_new(self.lane);
+                Ok(None)
+            }
+            Ok(swung) => Ok(Some(swung)),
+            Err(failure) => {
+                self.release_unlinked(new, Some(&failure));
+                Err(failure)
+            }
+        }
+    }
 }
 
 impl<F: Fabric> Operation<'_, F> {
@@ -57,30 +169,33 @@ impl<F: Fabric> Operation<'_, F> {
         }
         let new = self.seal_block(taken, value_bytes, lifetime)?;
         let mut condition_held = true;
-        let outcome = self.store_block(&new, condition, cached, &mut condition_held).await;
-        Ok(match self.release_new_block(&new, outcome)? {
-            BlockFate::Linked => Answer::stored(&new),
-            BlockFate::Unused => Answer { applied: condition_held, ..Answer::default() },
-        })
+        let swung = self.swing_cached(&new, condition, cached).await;
+        let outcome = self.store_block(&new, condition, swung, &mut condition_held).await;
+        let fate = self.release_new_block(&new, outcome)?;
+        Ok(Answer::of_store(fate, &new, condition_held))
     }
 
+    /// Continues a PUT from the result of its chain at the cached location.
+    pub async fn put_after(&self, displaced: DisplacedPut) -> ProtocolResult<Answer> {
+        let DisplacedPut { put: CachedPut { target, new, posted, .. }, swung } = displaced;
+        let swung = self.after_swing(&target, posted, swung).await;
+        let outcome = self.store_block(&new, Condition::None, swung, &mut true).await;
+        Ok(Answer::of_store(self.release_new_block(&new, outcome)?, &new, true))
+    }
+
+    /// Stores the value from the result of [`Operation::swing_cached`] on.
     async fn store_block(
         &self,
         new: &NewBlock,
         condition: Condition,
-        cached: Option<ProvenSlot>,
+        swung: ProtocolResult<CachedSwing>,
         condition_held: &mut bool,
     ) -> ProtocolResult<BlockFate> {
-        let mut first_lookup = None;
-        if condition != Condition::Absent {
-            match self.swing_cached(new, condition, cached).await? {
-                CachedSwing::Done => return Ok(BlockFate::Linked),
-                CachedSwing::Replaced(target) => {
-                    first_lookup = Some((target.proved_at, KeyLookup::Present(target)))
-                }
-                CachedSwing::Unknown => {}
-            }
-        }
+        let mut first_lookup = match swung? {
+            CachedSwing::Done => return Ok(BlockFate::Linked),
+            CachedSwing::Replaced(target) => Some((target.proved_at, KeyLookup::Present(target))),
+            CachedSwing::Unknown => None,
+        };
         let (mut damaged, mut tries) = (0, RetryState::default());
         let mut seen = ObservedWindow::unread();
         if condition == Condition::Absent && self.region.may_claim_blindly(self.hash) {
@@ -199,25 +314,38 @@ impl<F: Fabric> Operation<'_, F> {
         condition: Condition,
         mut cached: Option<ProvenSlot>,
     ) -> ProtocolResult<CachedSwing> {
+        if condition == Condition::Absent {
+            return Ok(CachedSwing::Unknown);
+        }
         let may_expire = |target: ProvenSlot| target.expires_at_ms.is_none();
         if condition == Condition::Present && cached.is_some_and(may_expire) {
             let located = self.get().await?.and(self.located_target());
             cached = located.filter(|target| !is_moving(target.word));
         }
-        let mut replaced = None;
-        if let Some(target) = &cached {
-            let posted = self.now();
-            match self.swing_to(target, new, condition, posted).await? {
-                SwingResult::Done => {
-                    self.region.lookups.note_hit();
-                    return Ok(CachedSwing::Done);
-                }
-                SwingResult::Lost(found) => {
-                    replaced = self.adopt_replacement(target, found, posted).await?
-                }
-                SwingResult::Late => {}
+        let Some(target) = &cached else {
+            self.region.lookups.note_miss();
+            return Ok(CachedSwing::Unknown);
+        };
+        let posted = self.now();
+        let swung = self.swing_to(target, new, condition, posted).await?;
+        self.after_swing(target, posted, swung).await
+    }
+
+    /// Evaluates the result of a swing at the cached location, which was posted at `posted`.
+    async fn after_swing(
+        &self,
+        target: &ProvenSlot,
+        posted: Nanos,
+        swung: SwingResult,
+    ) -> ProtocolResult<CachedSwing> {
+        let replaced = match swung {
+            SwingResult::Done => {
+                self.region.lookups.note_hit();
+                return Ok(CachedSwing::Done);
             }
-        }
+            SwingResult::Lost(found) => self.adopt_replacement(target, found, posted).await?,
+            SwingResult::Late => None,
+        };
         self.region.lookups.note_miss();
         Ok(replaced.map_or(CachedSwing::Unknown, CachedSwing::Replaced))
     }

@@ -141,7 +141,20 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// Whether the data of a READ that was posted at this time is still valid (invariant I3).
     #[inline]
     pub fn is_fresh(self, posted: Nanos) -> bool {
-        self.engine.endpoint.now().saturating_sub(posted) <= self.region.constants.patience_ns
+        self.region.is_fresh(posted, self.engine.endpoint.now())
+    }
+
+    /// Takes a free block of the class, or returns why there is none. Prefetches the next one.
+    #[inline]
+    pub(crate) fn try_take_block(self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
+        let mut allocator = self.region.allocator();
+        allocator.receive(|| self.engine.endpoint.fabric().now());
+        let taken = allocator.take(lane, class, now);
+        if let (TakeResult::Block(_), Some(next)) = (&taken, allocator.upcoming()) {
+            let (fabric, bytes) = (self.engine.endpoint.fabric(), class.block_bytes());
+            fabric.prefetch(self.region.index, next.offset(), bytes as u32);
+        }
+        taken
     }
 
     /// Takes a free block of the class. Returns the block and the time at which it was taken. If
@@ -154,23 +167,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let mut now = self.engine.endpoint.now();
         let mut waiting = WaitTimer::since(now);
         loop {
-            let (taken, upcoming) = {
-                let mut allocator = self.region.allocator();
-                allocator.receive(|| self.engine.endpoint.fabric().now());
-                (allocator.take(lane, class, now), allocator.upcoming())
-            };
             let out_of_space = || {
                 let what = Exhausted::Blocks { bytes: class.block_bytes() };
                 Err(OperationError::OutOfSpace { what }.into())
             };
-            match taken {
-                TakeResult::Block(block) => {
-                    if let Some(next) = upcoming {
-                        let (fabric, bytes) = (self.engine.endpoint.fabric(), class.block_bytes());
-                        fabric.prefetch(self.region.index, next.offset(), bytes as u32);
-                    }
-                    return Ok((block, now));
-                }
+            match self.try_take_block(lane, class, now) {
+                TakeResult::Block(block) => return Ok((block, now)),
                 TakeResult::Asked(_) if self.region.allocator().is_lost() => {
                     return Err(Failure::Lost(self.region.index));
                 }

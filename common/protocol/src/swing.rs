@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use farside_fabric::{Buffer, ChainError, Fabric, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Fabric, InFlight, Nanos, Verb};
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, FreeBlock, HeaderWord, Mark, SizeClass,
     SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
@@ -10,10 +10,10 @@ use farside_layout::{
 use zerocopy::FromBytes;
 
 use super::{Operation, ProtocolResult, ProvenSlot};
-use crate::Lifetime;
+use crate::allocator::TakeResult;
 use crate::failure::Failure;
 use crate::location_cache::Location;
-use crate::{OperationError, Version};
+use crate::{Lifetime, OperationError, Version};
 
 /// The number of bytes of a slot, and of an old block, that a swing changes.
 const WORD_BYTES: u32 = 8;
@@ -48,7 +48,8 @@ pub(super) enum BlockFate {
 
 /// The result of a swing.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum SwingResult {
+pub enum SwingResult {
+    /// The slot leads to the new block.
     Done,
     /// The slot had this word instead.
     Lost(SlotWord),
@@ -56,7 +57,17 @@ pub(super) enum SwingResult {
     Late,
 }
 
-impl<F: Fabric> Operation<'_, F> {
+impl<'e, F: Fabric> Operation<'e, F> {
+    /// Takes a free block of the class for key and value. `None` if there is none at this time.
+    #[inline]
+    pub(super) fn try_take_block(&self, now: Nanos) -> Option<TakenBlock> {
+        let class = class_for(self.key_bytes, self.value_bytes)?;
+        match self.handle().try_take_block(self.lane, class, now) {
+            TakeResult::Block(free) => Some(TakenBlock { free, class, taken_at: now }),
+            _ => None,
+        }
+    }
+
     /// Takes a free block of the class for the key and a value of this length.
     pub(super) async fn take_block(&self, value_bytes: usize) -> ProtocolResult<TakenBlock> {
         let Some(class) = class_for(self.key_bytes, value_bytes) else {
@@ -69,6 +80,7 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// Seals the key, and the value of this length behind it, into a block that was taken.
+    #[inline]
     pub(super) fn seal_block(
         &self,
         taken: TakenBlock,
@@ -98,7 +110,9 @@ impl<F: Fabric> Operation<'_, F> {
         let mut fabric = self.engine.endpoint.fabric_mut();
         fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-        image[total..write_bytes].fill(0);
+        if total < write_bytes {
+            image[total..write_bytes].fill(0);
+        }
         seal(image, self.key_bytes as u16, value_bytes as u32, stamp)?;
         let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
         Ok(NewBlock { free, block, expires_at_ms, write_bytes, written })
@@ -106,27 +120,33 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Puts a new block back into the lists if no slot leads to it. Sets it aside if that is
     /// unknown: the chain may have linked it, or a lost connection may have left a PENDING word.
+    #[inline]
     pub(super) fn release_new_block(
         &self,
         new: &NewBlock,
         outcome: ProtocolResult<BlockFate>,
     ) -> ProtocolResult<BlockFate> {
+        match &outcome {
+            Ok(BlockFate::Linked) => self.region.allocator().held_blocks.drop_new(self.lane),
+            Ok(BlockFate::Unused) => self.release_unlinked(new, None),
+            Err(failure) => self.release_unlinked(new, Some(failure)),
+        }
+        outcome
+    }
+
+    #[cold]
+    pub(super) fn release_unlinked(&self, new: &NewBlock, failure: Option<&Failure>) {
         let mut allocator = self.region.allocator();
-        let is_unknown = match &outcome {
-            Ok(BlockFate::Linked) => {
-                allocator.held_blocks.drop_new(self.lane);
-                return outcome;
-            }
-            Ok(BlockFate::Unused) | Err(Failure::NoAnswer(_)) => false,
-            Err(Failure::Lost(_) | Failure::HalfDone { .. }) => true,
-            Err(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
+        let is_unknown = match failure {
+            None | Some(Failure::NoAnswer(_)) => false,
+            Some(Failure::Lost(_) | Failure::HalfDone { .. }) => true,
+            Some(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
         };
         if is_unknown {
             allocator.held_blocks.set_aside_new(self.lane);
         } else {
             allocator.put_back(self.lane, new.block.class, new.free);
         }
-        outcome
     }
 
     /// Swings a slot to the new block: `[WRITE new][WRITE mark of the old][CAS slot]`, one round
@@ -145,6 +165,20 @@ impl<F: Fabric> Operation<'_, F> {
         if !self.is_proved(target, posted) {
             return Ok(SwingResult::Late);
         }
+        let swing = self.post_swing(target, new, desired, posted)?;
+        let result = swing.await;
+        self.finish_swing(target, new, desired, posted, result)
+    }
+
+    /// Posts the chain of [`Operation::swing`]. The word must be proved at this time.
+    #[inline]
+    pub(super) fn post_swing(
+        &self,
+        target: &ProvenSlot,
+        new: Option<&NewBlock>,
+        desired: SlotWord,
+        posted: Nanos,
+    ) -> ProtocolResult<InFlight<'e>> {
         let old = target.word.block()?;
         self.region.geometry.check_block(old)?;
         let old_offset = old.address.offset();
@@ -168,34 +202,59 @@ impl<F: Fabric> Operation<'_, F> {
         let chain = [write.unwrap_or(mark), mark, cas, header];
         let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
         self.region.allocator().held_blocks.hold_old(self.lane, old.address);
-        let found = match self.chain(chain, posted).await {
-            Ok(found) => SlotWord::from_bits(found),
-            Err(ChainError::Late) => {
-                self.region.allocator().held_blocks.drop_old(self.lane);
-                new.inspect(|new| new.written.set(false));
-                return Ok(SwingResult::Late);
-            }
-            Err(error) => {
-                // With these errors nothing of the chain was executed.
-                if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
-                    self.region.allocator().held_blocks.drop_old(self.lane);
-                } else {
-                    self.region.allocator().held_blocks.set_aside_old(self.lane);
-                }
-                return Err(self.failed(error));
-            }
-        };
-        if found != target.word {
-            self.region.allocator().held_blocks.drop_old(self.lane);
-            self.region.cache.forget_word(self.hash, target.word);
-            return Ok(SwingResult::Lost(found));
+        Ok(self.chain(chain, posted))
+    }
+
+    /// Evaluates the result of the chain of [`Operation::post_swing`].
+    #[inline]
+    pub(super) fn finish_swing(
+        &self,
+        target: &ProvenSlot,
+        new: Option<&NewBlock>,
+        desired: SlotWord,
+        posted: Nanos,
+        result: Result<u64, ChainError>,
+    ) -> ProtocolResult<SwingResult> {
+        if !matches!(result, Ok(found) if found == target.word.bits()) {
+            return self.swing_failed(target, new, result);
         }
-        self.retire(old, target.generation);
+        self.retire(target.word.block()?, target.generation);
         match new {
             Some(new) => self.remember(target.slot, desired, new, posted),
             None => self.region.cache.forget_word(self.hash, target.word),
         }
         Ok(SwingResult::Done)
+    }
+
+    #[cold]
+    fn swing_failed(
+        &self,
+        target: &ProvenSlot,
+        new: Option<&NewBlock>,
+        result: Result<u64, ChainError>,
+    ) -> ProtocolResult<SwingResult> {
+        let allocator = self.region.allocator();
+        match result {
+            Ok(found) => {
+                allocator.held_blocks.drop_old(self.lane);
+                self.region.cache.forget_word(self.hash, target.word);
+                Ok(SwingResult::Lost(SlotWord::from_bits(found)))
+            }
+            Err(ChainError::Late) => {
+                allocator.held_blocks.drop_old(self.lane);
+                new.inspect(|new| new.written.set(false));
+                Ok(SwingResult::Late)
+            }
+            Err(error) => {
+                // With these errors nothing of the chain was executed.
+                if matches!(error, ChainError::Unregistered { .. } | ChainError::Denied) {
+                    allocator.held_blocks.drop_old(self.lane);
+                } else {
+                    allocator.held_blocks.set_aside_old(self.lane);
+                }
+                Err(self.failed(error))
+            }
+        }
     }
 
     /// Whether an unconditional PUT replaced the value of `word`, which was READ at `seen_at`, and
@@ -236,11 +295,13 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Whether the target's word, if it is in the slot at this time, is still the key's (invariant
     /// I4).
+    #[inline]
     pub(super) fn is_proved(&self, target: &ProvenSlot, at: Nanos) -> bool {
         at.saturating_sub(target.proved_at) <= self.region.constants.proof_age_ns_max
     }
 
     /// Prefetches the memory that a swing of this target accesses.
+    #[inline]
     pub(super) fn prefetch(&self, target: &ProvenSlot) {
         if let Ok(old) = target.word.block() {
             let fabric = self.engine.endpoint.fabric();
@@ -252,6 +313,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Adds the block that this operation has unlinked to this session's lists. No LIVE word points
     /// to it, and it is in no other list (invariant I1).
+    #[inline]
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
@@ -292,6 +354,7 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// Caches the location of the new block.
+    #[inline]
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
         let window = self.window();
         let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
@@ -313,6 +376,7 @@ impl<F: Fabric> Operation<'_, F> {
 
 impl NewBlock {
     /// The version of its value.
+    #[inline]
     pub(super) fn version(&self) -> Version {
         Version::of(self.free.address, self.free.generation)
     }

@@ -22,10 +22,9 @@
 
 use std::mem::discriminant;
 
-use farside_fabric::{Buffer, Fabric, LaneId};
-use farside_layout::BLOCK_HEADER_BYTES;
+use farside_fabric::LaneId;
 use farside_layout::hash::KeyHash;
-use farside_protocol::{Action, Answer};
+use farside_protocol::{Action, Answer, staged_key};
 
 use super::{LaneScheduler, LaneState, PipelineLane};
 
@@ -112,12 +111,12 @@ impl LaneScheduler<'_> {
     ///
     /// A lane leaves [`LaneState::Queued`] before it posts its first verb, so a queued lane can
     /// still be joined (I20). PUTs may differ in value and TTL: those of the last one remain.
+    #[inline(never)]
     fn can_combine(&self, new_lane: LaneId, candidate: LaneId) -> bool {
         let fabric = self.engine.endpoint.fabric();
         let describe = |LaneId(id)| {
             let PipelineLane { job, state, .. } = &self.lanes[usize::from(id)];
-            let block = fabric.buffer(LaneId(id), Buffer::NewBlock);
-            let key = &block[BLOCK_HEADER_BYTES as usize..][..job.key_bytes];
+            let key = staged_key(&*fabric, LaneId(id), job.key_bytes);
             (*state, discriminant(&job.action), key)
         };
         let new = describe(new_lane);
@@ -131,17 +130,14 @@ impl LaneScheduler<'_> {
     /// there is no free block for a value as large as its own.
     #[inline(never)]
     pub(super) fn complete_followers(&mut self, leader: LaneId, first_follower: LaneId) {
-        // Read without consuming it: the leader's answer is still to be taken.
-        let mailbox = &self.lanes[usize::from(leader.0)].mailbox;
-        let answer = mailbox.answer.take();
+        let answer = &self.lanes[usize::from(leader.0)].answer;
         let leaders_answer = answer.as_ref().and_then(|answer| answer.as_ref().ok().copied());
         // The value that a PUT stores is the leader's: those of the others were overwritten.
         let is_put = matches!(self.lanes[usize::from(leader.0)].job.action, Action::Put(_));
         let common_answer = leaders_answer.map(|answer| match is_put {
-            true => Answer { version: None, ..answer },
+            true => Answer::stored(None),
             false => answer,
         });
-        mailbox.answer.set(answer);
         let mut next = Some(first_follower);
         while let Some(id) = next {
             let lane = &mut self.lanes[usize::from(id.0)];
@@ -150,7 +146,7 @@ impl LaneScheduler<'_> {
                 // The value stays in the leader's buffer until every follower has been taken: no
                 // lane posts a chain while completed operations wait to be taken.
                 lane.value_lane = leader;
-                lane.mailbox.answer(Ok(answer));
+                lane.answer = Some(Ok(answer));
                 self.answered.push_back(id);
             } else {
                 lane.state = LaneState::Queued;

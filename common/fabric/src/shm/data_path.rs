@@ -53,9 +53,12 @@ pub struct ShmFabric {
     executors: Vec<Executor>,
     clock: Clock,
     lanes: Box<[Lane]>,
+    /// The lanes whose chains were posted and not polled yet, those that are executed first.
     posted: VecDeque<LaneId>,
+    /// The number of executed chains in `posted`.
+    executed: usize,
+    /// The bytes of the chains in `posted` that are not executed yet.
     posted_bytes: u64,
-    completed: VecDeque<LaneId>,
     waiting: SleepingLanes,
     wakeup: Option<Arc<Wakeup>>,
     doorbells: u64,
@@ -97,7 +100,7 @@ impl ShmFabric {
             lanes: (0..lanes).map(|_| lane()).collect(),
             posted: VecDeque::with_capacity(lane_count),
             posted_bytes: 0,
-            completed: VecDeque::with_capacity(lane_count),
+            executed: 0,
             waiting: SleepingLanes::with_capacity(lane_count),
             wakeup: None,
             doorbells: 0,
@@ -108,6 +111,36 @@ impl ShmFabric {
     pub fn add_region(&mut self, region: Arc<Region>, lease: Option<Lease>) -> RegionIndex {
         self.executors.push(Executor { region, lease, clock: self.clock.clone() });
         RegionIndex(self.executors.len() as u16 - 1)
+    }
+}
+
+/// The chain of a PUT at a known location, by far the most frequent one that changes a region.
+/// Without loops over its verbs it takes a third fewer instructions.
+struct PutChain<'c> {
+    verbs: &'c [Verb; 3],
+    block: u64,
+    from: Buffer,
+    bytes: u32,
+    mark: u64,
+    mark_value: u32,
+    slot: u64,
+    expected: u64,
+    desired: u64,
+}
+
+impl<'c> PutChain<'c> {
+    #[inline(always)]
+    fn of(chain: &'c [Verb]) -> Option<Self> {
+        let verbs: &[Verb; 3] = chain.try_into().ok()?;
+        let [
+            Verb::Write { remote: block, from, bytes },
+            Verb::WriteU32 { remote: mark, value: mark_value },
+            Verb::CompareSwap { remote: slot, expected, desired },
+        ] = *verbs
+        else {
+            return None;
+        };
+        Some(Self { verbs, block, from, bytes, mark, mark_value, slot, expected, desired })
     }
 }
 
@@ -146,10 +179,47 @@ impl Executor {
                 Verb::WriteU32 { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. } => {
-                    self.region.prefetch_to_change(remote & !7, 8);
+                    self.region.prefetch_word_to_change(remote & !7);
                 }
             }
         }
+    }
+
+    /// Prefetches the memory of a PUT.
+    #[inline]
+    fn prefetch_put(&self, put: &PutChain<'_>) {
+        self.region.prefetch_to_change(put.block, put.bytes.min(PREFETCH_BYTES_MAX));
+        self.region.prefetch_word_to_change(put.mark & !7);
+        self.region.prefetch_word_to_change(put.slot);
+    }
+
+    /// Executes the chain of a PUT, with the checks of [`Executor::execute`].
+    #[inline]
+    fn put(
+        &self,
+        buffers: &mut Buffers,
+        put: &PutChain<'_>,
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
+        let source = words_mut(&mut buffers[put.from as usize], put.bytes);
+        self.write(put.block, source, deadline)?;
+        self.check_accepted(Clock::roughly, deadline)?;
+        self.region.store_half(put.mark, put.mark_value)?;
+        self.check_accepted(Clock::now, deadline)?;
+        self.region.compare_swap(put.slot, put.expected, put.desired)
+    }
+
+    /// Executes a chain of one READ.
+    #[inline]
+    fn read(
+        &self,
+        buffers: &mut Buffers,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) -> Result<(), ChainError> {
+        self.check_lease()?;
+        self.region.read(remote, words_mut(&mut buffers[into as usize], bytes))
     }
 
     #[inline]
@@ -159,6 +229,12 @@ impl Executor {
         chain: &[Verb],
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
+        if let [Verb::Read { remote, into, bytes }] = *chain {
+            return self.read(buffers, remote, into, bytes).map(|()| 0);
+        }
+        if let Some(put) = PutChain::of(chain) {
+            return self.put(buffers, &put, deadline);
+        }
         let (mut found, mut swapped) = (0, false);
         self.check_lease()?;
         for verb in chain {
@@ -197,6 +273,15 @@ impl Executor {
     /// client may have another use.
     #[inline]
     fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+        if source.len() <= WRITE_WORDS_MAX {
+            self.check_accepted(Clock::roughly, deadline)?;
+            return self.region.write(remote, source);
+        }
+        self.write_long(remote, source, deadline)
+    }
+
+    #[cold]
+    fn write_long(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
         let mut offset = remote;
         for part in source.chunks(WRITE_WORDS_MAX) {
             self.check_accepted(Clock::roughly, deadline)?;
@@ -226,9 +311,14 @@ impl Executor {
 fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
     let words = (bytes as usize).div_ceil(size_of::<u64>());
     if buffer.len() < words {
-        buffer.resize(words.next_power_of_two(), 0);
+        grow(buffer, words);
     }
     &mut buffer[..words]
+}
+
+#[cold]
+fn grow(buffer: &mut Vec<u64>, words: usize) {
+    buffer.resize(words.next_power_of_two(), 0);
 }
 
 impl Fabric for ShmFabric {
@@ -244,6 +334,9 @@ impl Fabric for ShmFabric {
     #[inline]
     fn prefetch(&self, region: RegionIndex, remote: u64, bytes: u32) {
         let Executor { region, .. } = &self.executors[region.index()];
+        if bytes as usize == size_of::<u64>() {
+            return region.prefetch_word_to_change(remote);
+        }
         region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
     }
 
@@ -252,11 +345,25 @@ impl Fabric for ShmFabric {
         let lane = &mut self.lanes[usize::from(lane_id.0)];
         lane.region = region;
         lane.verbs = chain.len();
-        lane.chain[..chain.len()].copy_from_slice(chain);
         lane.deadline = deadline;
-        lane.payload_bytes = lane.counters.count(chain);
+        let executor = &self.executors[region.index()];
+        if let [Verb::Read { remote, bytes, .. }] = *chain {
+            // As below, without loops: most chains of most programs are these.
+            lane.chain[0] = chain[0];
+            lane.counters.count_only_read(bytes);
+            lane.payload_bytes = bytes.into();
+            executor.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+        } else if let Some(put) = PutChain::of(chain) {
+            let [verbs @ .., _] = &mut lane.chain;
+            verbs.copy_from_slice(put.verbs);
+            lane.payload_bytes = lane.counters.count_put(put.bytes);
+            executor.prefetch_put(&put);
+        } else {
+            lane.chain[..chain.len()].copy_from_slice(chain);
+            lane.payload_bytes = lane.counters.count(chain);
+            executor.prefetch_chain(chain);
+        }
         self.posted_bytes += lane.payload_bytes;
-        self.executors[region.index()].prefetch_chain(chain);
         self.posted.push_back(lane_id);
     }
 
@@ -272,13 +379,13 @@ impl Fabric for ShmFabric {
 
     #[inline]
     fn ring(&mut self) {
-        if self.posted.is_empty() {
+        if self.posted.len() == self.executed {
             return;
         }
         self.doorbells += 1;
         let mut left = RING_BYTES_MAX;
         while left > 0
-            && let Some(id) = self.posted.pop_front()
+            && let Some(id) = self.posted.get(self.executed)
         {
             let lane = &mut self.lanes[usize::from(id.0)];
             let chain = &lane.chain[..lane.verbs];
@@ -286,13 +393,16 @@ impl Fabric for ShmFabric {
             left = left.saturating_sub(lane.payload_bytes);
             let executor = &self.executors[lane.region.index()];
             lane.result = executor.execute(&mut lane.buffers, chain, lane.deadline);
-            self.completed.push_back(id);
+            self.executed += 1;
         }
     }
 
     #[inline]
     fn poll(&mut self) -> Option<Completion> {
-        if let Some(lane) = self.completed.pop_front() {
+        if self.executed > 0
+            && let Some(lane) = self.posted.pop_front()
+        {
+            self.executed -= 1;
             let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
             return Some(Completion { lane, result });
         }
@@ -344,12 +454,34 @@ impl Fabric for ShmFabric {
         self.doorbells += 1;
         let executor = &self.executors[region.index()];
         let lane = &mut self.lanes[usize::from(lane.0)];
+        if let Some(put) = PutChain::of(chain) {
+            lane.counters.count_put(put.bytes);
+            executor.prefetch_put(&put);
+            return executor.put(&mut lane.buffers, &put, deadline);
+        }
         lane.counters.count(chain);
         if chain.len() > 1 {
             // Without it each verb would wait for its own memory: a swap waits for earlier writes.
             executor.prefetch_chain(chain);
         }
         executor.execute(&mut lane.buffers, chain, deadline)
+    }
+
+    /// As `run`, without a loop over verbs.
+    #[inline]
+    fn run_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) -> Result<(), ChainError> {
+        self.doorbells += 1;
+        let executor = &self.executors[region.index()];
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        lane.counters.count_only_read(bytes);
+        executor.read(&mut lane.buffers, remote, into, bytes)
     }
 
     fn counters(&self) -> Counters {

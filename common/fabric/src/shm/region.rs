@@ -88,7 +88,7 @@ impl Region {
         let start = (offset / WORD_BYTES) as usize;
         match start.checked_add(words).and_then(|end| self.words().get(start..end)) {
             Some(range) if offset.is_multiple_of(WORD_BYTES) => Ok(range),
-            _ => Err(ChainError::Outside { remote: offset, bytes: words as u64 * WORD_BYTES }),
+            _ => Err(outside(offset, words)),
         }
     }
 
@@ -131,9 +131,7 @@ impl Region {
     /// [`ChainError::Outside`].
     #[inline]
     pub fn load(&self, offset: u64) -> Result<u64, ChainError> {
-        let mut value = [0];
-        self.read(offset, &mut value)?;
-        Ok(value[0])
+        Ok(words::load(self.word(offset)?))
     }
 
     /// Replaces one word.
@@ -190,12 +188,26 @@ impl Region {
         }
     }
 
+    /// Prefetches one word to change it. Any offset is allowed.
+    #[inline]
+    pub fn prefetch_word_to_change(&self, offset: u64) {
+        if let Ok(word) = self.word_to_change(offset) {
+            prefetch_to_change(word);
+        }
+    }
+
     /// The first word of each cache line of these bytes; none if they are outside the region.
     #[inline]
     fn lines(&self, offset: u64, bytes: u32) -> impl Iterator<Item = &AtomicU64> {
         let words = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize);
-        words.unwrap_or_default().iter().step_by(CACHE_LINE_WORDS)
+        words.unwrap_or_default().chunks(CACHE_LINE_WORDS).filter_map(|line| line.first())
     }
+}
+
+/// The error of an access outside the region, or to a part of a word.
+#[cold]
+fn outside(remote: u64, words: usize) -> ChainError {
+    ChainError::Outside { remote, bytes: words as u64 * WORD_BYTES }
 }
 
 /// Prefetches the cache line in which a value starts.

@@ -71,12 +71,28 @@ pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
     W::fence(Ordering::Acquire);
 }
 
+/// [`read`] of one word.
+#[inline]
+pub(super) fn load<W: Word>(word: &W) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    W::fence(Ordering::Acquire);
+    value
+}
+
 /// WRITE: its words in no particular order, but after the earlier accesses of the session. A later
 /// swap publishes it.
 #[inline]
 pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
     W::fence(Ordering::Release);
-    for (word, source) in words.iter().zip(from) {
+    // Several at a time, as in `read`. Most blocks are short.
+    let (fours, rest) = words.as_chunks::<4>();
+    let (four_sources, rest_sources) = from.as_chunks::<4>();
+    for (four, source) in fours.iter().zip(four_sources) {
+        for at in 0..four.len() {
+            four[at].store(source[at], Ordering::Relaxed);
+        }
+    }
+    for (word, source) in rest.iter().zip(rest_sources) {
         word.store(*source, Ordering::Relaxed);
     }
 }

@@ -34,7 +34,7 @@ pub struct Location {
 /// fingerprint, the low bits of the generation, and the state, which is always LIVE.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct PackedLocation {
+pub(crate) struct PackedLocation {
     /// The block's address; 0 in an empty entry, because the region starts with its superblock.
     address: u32,
     generation: u32,
@@ -129,6 +129,60 @@ impl PackedLocation {
         Ok(Self { address: address.0, generation, rest })
     }
 
+    /// The block.
+    ///
+    /// # Errors
+    /// Never: a packed location has a valid size class.
+    #[inline]
+    pub(crate) fn block(self) -> Result<BlockRef, LayoutError> {
+        Ok(BlockRef {
+            address: BlockAddress(self.address),
+            class: SizeClass::from_index(CLASS.get(self.rest) as u8)?,
+            generation_low: self.generation as u8,
+        })
+    }
+
+    /// The generation of the block.
+    #[inline]
+    pub(crate) fn generation(self) -> u32 {
+        self.generation
+    }
+
+    /// The byte offset of the slot from the start of the key's window.
+    #[inline]
+    pub(crate) fn in_window(self) -> u16 {
+        SLOT.get(self.rest) as u16 * SLOT_UNIT
+    }
+
+    /// See [`Location::has_stale_mark`].
+    #[inline]
+    pub(crate) fn has_stale_mark(self) -> bool {
+        STALE_MARK.get(self.rest) == 1
+    }
+
+    /// See [`Location::expires`].
+    #[inline]
+    pub(crate) fn expires(self) -> bool {
+        EXPIRES.get(self.rest) == 1
+    }
+
+    /// See [`Location::padding`].
+    #[inline]
+    pub(crate) fn padding(self) -> u8 {
+        PADDING.get(self.rest) as u8
+    }
+
+    /// The word of the slot. The hash is that of the key.
+    ///
+    /// # Errors
+    /// Never: a packed location has a valid size class.
+    #[inline]
+    pub(crate) fn word(self, hash: KeyHash) -> Result<SlotWord, LayoutError> {
+        let incarnation = INCARNATION.get(self.rest) as u8;
+        let conditional = CONDITIONAL.get(self.rest) == 1;
+        Ok(SlotWord::live_in(incarnation, hash.fingerprint(), self.block()?, conditional))
+    }
+
     /// Unpacks the location. The hash is that of its key.
     ///
     /// # Errors
@@ -139,22 +193,14 @@ impl PackedLocation {
         hash: KeyHash,
         proofs: ProofTimeBase,
     ) -> Result<Location, LayoutError> {
-        let Self { address, generation, rest } = self;
-        let block = BlockRef {
-            address: BlockAddress(address),
-            class: SizeClass::from_index(CLASS.get(rest) as u8)?,
-            generation_low: generation as u8,
-        };
-        let incarnation = INCARNATION.get(rest) as u8;
-        let conditional = CONDITIONAL.get(rest) == 1;
         Ok(Location {
-            in_window: SLOT.get(rest) as u16 * SLOT_UNIT,
-            word: SlotWord::live_in(incarnation, hash.fingerprint(), block, conditional),
-            generation,
-            has_stale_mark: STALE_MARK.get(rest) == 1,
-            expires: EXPIRES.get(rest) == 1,
-            padding: PADDING.get(rest) as u8,
-            proved_at: proofs.at(PROVED.get(rest)),
+            in_window: self.in_window(),
+            word: self.word(hash)?,
+            generation: self.generation,
+            has_stale_mark: self.has_stale_mark(),
+            expires: self.expires(),
+            padding: self.padding(),
+            proved_at: proofs.at(self.stamp()),
         })
     }
 
@@ -194,6 +240,14 @@ impl PackedLocation {
     pub(super) fn stamped(self, stamp: u64) -> Self {
         let rest = self.rest & !PROVED.with(PROVED.max()) | PROVED.with(stamp);
         Self { rest, ..self }
+    }
+
+    /// Whether the other entry has the same location, whenever each was proved.
+    #[inline]
+    pub(super) fn is_at(self, other: Self) -> bool {
+        let unlocked = |entry: Self| entry.stamped(0).rest & !LOCKED.with(1);
+        (self.address, self.generation, unlocked(self))
+            == (other.address, other.generation, unlocked(other))
     }
 
     /// Whether a thread is about to replace the entry.

@@ -16,9 +16,18 @@ impl LocationCache {
         self.sets.load(Ordering::Relaxed)
     }
 
+    fn get(&self, hash: KeyHash) -> Option<Location> {
+        let (location, proved_at) = self.get_proved(hash)?;
+        Some(Location { proved_at, ..self.unpacked(hash, location).unwrap() })
+    }
+
     fn filled(&self) -> usize {
         self.filled.0.load(Ordering::Relaxed).try_into().unwrap()
     }
+}
+
+fn prove(cache: &LocationCache, hash: KeyHash, location: &Location, at: Nanos) {
+    cache.prove(hash, PackedLocation::new(hash, location).unwrap(), at);
 }
 
 fn units(n: u64) -> Nanos {
@@ -62,14 +71,14 @@ fn a_location_is_found_until_it_is_forgotten() {
     }
     cache.put(hash(7), location(7, 8));
     assert_eq!(cache.get(hash(7)), Some(location(7, 8)));
-    cache.prove(hash(7), &location(7, 8), units(99));
-    cache.prove(hash(7), &location(7, 9), units(100));
-    cache.prove(hash(7), &location(7, 8), units(98));
+    prove(&cache, hash(7), &location(7, 8), units(99));
+    prove(&cache, hash(7), &location(7, 9), units(100));
+    prove(&cache, hash(7), &location(7, 8), units(98));
     assert_eq!(cache.get(hash(7)), Some(Location { proved_at: units(99), ..location(7, 8) }));
     // The same word 256 generations earlier, when it led to other content.
     let earlier = Location { generation: 0xabcd_ee08, ..location(7, 8) };
     cache.put(hash(7), earlier);
-    cache.prove(hash(7), &location(7, 8), units(200));
+    prove(&cache, hash(7), &location(7, 8), units(200));
     assert_eq!(cache.get(hash(7)), Some(earlier));
     cache.forget_word(hash(7), location(7, 9).word);
     assert_eq!(cache.get(hash(7)), Some(earlier));
@@ -106,7 +115,7 @@ fn proofs_keep_their_time_until_they_are_useless() {
     }
     let much_later = units(1 << 30);
     let known = cache.get(hash(5)).unwrap();
-    cache.prove(hash(5), &known, much_later);
+    prove(&cache, hash(5), &known, much_later);
     assert_eq!(cache.get(hash(5)).unwrap().proved_at, much_later);
     assert_eq!(cache.get(hash(6)).unwrap().proved_at, 0);
 }
@@ -188,7 +197,7 @@ fn memory_is_bounded_and_zero_bytes_turn_the_cache_off() {
         small.put(hash(n), location(n, n));
     }
     // Key 1 is proved again, so key 2 has the oldest proof.
-    small.prove(hash(1), &location(1, 1), units(19));
+    prove(&small, hash(1), &location(1, 1), units(19));
     small.put(hash(9), location(9, 9));
     let found: Vec<u64> = (1..=9).filter(|n| small.get(hash(*n)).is_some()).collect();
     assert_eq!(found, [1, 3, 4, 5, 6, 7, 8, 9]);
@@ -214,7 +223,7 @@ fn a_location_that_one_thread_gets_was_put_by_another_one() {
                 // Odd keys are never proved again, so they keep the time of their PUT.
                 _ if key % 2 == 0 => {
                     let location = cache.get(hash(key));
-                    location.inspect(|known| cache.prove(hash(key), known, units(now)));
+                    location.inspect(|known| prove(&cache, hash(key), known, units(now)));
                 }
                 _ => {}
             }
