@@ -297,8 +297,8 @@ impl<'s> LaneScheduler<'s> {
         queue.push_back(id);
     }
 
-    /// Begins a queued operation. A GET or PUT whose location is cached needs no task: this function
-    /// posts its chain, and [`Self::complete_reading`] or [`Self::complete_writing`] completes it.
+    /// Begins a queued operation. A GET or PUT whose location is cached needs no task: this posts
+    /// its chain, and [`Self::complete_reading`] or [`Self::complete_writing`] completes it.
     fn begin(&mut self, id: LaneId) {
         self.begun += 1;
         let lane = &mut self.lanes[usize::from(id.0)];
@@ -360,18 +360,7 @@ impl<'s> LaneScheduler<'s> {
         self.poll_lane(id);
     }
 
-    /// Continues a lane that has a new job or whose chain has completed.
-    fn advance(&mut self, id: LaneId) {
-        match self.lanes[usize::from(id.0)].state {
-            LaneState::Queued => self.begin(id),
-            // A former leader: its new leader is queued instead.
-            LaneState::Following => {}
-            LaneState::Reading => self.complete_reading(id),
-            LaneState::Writing => self.complete_writing(id),
-            LaneState::InTask => self.poll_lane(id),
-        }
-    }
-
+    /// Polls the task of a lane that has a new job or whose chain has completed.
     fn poll_lane(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         let mut context = Context::from_waker(Waker::noop());
@@ -448,17 +437,21 @@ impl<'s> LaneScheduler<'s> {
         if !self.chains_completed.is_empty() || !self.waiting_for_room.is_empty() {
             self.engine.endpoint.tick();
             while let Some(id) = self.chains_completed.pop_front() {
-                let may_post = self.lanes[usize::from(id.0)].state == LaneState::InTask;
-                if may_post && !self.engine.endpoint.has_room(self.region.index, 0) {
-                    self.waiting_for_room.push(id);
-                } else {
-                    self.advance(id);
+                match self.lanes[usize::from(id.0)].state {
+                    LaneState::Reading => self.complete_reading(id),
+                    LaneState::Writing => self.complete_writing(id),
+                    // It may post another chain.
+                    _ if !self.engine.endpoint.has_room(self.region.index, 0) => {
+                        self.waiting_for_room.push(id);
+                    }
+                    _ => self.poll_lane(id),
                 }
             }
-            while self.engine.endpoint.has_room(self.region.index, 0)
+            while !self.waiting_for_room.is_empty()
+                && self.engine.endpoint.has_room(self.region.index, 0)
                 && let Some(id) = self.waiting_for_room.pop()
             {
-                self.advance(id);
+                self.poll_lane(id);
             }
         }
         let has_queued = !self.gets.is_empty() || !self.changes.is_empty();
@@ -469,7 +462,10 @@ impl<'s> LaneScheduler<'s> {
             while self.has_room_for_another()
                 && let Some(id) = self.next_queued()
             {
-                self.advance(id);
+                // A former leader is not queued any more: its new leader is queued instead.
+                if self.lanes[usize::from(id.0)].state == LaneState::Queued {
+                    self.begin(id);
+                }
             }
             self.changes_first = !self.changes_first && !self.changes.is_empty();
         }

@@ -47,7 +47,8 @@ impl Counters {
         self.count_read(bytes.into());
     }
 
-    /// Counts a chain that WRITEs this many bytes and a mark, and swaps a word. Returns its payload.
+    /// Counts a chain that WRITEs this many bytes and a mark, and swaps a word. Returns its
+    /// payload, in bytes.
     #[inline]
     pub(crate) fn count_put(&mut self, bytes: u32) -> u64 {
         let payload_bytes = u64::from(bytes) + 4 + 8;

@@ -304,8 +304,8 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Whether the two have the same bytes. Both have the same length. Most keys are short, so a call of
-/// the C library would take longer than the comparison.
+/// Whether the two have the same bytes. Both have the same length. Most keys are short, so a call
+/// of the C library would take longer than the comparison.
 #[inline]
 fn has_bytes(bytes: &[u8], expected: &[u8]) -> bool {
     let (words, rest) = bytes.as_chunks::<8>();

@@ -116,7 +116,7 @@ impl Allocator {
     }
 
     /// Takes a block of the class for a lane. Requests more from the server when few are left.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
         let Self { held_blocks, source, outstanding, upcoming, .. } = self;
         let mut lists = held_blocks.lists();
@@ -202,7 +202,7 @@ impl Allocator {
 
     /// Adds a block that the lane unlinked at `now` to the resting blocks. Its next content has
     /// `block.generation`.
-    #[inline]
+    #[inline(always)]
     pub fn retire(&mut self, lane: LaneId, class: SizeClass, block: FreeBlock, now: Nanos) {
         let mut lists = self.held_blocks.lists();
         let list = lists.class(class);

@@ -302,7 +302,7 @@ impl LocationCache {
 
     /// Caches a location. It replaces the key's old location, or the entry with the oldest proof.
     /// A word that is not LIVE removes the entry instead: a split is moving that key.
-    #[inline]
+    #[inline(always)]
     pub fn put(&self, hash: KeyHash, location: Location) {
         match PackedLocation::new(hash, &location) {
             Ok(new) if location.word.state() == SlotState::Live => {

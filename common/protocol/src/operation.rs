@@ -215,13 +215,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub fn fill(engine: &Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) {
         let start = BLOCK_HEADER_BYTES as usize;
-        let (key_end, end) = (start + key.len(), start + key.len() + value.len());
+        let end = start + key.len() + value.len();
         let mut fabric = engine.endpoint.fabric_mut();
         fabric.reserve(lane, Buffer::NewBlock, end);
-        let image = fabric.buffer_mut(lane, Buffer::NewBlock);
-        image[start..key_end].copy_from_slice(key);
+        let image = &mut fabric.buffer_mut(lane, Buffer::NewBlock)[start..end];
+        let (key_image, value_image) = image.split_at_mut(key.len());
+        key_image.copy_from_slice(key);
         if !value.is_empty() {
-            image[key_end..end].copy_from_slice(value);
+            value_image.copy_from_slice(value);
         }
     }
 

@@ -63,7 +63,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             return self.put_by_future(lifetime);
         };
         let swung = endpoint.alone(|| {
-            let _ = self.post_cached_put(&put)?;
+            self.post_cached_put(&put).map(drop)?;
             let result = endpoint.take_result(self.lane).unwrap_or(Err(ChainError::Unknown));
             self.complete_cached_put(&put, result)
         });

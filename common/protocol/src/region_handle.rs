@@ -145,7 +145,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     }
 
     /// Takes a free block of the class, or returns why there is none. Prefetches the next one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_take_block(self, lane: LaneId, class: SizeClass, now: Nanos) -> TakeResult {
         let mut allocator = self.region.allocator();
         allocator.receive(|| self.engine.endpoint.fabric().now());

@@ -59,7 +59,7 @@ pub enum SwingResult {
 
 impl<'e, F: Fabric> Operation<'e, F> {
     /// Takes a free block of the class for key and value. `None` if there is none at this time.
-    #[inline]
+    #[inline(always)]
     pub(super) fn try_take_block(&self, now: Nanos) -> Option<TakenBlock> {
         let class = class_for(self.key_bytes, self.value_bytes)?;
         match self.handle().try_take_block(self.lane, class, now) {
@@ -80,7 +80,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Seals the key, and the value of this length behind it, into a block that was taken.
-    #[inline]
+    #[inline(always)]
     pub(super) fn seal_block(
         &self,
         taken: TakenBlock,
@@ -171,7 +171,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Posts the chain of [`Operation::swing`]. The word must be proved at this time.
-    #[inline]
+    #[inline(always)]
     pub(super) fn post_swing(
         &self,
         target: &ProvenSlot,
@@ -206,7 +206,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Evaluates the result of the chain of [`Operation::post_swing`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn finish_swing(
         &self,
         target: &ProvenSlot,
@@ -301,7 +301,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Prefetches the memory that a swing of this target accesses.
-    #[inline]
+    #[inline(always)]
     pub(super) fn prefetch(&self, target: &ProvenSlot) {
         if let Ok(old) = target.word.block() {
             let fabric = self.engine.endpoint.fabric();
@@ -313,7 +313,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// Adds the block that this operation has unlinked to this session's lists. No LIVE word points
     /// to it, and it is in no other list (invariant I1).
-    #[inline]
+    #[inline(always)]
     fn retire(&self, old: BlockRef, generation: Option<u32>) {
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
@@ -354,7 +354,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Caches the location of the new block.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remember(&self, slot: u64, word: SlotWord, new: &NewBlock, posted: Nanos) {
         let window = self.window();
         let Some(in_window) = slot.checked_sub(window).filter(|at| *at < WINDOW_BYTES) else {
