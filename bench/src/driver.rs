@@ -325,7 +325,9 @@ impl<W: Witness, P: Pipelined> PipelinedLoop<'_, '_, W, P> {
         let mut taken = if may_wait { self.pipeline.wait() } else { self.pipeline.poll() };
         while let Some(completed) = taken {
             let in_flight = self.lanes[completed.lane];
-            self.recorder.attribute(in_flight.kind, completed.counters);
+            if let Some(counters) = completed.counters {
+                self.recorder.attribute(in_flight.kind, counters);
+            }
             let outcome = match completed.result {
                 Ok(outcome) => outcome,
                 Err(error) => {

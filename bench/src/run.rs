@@ -117,6 +117,7 @@ fn memory(args: &Ycsb) -> Result<ServerMemory> {
 
 fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
     let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
+    builder = builder.operation_counters(true);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
     }

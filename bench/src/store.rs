@@ -92,7 +92,7 @@ pub struct Completed<'p, E> {
     /// Its outcome.
     pub result: Result<Outcome<'p>, E>,
     /// The verbs, bytes and round trips that it took.
-    pub counters: &'p Counters,
+    pub counters: Option<&'p Counters>,
 }
 
 impl MeasuredStore for Session {

@@ -19,6 +19,8 @@ pub(crate) struct SessionOptions {
     pub(crate) cache_bytes: usize,
     /// How many operations a session can have in flight.
     pub(crate) lanes: u16,
+    /// Whether pipelines count the verbs of each operation.
+    pub(crate) counts_operations: bool,
 }
 
 /// The engine of a session, over any fabric.
@@ -60,7 +62,7 @@ impl ServerConnection {
             fabric = AnyFabric::Intercepted(intercept(Box::new(fabric), options.lanes));
         }
         let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
-        let SessionOptions { cache_bytes, lanes } = options;
+        let SessionOptions { cache_bytes, lanes, .. } = options;
         let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
         let blocks = Box::new(self.control.blocks());
         let engine = Engine::new(fabric, lanes);

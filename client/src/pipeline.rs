@@ -10,6 +10,7 @@ use farside_fabric::{Counters, LaneId, Wakeup};
 use farside_protocol::{Action, Lifetime};
 
 use self::lanes::LaneScheduler;
+pub(crate) use self::lanes::PipelineMemory;
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionRegion};
 use crate::{Outcome, Result, Store, ValueRef};
@@ -48,8 +49,9 @@ pub struct Completed<'p> {
     /// Its result. A value's bytes are valid until the pipeline is used again.
     pub result: Result<Outcome<ValueRef<'p>>>,
     /// The verbs of this operation; none if it shared another operation's chain. Doorbells are not
-    /// counted here, because operations share them.
-    pub counters: &'p Counters,
+    /// counted here, because operations share them. `None` without
+    /// [`ClientBuilder::operation_counters`](crate::ClientBuilder::operation_counters).
+    pub counters: Option<&'p Counters>,
 }
 
 /// Up to `pipeline_depth` operations in flight.
@@ -84,9 +86,10 @@ impl<'s> Pipeline<'s> {
         handle: SessionRegion<'s>,
         connection: &'s ServerConnection,
         shared: &'s ClientInner,
+        memory: &'s mut PipelineMemory,
         depth: usize,
     ) -> Self {
-        Self(LaneScheduler::new(handle, connection, shared, depth))
+        Self(LaneScheduler::new(handle, connection, shared, memory, depth))
     }
 
     crate::operations::define_operations!(&mut Self, std::result::Result<Ticket, PipelineFull>, 's);

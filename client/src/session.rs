@@ -12,6 +12,7 @@ use farside_protocol::{Action, Answer, Failure, Found, LANE, Lifetime, OpenRegio
 use crate::batch::BatchMemory;
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
+use crate::pipeline::PipelineMemory;
 use crate::reconnecting::ReconnectBudget;
 use crate::{
     Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, Result, Scan, Store, Value,
@@ -27,6 +28,7 @@ pub struct Session {
     pub(crate) shared: Arc<ClientInner>,
     connected: ConnectedEngine,
     pub(crate) batch_memory: BatchMemory,
+    pipeline_memory: PipelineMemory,
 }
 
 impl fmt::Debug for Session {
@@ -80,7 +82,8 @@ impl Drop for ConnectedEngine {
 impl Session {
     pub(crate) fn open(shared: Arc<ClientInner>) -> Result<Self> {
         let connected = ConnectedEngine::new(&shared)?;
-        Ok(Self { shared, connected, batch_memory: BatchMemory::default() })
+        let (batch_memory, pipeline_memory) = Default::default();
+        Ok(Self { shared, connected, batch_memory, pipeline_memory })
     }
 
     /// Returns the region and its engine, after reconnecting if the connection was lost.
@@ -452,8 +455,9 @@ impl Session {
     /// time for each lane.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
         self.handle()?;
-        let Self { connected, shared, .. } = self;
-        Ok(Pipeline::new(connected.handle(), &connected.connection, shared, operations))
+        let Self { connected, shared, pipeline_memory, .. } = self;
+        let handle = connected.handle();
+        Ok(Pipeline::new(handle, &connected.connection, shared, pipeline_memory, operations))
     }
 
     /// Returns an empty batch: it collects operations, which then run together.

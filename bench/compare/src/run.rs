@@ -198,7 +198,8 @@ impl<'a> StoreSetup<'a> {
     }
 
     fn connect(&self) -> Result<Client> {
-        let mut builder = Client::builder().config(self.client).pipeline_depth(self.args.depth);
+        let builder = Client::builder().config(self.client).pipeline_depth(self.args.depth);
+        let mut builder = builder.operation_counters(true);
         if let Some(link) = self.args.link() {
             builder = builder.intercept_fabric(emulation::wrap(link));
         }

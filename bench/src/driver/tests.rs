@@ -87,7 +87,7 @@ impl Pipelined for &mut SlowOnce {
         let fails = self.fails_at.is_some_and(|number| number == self.taken);
         self.taken += 1;
         let result = if fails { Err(()) } else { Ok(Action::Put.outcome(true, &[])) };
-        Some(Completed { lane, result, counters: &self.counters })
+        Some(Completed { lane, result, counters: Some(&self.counters) })
     }
 
     fn in_flight(&self) -> usize {

@@ -24,6 +24,7 @@ pub struct ClientBuilder {
     token: Token,
     cache_bytes: usize,
     pipeline_depth: u16,
+    operation_counters: bool,
     connect_timeout: Duration,
     rdma: RdmaOptions,
     intercept: Option<Intercept>,
@@ -60,6 +61,7 @@ impl From<&ClientConfig> for ClientBuilder {
             token: config.token(),
             cache_bytes: config.cache_bytes.0 as usize,
             pipeline_depth: config.pipeline_depth,
+            operation_counters: false,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
             intercept: None,
@@ -122,6 +124,14 @@ impl ClientBuilder {
     /// are freed with the session: in all at most about 4 x `depth` x the largest value.
     pub fn pipeline_depth(mut self, depth: u16) -> Self {
         self.pipeline_depth = depth;
+        self
+    }
+
+    /// Whether pipelines count the verbs of each operation, for
+    /// [`Completed::counters`](crate::Completed::counters). Off by default, because it takes some
+    /// instructions. [`Session::counters`](crate::Session::counters) always counts.
+    pub fn operation_counters(mut self, counts: bool) -> Self {
+        self.operation_counters = counts;
         self
     }
 
@@ -200,7 +210,8 @@ impl ClientBuilder {
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
         let connect_options = ConnectOptions { address, role, token, timeout, rdma: self.rdma };
         let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
-        let options = SessionOptions { cache_bytes: self.cache_bytes, lanes };
+        let counts_operations = self.operation_counters;
+        let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };
         let (intercept, fetches) = (self.intercept, Fetches::default());
         let shared = ClientInner { connect_options, options, intercept, connections, fetches };
         Ok(Client { shared: Arc::new(shared) })

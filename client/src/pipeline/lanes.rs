@@ -90,10 +90,22 @@ enum LaneState {
     InTask,
 }
 
-struct PipelineLane<'s> {
+/// The task of a lane. It runs one job after another, without end. Created with the lane's first
+/// operation that needs it, and then kept, so that operations allocate nothing.
+struct LaneTask<'s> {
     mailbox: Rc<Mailbox<'s>>,
-    /// Runs one job after another, without end. Created once, so that operations allocate nothing.
-    task: Pin<Box<dyn Future<Output = ()> + 's>>,
+    future: Pin<Box<dyn Future<Output = ()> + 's>>,
+}
+
+impl<'s> LaneTask<'s> {
+    fn new(handle: SessionRegion<'s>, id: LaneId) -> Self {
+        let mailbox = Rc::new(Mailbox::default());
+        let future = Box::pin(run_lane(handle, id, mailbox.clone()));
+        Self { mailbox, future }
+    }
+}
+
+struct PipelineLane<'s> {
     ticket: Ticket,
     job: Job<'s>,
     state: LaneState,
@@ -109,10 +121,12 @@ struct PipelineLane<'s> {
     answer: Option<LaneAnswer>,
     /// The value that the operation taken last returned.
     value: Vec<u8>,
-    /// The verbs of the operation taken last.
+    /// The verbs of the operation taken last, if the client counts them.
     counters: Counters,
-    /// All verbs of the lane until the operation taken last was taken.
+    /// All verbs of the lane until the operation taken last was taken, if the client counts them.
     total_counters: Counters,
+    /// All bytes of the lane until the operation taken last was taken.
+    total_bytes: u64,
 }
 
 impl PipelineLane<'_> {
@@ -151,7 +165,11 @@ pub(crate) struct LaneScheduler<'s> {
     region: &'s OpenRegion,
     connection: &'s ServerConnection,
     shared: &'s ClientInner,
+    /// The session's memory, which gets the containers back.
+    memory: &'s mut PipelineMemory,
     lanes: Vec<PipelineLane<'s>>,
+    /// The tasks of lanes. Empty as long as no operation needs one.
+    tasks: Vec<Option<LaneTask<'s>>>,
     free_lanes: Vec<LaneId>,
     /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
     chains_completed: VecDeque<LaneId>,
@@ -177,12 +195,30 @@ pub(crate) struct LaneScheduler<'s> {
     candidates: CandidateTable,
 }
 
+/// The containers of a session's pipelines, which one pipeline leaves to the next: so a batch
+/// allocates none of them.
+#[derive(Default)]
+pub(crate) struct PipelineMemory {
+    /// Empty.
+    lanes: Vec<PipelineLane<'static>>,
+    /// One for each lane so far.
+    values: Vec<Vec<u8>>,
+    free_lanes: Vec<LaneId>,
+    waiting_for_room: Vec<LaneId>,
+    chains_completed: VecDeque<LaneId>,
+    gets: VecDeque<LaneId>,
+    changes: VecDeque<LaneId>,
+    answered: VecDeque<LaneId>,
+    candidates: CandidateTable,
+}
+
 impl<'s> LaneScheduler<'s> {
     /// Schedules operations on the first `count` lanes of the engine: at least one, at most all.
     pub(crate) fn new(
         handle: SessionRegion<'s>,
         connection: &'s ServerConnection,
         shared: &'s ClientInner,
+        memory: &'s mut PipelineMemory,
         count: usize,
     ) -> Self {
         let SessionRegion { engine, region } = handle;
@@ -195,16 +231,13 @@ impl<'s> LaneScheduler<'s> {
             value_bytes: 0,
             successor: None,
         };
-        let lane = |id| {
-            let id = LaneId(id);
-            let mailbox = Rc::new(Mailbox::default());
-            let task = Box::pin(run_lane(handle, id, mailbox.clone()));
-            let ticket = Ticket { number: 0, lane: id };
-            let total_counters = *engine.endpoint.fabric().lane_counters(id);
+        let fabric = engine.endpoint.fabric();
+        let mut values = std::mem::take(&mut memory.values);
+        let mut lanes: Vec<PipelineLane<'s>> = std::mem::take(&mut memory.lanes);
+        lanes.extend((0..count).map(LaneId).map(|id| {
+            let total_counters = *fabric.lane_counters(id);
             PipelineLane {
-                mailbox,
-                task,
-                ticket,
+                ticket: Ticket { number: 0, lane: id },
                 job,
                 state: LaneState::InTask,
                 next_follower: None,
@@ -212,28 +245,44 @@ impl<'s> LaneScheduler<'s> {
                 read: CachedRead::default(),
                 put: None,
                 answer: None,
-                value: Vec::new(),
+                value: values.pop().unwrap_or_default(),
                 counters: total_counters,
                 total_counters,
+                total_bytes: total_counters.bytes(),
             }
+        }));
+        drop(fabric);
+        memory.values = values;
+        memory.candidates.provide(count);
+        let mut free_lanes = std::mem::take(&mut memory.free_lanes);
+        free_lanes.extend((0..count).rev().map(LaneId));
+        let lane_count = usize::from(count);
+        let queue = |queue: &mut VecDeque<LaneId>| {
+            let mut queue = std::mem::take(queue);
+            queue.reserve(lane_count);
+            queue
         };
+        let mut waiting_for_room = std::mem::take(&mut memory.waiting_for_room);
+        waiting_for_room.reserve(lane_count);
         Self {
             engine,
             region,
             connection,
             shared,
-            lanes: (0..count).map(lane).collect(),
-            free_lanes: (0..count).rev().map(LaneId).collect(),
-            chains_completed: VecDeque::with_capacity(count.into()),
-            waiting_for_room: Vec::with_capacity(count.into()),
-            gets: VecDeque::with_capacity(count.into()),
-            changes: VecDeque::with_capacity(count.into()),
+            lanes,
+            tasks: Vec::new(),
+            free_lanes,
+            chains_completed: queue(&mut memory.chains_completed),
+            waiting_for_room,
+            gets: queue(&mut memory.gets),
+            changes: queue(&mut memory.changes),
             changes_first: false,
-            answered: VecDeque::with_capacity(count.into()),
+            answered: queue(&mut memory.answered),
             started: 0,
             begun: 0,
             operation_bytes: OPERATION_BYTES_INITIAL,
-            candidates: CandidateTable::new(count),
+            candidates: std::mem::take(&mut memory.candidates),
+            memory,
         }
     }
 
@@ -344,29 +393,40 @@ impl<'s> LaneScheduler<'s> {
                 self.finish_with(id, Ok(Answer::stored(version)));
             }
             Ok(Some(swung)) => {
-                lane.mailbox.displaced.set(lane.put.take().map(|put| put.displaced(swung)));
+                let displaced = lane.put.take().map(|put| put.displaced(swung));
+                self.task(id).mailbox.displaced.set(displaced);
                 self.run_in_task(id);
             }
             Err(failure) => self.finish_with(id, Err(failure)),
         }
     }
 
+    /// The lane's task, which is created if this is its first operation that needs one.
+    fn task(&mut self, id: LaneId) -> &mut LaneTask<'s> {
+        if self.tasks.is_empty() {
+            self.tasks.resize_with(self.lanes.len(), || None);
+        }
+        let handle = self.engine.at(self.region);
+        self.tasks[usize::from(id.0)].get_or_insert_with(|| LaneTask::new(handle, id))
+    }
+
     /// Gives the job to the lane's task, and polls the task.
     #[inline(never)]
     fn run_in_task(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
-        lane.mailbox.job.set(Some(lane.job));
         lane.state = LaneState::InTask;
+        let job = lane.job;
+        self.task(id).mailbox.job.set(Some(job));
         self.poll_lane(id);
     }
 
     /// Polls the task of a lane that has a new job or whose chain has completed.
     fn poll_lane(&mut self, id: LaneId) {
-        let lane = &mut self.lanes[usize::from(id.0)];
+        let task = self.task(id);
         let mut context = Context::from_waker(Waker::noop());
         // The task never ends: its mailbox shows when a job has completed.
-        let _ = lane.task.as_mut().poll(&mut context);
-        if let Some(answer) = lane.mailbox.answer.take() {
+        let _ = task.future.as_mut().poll(&mut context);
+        if let Some(answer) = task.mailbox.answer.take() {
             self.finish_with(id, answer);
         }
     }
@@ -497,10 +557,16 @@ impl<'s> LaneScheduler<'s> {
         let answer = lane.answer.take()?;
         let fabric = self.engine.endpoint.fabric();
         let total = fabric.lane_counters(id);
-        lane.counters = total.since(&lane.total_counters);
-        lane.total_counters = *total;
-        if lane.counters.round_trips > 0 {
-            let (average, bytes) = (self.operation_bytes, lane.counters.bytes());
+        let is_counted = self.shared.options.counts_operations;
+        if is_counted {
+            lane.counters = total.since(&lane.total_counters);
+            lane.total_counters = *total;
+        }
+        let bytes = total.bytes() - lane.total_bytes;
+        lane.total_bytes += bytes;
+        // An operation that shared another one's chain has none.
+        if bytes > 0 {
+            let average = self.operation_bytes;
             self.operation_bytes =
                 average - average / OPERATIONS_AVERAGED + bytes / OPERATIONS_AVERAGED;
         }
@@ -519,7 +585,8 @@ impl<'s> LaneScheduler<'s> {
                 Err(error.unwrap_or_else(|| self.shared.disconnected()))
             }
         };
-        Some(Completed { ticket: lane.ticket, result, counters: &lane.counters })
+        let counters = is_counted.then_some(&lane.counters);
+        Some(Completed { ticket: lane.ticket, result, counters })
     }
 }
 
@@ -529,5 +596,17 @@ impl Drop for LaneScheduler<'_> {
     fn drop(&mut self) {
         while self.wait().is_some() {}
         self.engine.pipelined.set(false);
+        let mut lanes = std::mem::take(&mut self.lanes);
+        self.memory.values.extend(lanes.drain(..).map(|lane| lane.value));
+        // Of an empty vector only the memory is left, which needs no lifetime.
+        self.memory.lanes = lanes.into_iter().map(|_| unreachable!("no lane is left")).collect();
+        self.free_lanes.clear();
+        std::mem::swap(&mut self.memory.free_lanes, &mut self.free_lanes);
+        std::mem::swap(&mut self.memory.waiting_for_room, &mut self.waiting_for_room);
+        std::mem::swap(&mut self.memory.chains_completed, &mut self.chains_completed);
+        std::mem::swap(&mut self.memory.gets, &mut self.gets);
+        std::mem::swap(&mut self.memory.changes, &mut self.changes);
+        std::mem::swap(&mut self.memory.answered, &mut self.answered);
+        std::mem::swap(&mut self.memory.candidates, &mut self.candidates);
     }
 }

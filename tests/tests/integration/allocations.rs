@@ -93,6 +93,29 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
     assert_eq!(allocations_min(round), 0);
 }
 
+/// A batch allocates what it returns: the list of outcomes, and each value that a GET found.
+#[test]
+fn a_batch_allocates_only_what_it_returns() {
+    const BATCH: u64 = 32;
+    let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
+    let client = server.client_builder().pipeline_depth(BATCH as u16).connect().unwrap();
+    let mut session = client.session().unwrap();
+    let keys: Vec<[u8; 8]> = (0..BATCH).map(u64::to_le_bytes).collect();
+    let mut batch = |puts: bool| {
+        let batch = keys.iter().fold(session.batch(), |batch, key| match puts {
+            true => batch.put(key, [7; 100]),
+            false => batch.get(key),
+        });
+        assert!(batch.run().unwrap().iter().all(Result::is_ok));
+    };
+    for _ in 0..scaled(2_000) {
+        batch(true);
+        batch(false);
+    }
+    assert_eq!(allocations_min(|| batch(true)), 1);
+    assert_eq!(allocations_min(|| batch(false)), 1 + BATCH);
+}
+
 #[test]
 fn a_batch_allocates_the_same_at_any_depth() {
     let server = ServerProcess::start("--memory 32MiB");

@@ -180,7 +180,7 @@ impl<'s, P: Peer> PeerPipeline<'s, P> {
         lane.counters = total_counters.since(&lane.total_counters);
         lane.total_counters = total_counters;
         let result = result.map(|applied| job.action.outcome(applied, &lane.value));
-        Some(Completed { lane: id.into(), result, counters: &lane.counters })
+        Some(Completed { lane: id.into(), result, counters: Some(&lane.counters) })
     }
 }
 

@@ -209,12 +209,12 @@ fn a_pipeline_attributes_verbs_to_each_operation() {
     let mut pipeline = store.pipeline().unwrap();
     for number in 2..20 {
         pipeline.start(Action::Put, &key, &value(number)).unwrap();
-        let Counters { writes, compare_swaps, .. } = *pipeline.wait().unwrap().counters;
+        let Counters { writes, compare_swaps, .. } = *pipeline.wait().unwrap().counters.unwrap();
         assert_eq!([writes, compare_swaps], [2, 2]);
         pipeline.start(Action::Get, &key, &[]).unwrap();
         let Completed { result, counters, .. } = pipeline.wait().unwrap();
         let found = result.unwrap().value.unwrap();
-        assert_eq!((&*found, counters.reads), (&value(number)[..], 1));
+        assert_eq!((&*found, counters.unwrap().reads), (&value(number)[..], 1));
     }
 }
 

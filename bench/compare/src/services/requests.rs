@@ -96,7 +96,7 @@ impl<P: Protocol> RequestPipeline<'_, P> {
         let Requests { protocol, value, counters, .. } = &mut *self.requests;
         let applied = protocol.answer(action, value);
         let result = applied.map(|applied| action.outcome(applied, value));
-        Some(Completed { lane, result, counters })
+        Some(Completed { lane, result, counters: Some(counters) })
     }
 }
 
@@ -119,7 +119,7 @@ impl<P: Protocol> Pipelined for RequestPipeline<'_, P> {
         if self.sent == 0 && !self.started.is_empty() {
             if let Err(error) = self.requests.protocol.send() {
                 let (lane, _) = self.started.pop_front()?;
-                let counters = &self.requests.counters;
+                let counters = Some(&self.requests.counters);
                 return Some(Completed { lane, result: Err(error), counters });
             }
             self.sent = self.started.len();

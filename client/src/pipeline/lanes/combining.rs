@@ -36,9 +36,10 @@ const ENTRIES_PER_LANE: usize = 4;
 ///
 /// A hash table with one entry per bucket: a new candidate displaces the old one. A displaced lane
 /// executes its operation alone, or with the followers it has.
+#[derive(Default)]
 pub(super) struct CandidateTable {
     /// The number of entries is a power of two. GETs use the even ones, PUTs the odd ones.
-    entries: Box<[(CandidateTag, LaneId)]>,
+    entries: Vec<(CandidateTag, LaneId)>,
     /// Mixed into every tag, so that a new epoch invalidates all entries at once.
     epoch: u64,
 }
@@ -48,9 +49,13 @@ pub(super) struct CandidateTable {
 type CandidateTag = u64;
 
 impl CandidateTable {
-    pub(super) fn new(lanes: u16) -> Self {
+    /// Makes room for this many lanes, and removes all candidates.
+    pub(super) fn provide(&mut self, lanes: u16) {
         let entries = (usize::from(lanes) * ENTRIES_PER_LANE).next_power_of_two();
-        Self { entries: vec![(0, LaneId(0)); entries].into(), epoch: 0 }
+        let entries = entries.max(self.entries.len());
+        self.entries.clear();
+        self.entries.resize(entries, (0, LaneId(0)));
+        self.clear();
     }
 
     /// Removes all candidates, in constant time. The scheduler calls this before it lets queued
@@ -166,13 +171,19 @@ mod tests {
     const GET: bool = false;
     const PUT: bool = true;
 
+    fn table(lanes: u16) -> CandidateTable {
+        let mut table = CandidateTable::default();
+        table.provide(lanes);
+        table
+    }
+
     fn hash(key: &[u8]) -> KeyHash {
         KeyHasher::new(&[7; 16]).hash(key)
     }
 
     #[test]
     fn a_candidate_is_found_by_its_own_key_and_kind_only() {
-        let mut candidates = CandidateTable::new(16);
+        let mut candidates = table(16);
         assert_eq!(candidates.replace(hash(b"key"), GET, LaneId(1)), None);
         assert_eq!(candidates.replace(hash(b"key"), PUT, LaneId(2)), None);
         assert_eq!(candidates.replace(hash(b"other"), GET, LaneId(3)), None);
@@ -182,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_key_whose_entry_was_taken_by_another_key_has_no_candidate() {
-        let mut candidates = CandidateTable::new(1);
+        let mut candidates = table(1);
         candidates.replace(hash(b"key"), GET, LaneId(1));
         // One lane has two entries for GETs, so some of these keys share the entry of the first.
         for other in 0..16 {
@@ -194,7 +205,7 @@ mod tests {
     /// Guards I20: fails if `clear` leaves a candidate, which may have posted its chain by now.
     #[test]
     fn no_candidate_outlives_clear() {
-        let mut candidates = CandidateTable::new(16);
+        let mut candidates = table(16);
         for _ in 0..1000 {
             assert_eq!(candidates.replace(hash(b"key"), PUT, LaneId(1)), None);
             candidates.clear();
