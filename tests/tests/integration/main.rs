@@ -6,6 +6,7 @@
 )]
 
 mod allocations;
+mod async_client;
 mod balance;
 mod bench_cli;
 mod bench_compare;

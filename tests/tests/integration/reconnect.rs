@@ -74,7 +74,7 @@ fn sessions_of_a_lost_server_fail_together() {
 
 /// Fences a client at one chain: its connection executes neither that chain nor any later one.
 #[derive(Clone)]
-struct FenceAt {
+pub(crate) struct FenceAt {
     /// The number of chains before it, on all connections of the client.
     chains_before: Arc<AtomicU64>,
     /// Called at that chain.
@@ -83,20 +83,20 @@ struct FenceAt {
 
 impl FenceAt {
     /// Returns a fence that is not set.
-    fn new(on_fence: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(on_fence: impl Fn() + Send + Sync + 'static) -> Self {
         Self { chains_before: Arc::new(AtomicU64::new(u64::MAX)), on_fence: Arc::new(on_fence) }
     }
 
-    fn set(&self, chains_before: u64) {
+    pub(crate) fn set(&self, chains_before: u64) {
         self.chains_before.store(chains_before, Ordering::Relaxed);
     }
 
     /// Returns whether the client has posted that chain. Meaningful only after `set`.
-    fn was_reached(&self) -> bool {
+    pub(crate) fn was_reached(&self) -> bool {
         self.chains_before.load(Ordering::Relaxed) > u64::MAX / 2
     }
 
-    fn wrap(&self) -> Intercept {
+    pub(crate) fn wrap(&self) -> Intercept {
         let fence = self.clone();
         Arc::new(move |fabric, _| {
             let (fence, mut is_fenced) = (fence.clone(), false);
