@@ -394,8 +394,17 @@ impl<'s> LaneScheduler<'s> {
             }
             Ok(Some(swung)) => {
                 let displaced = lane.put.take().map(|put| put.displaced(swung));
-                self.task(id).mailbox.displaced.set(displaced);
-                self.run_in_task(id);
+                let job = lane.job;
+                lane.state = LaneState::InTask;
+                let mailbox = &self.task(id).mailbox;
+                mailbox.displaced.set(displaced);
+                mailbox.job.set(Some(job));
+                // Its next chain may READ a large block.
+                if self.engine.endpoint.has_room(self.region.index, 0) {
+                    self.poll_lane(id);
+                } else {
+                    self.waiting_for_room.push(id);
+                }
             }
             Err(failure) => self.finish_with(id, Err(failure)),
         }

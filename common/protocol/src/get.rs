@@ -243,19 +243,16 @@ impl<F: Fabric> Operation<'_, F> {
     ///
     /// The word is still the key's, because its proof is at most T_word old (invariant I4).
     pub async fn version(&self) -> ProtocolResult<Option<Version>> {
-        let packed = self.region.cache.get_packed(self.hash);
-        let location = packed.and_then(|packed| self.region.cache.unpacked(self.hash, packed).ok());
-        if let (Some(packed), Some(location)) = (packed, location.filter(|known| !known.expires)) {
-            let (base, posted) = (self.window(), self.now());
-            let target = ProvenSlot::located(location, base);
+        if let Some((location, target)) = self.cached_location().filter(|(it, _)| !it.expires()) {
+            let posted = self.now();
             let word = Verb::Read { remote: target.slot, into: Buffer::Window, bytes: 8 };
             self.handle().read(self.lane, &[word]).await?;
-            let is_linked = self.first_words(Buffer::Window) == [location.word.bits()];
+            let is_linked = self.first_words(Buffer::Window) == [target.word.bits()];
             if is_linked && self.is_fresh(posted) && self.is_proved(&target, self.now()) {
                 self.region.lookups.note_hit();
-                self.region.cache.prove(self.hash, packed, posted);
-                let address = location.word.block()?.address;
-                return Ok(Some(Version::of(address, location.generation)));
+                self.region.cache.prove(self.hash, location, posted);
+                let address = target.word.block()?.address;
+                return Ok(Some(Version::of(address, location.generation())));
             }
         }
         Ok(self.get().await?.map(|found| found.version))

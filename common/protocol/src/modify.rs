@@ -183,7 +183,7 @@ impl<F: Fabric> Operation<'_, F> {
                     None => 0,
                 };
                 let number = number.checked_add(addend).ok_or(OperationError::NumberOverflow)?;
-                (self.write_number(start, number), number)
+                (self.write_number(start, number)?, number)
             }
             Change::Append | Change::Retain => {
                 let is_append = matches!(change, Change::Append);
@@ -208,7 +208,8 @@ impl<F: Fabric> Operation<'_, F> {
     /// Moves the staged value within [`Buffer::NewBlock`].
     fn move_staged(&self, staged_at: &mut usize, to: usize, bytes: usize) {
         let mut fabric = self.engine.endpoint.fabric_mut();
-        fabric.reserve(self.lane, Buffer::NewBlock, to + bytes);
+        // For both places: a shorter request may make the buffer shorter.
+        fabric.reserve(self.lane, Buffer::NewBlock, to.max(*staged_at) + bytes);
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
         image.copy_within(*staged_at..*staged_at + bytes, to);
         *staged_at = to;
@@ -240,13 +241,14 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// Writes the number to this byte offset of [`Buffer::NewBlock`], and returns its length.
-    fn write_number(&self, at: usize, number: i64) -> usize {
+    fn write_number(&self, at: usize, number: i64) -> ProtocolResult<usize> {
         let (text, bytes) = digits(number);
+        self.region.check_value_bytes(bytes)?;
         let mut fabric = self.engine.endpoint.fabric_mut();
         fabric.reserve(self.lane, Buffer::NewBlock, at + bytes);
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
         image[at..at + bytes].copy_from_slice(&text[..bytes]);
-        bytes
+        Ok(bytes)
     }
 }
 

@@ -13,7 +13,7 @@ use farside_layout::{
 use crate::engine::{Engine, LANE, has_expired};
 use crate::failure::Failure;
 use crate::get::Successor;
-use crate::location_cache::Location;
+use crate::location_cache::{Location, PackedLocation};
 use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
@@ -366,15 +366,23 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// The key's slot, by the location cache.
     #[inline(always)]
+    #[inline]
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
+        self.cached_location().map(|(_, target)| target)
+    }
+
+    /// The cached location of the key, and its slot.
+    #[inline]
+    pub(crate) fn cached_location(&self) -> Option<(PackedLocation, ProvenSlot)> {
         let (location, proved_at) = self.region.cache.get_proved(self.hash)?;
-        Some(ProvenSlot {
+        let target = ProvenSlot {
             slot: self.window() + u64::from(location.in_window()),
             word: location.word(self.hash).ok()?,
             generation: Some(location.generation()),
             expires_at_ms: (!location.expires()).then_some(0),
             proved_at,
-        })
+        };
+        Some((location, target))
     }
 
     /// The slot in which this operation's last GET found the key.

@@ -92,7 +92,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let block = BlockRef { address: free.address, class, generation_low };
         self.region.geometry.check_block(block)?;
         let expires_at_ms = match lifetime {
-            Lifetime::Forever => 0,
+            Lifetime::Forever | Lifetime::Kept => 0,
             _ => {
                 self.region.allocator().announce_expiry();
                 lifetime.expires_at_ms(self.engine.endpoint.fabric().wall_clock_ns())
