@@ -1,8 +1,10 @@
 //! Operations as futures, for the tasks of any async runtime.
 //!
 //! A thread, the driver, owns a session and its pipeline. A task hands its request over in a slot
-//! of the shared state, and sleeps until the driver has stored the answer there.
+//! of the shared state, and sleeps until the driver has stored the answer there. On shared memory a
+//! GET of a cached location needs no driver.
 
+mod direct;
 mod driver;
 mod operation;
 mod shared;
@@ -24,6 +26,9 @@ use crate::{Client, ConnectError, Outcome, Result, Store, Value};
 /// operations share one pipeline of `pipeline_depth` lanes, which a thread of the client drives.
 /// The thread sleeps while no operation is under way. It inherits the signal mask of the thread
 /// that calls [`Client::async_client`].
+///
+/// On shared memory, a GET whose location is cached runs in the poll of its future, without the
+/// thread. One of 32 such GETs lets other tasks run first.
 ///
 /// An operation begins when its future is first polled. Operations of different tasks are
 /// concurrent with each other, as in a [`Pipeline`](crate::Pipeline). When the connection is lost,
@@ -133,8 +138,8 @@ impl AsyncClient {
     }
 
     /// As [`AsyncClient::get`], into the caller's buffer, whose content is replaced. The buffer is
-    /// empty afterwards if the key is absent. Allocates nothing in the steady state, once the
-    /// buffer is large enough and the value has at most 4 KiB.
+    /// empty afterwards if the key is absent. Allocates nothing in the steady state, if the buffer
+    /// is large enough and the value has at most 4 KiB.
     ///
     /// # Errors
     /// As [`AsyncClient::get`].

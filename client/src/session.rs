@@ -230,6 +230,29 @@ impl Session {
         }))
     }
 
+    /// As [`Session::get_into`], but only if a READ of the cached location answers it. Does not
+    /// reconnect. Never waits if [`Session::executes_at_once`].
+    #[inline]
+    pub(crate) fn get_at_once(&self, key: &[u8], value: &mut Vec<u8>) -> Option<Version> {
+        if self.is_lost() {
+            return None;
+        }
+        let found = self.connected.handle().get_cached(key)?;
+        self.copy(&found, value);
+        Some(found.version)
+    }
+
+    /// Whether chains are executed as soon as they are posted: on shared memory.
+    pub(crate) fn executes_at_once(&self) -> bool {
+        self.connected.engine.endpoint.fabric().executes_at_once()
+    }
+
+    /// Whether the connection was lost, so that the next operation reconnects.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.connected.connection.control.is_lost()
+    }
+
     /// Stores a value, whether or not the key is present.
     ///
     /// One round trip if the key's location is cached (`[WRITE][WRITE][CAS]`, one doorbell), two if

@@ -62,19 +62,26 @@ impl Driver {
     /// Runs requests until the last [`AsyncClient`](super::AsyncClient) is dropped.
     pub(super) fn run(mut self, mut session: Session) {
         let client = session.shared.clone();
+        let has_direct = session.executes_at_once();
         while self.wait_for_request() {
             let expected = ExpectedValues::new();
-            let end = session.pipeline().map(|pipeline| self.serve(pipeline, &expected));
+            let end = session.pipeline().map(|pipeline| {
+                if has_direct {
+                    self.shared.direct.open(&client);
+                }
+                self.serve(pipeline, &expected)
+            });
             let end = end.and_then(|end| match end {
                 PipelineEnd::Lost => client.count_loss(&mut self.budget).map(|()| end),
                 PipelineEnd::Full | PipelineEnd::Closed => Ok(end),
             });
             match end {
-                Ok(PipelineEnd::Closed) => return,
+                Ok(PipelineEnd::Closed) => break,
                 Ok(PipelineEnd::Lost | PipelineEnd::Full) => {}
                 Err(error) => self.fail_all(&error),
             }
         }
+        self.shared.direct.close();
     }
 
     /// Waits for a request. Returns false if there will be no more.

@@ -5,6 +5,7 @@ use std::task::{Context, Poll, Waker};
 
 use farside_protocol::{Action, Version};
 
+use super::direct::DirectGet;
 use super::shared::{Asked, KEPT_BYTES_MAX, Request, Shared, SlotId, State, WaiterId};
 use crate::{Outcome, Result};
 
@@ -87,6 +88,21 @@ impl Future for AsyncOperation<'_, '_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        if let (Progress::New, Action::Get) = (&this.progress, this.request.action) {
+            match this.shared.direct.get(this.parts[0], this.found) {
+                DirectGet::Found(version) => {
+                    this.progress = Progress::Done;
+                    let [version, value] = [Some(version); 2];
+                    let outcome = Outcome { applied: true, version, value, number: 0 };
+                    return Poll::Ready(Ok(outcome));
+                }
+                DirectGet::Yield => {
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                DirectGet::Unanswered => {}
+            }
+        }
         let submits = matches!(this.progress, Progress::New | Progress::Waiting(_));
         let is_long =
             submits && this.parts.iter().map(|part| part.len()).sum::<usize>() > KEPT_BYTES_MAX;

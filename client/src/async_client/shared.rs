@@ -11,6 +11,7 @@ use std::task::Waker;
 use farside_fabric::Wakeup;
 use farside_protocol::{Action, Version};
 
+use super::direct::DirectSessions;
 use crate::{Error, Outcome};
 
 /// The number of requests that are under way at once. Further tasks wait for a slot, which costs
@@ -27,11 +28,13 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Wakes the driver.
     pub(super) wakeup: Arc<Wakeup>,
+    pub(super) direct: DirectSessions,
 }
 
 impl Shared {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { state: Mutex::default(), wakeup: Arc::new(Wakeup::new()?) })
+        let (wakeup, direct) = (Arc::new(Wakeup::new()?), DirectSessions::new());
+        Ok(Self { state: Mutex::default(), wakeup, direct })
     }
 
     #[inline]

@@ -152,4 +152,9 @@ impl AnyFabric {
     pub fn is_remote(&self) -> bool {
         !matches!(self, Self::Shm(_) | Self::Intercepted(_))
     }
+
+    /// Whether this thread executes a chain as soon as it posts it, and never waits.
+    pub fn executes_at_once(&self) -> bool {
+        matches!(self, Self::Shm(_))
+    }
 }

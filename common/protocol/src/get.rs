@@ -68,21 +68,43 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
         self.region.check_key(key)?;
         let hash = self.region.hasher.hash(key);
+        match self.run_cached(hash, key)? {
+            Ok(found) => Ok(found),
+            Err(read) => {
+                let successor = read.and_then(|read| self.successor_by_mark(LANE, &read));
+                self.get_by_future(hash, key, successor)
+            }
+        }
+    }
+
+    /// Runs a GET to its end if a READ of the cached location answers it. Otherwise returns `None`:
+    /// the key's location is not cached, its value was replaced or has expired, or the READ failed.
+    /// No other operation may be in flight.
+    #[inline]
+    pub fn get_cached(self, key: &[u8]) -> Option<Found> {
+        self.region.check_key(key).ok()?;
+        self.run_cached(self.region.hasher.hash(key), key).ok()?.ok()?
+    }
+
+    /// READs the block at the cached location, and evaluates it. The inner error is that READ, if
+    /// it was in vain.
+    #[inline(always)]
+    fn run_cached(
+        self,
+        hash: KeyHash,
+        key: &[u8],
+    ) -> ProtocolResult<Result<Option<Found>, Option<CachedRead>>> {
         let mut fabric = self.engine.endpoint.fabric_mut();
         let read = self.cached_read(hash, || fabric.now());
         let Some((read, block)) = read.and_then(|read| Some((read, read.only_block()?))) else {
-            drop(fabric);
-            return self.get_by_future(hash, key, None);
+            return Ok(Err(None));
         };
         let (remote, bytes) = (block.address.offset(), read.bytes(block) as u32);
         let done = fabric.run_read(LANE, self.region.index, remote, Buffer::ReadBlock, bytes);
         done.map_err(|error| self.failed(error))?;
         let now = fabric.now();
-        if let Some(found) = self.complete_cached_read(&*fabric, now, LANE, (hash, key), &read) {
-            return Ok(found);
-        }
-        drop(fabric);
-        self.get_by_future(hash, key, self.successor_by_mark(LANE, &read))
+        let found = self.complete_cached_read(&*fabric, now, LANE, (hash, key), &read);
+        Ok(found.ok_or(Some(read)))
     }
 
     #[cold]
