@@ -40,9 +40,9 @@ fn poll_once(future: impl Future) -> bool {
 /// Waits until the driver of a dropped client has ended: its session has signed off by then.
 fn assert_leaves_nothing(server: &ServerProcess, observer: &Client) {
     wait_until("the async client signs off", TEST_TIMEOUT, || {
-        observer.statistics().unwrap().clients == 1
+        observer.admin().statistics().unwrap().clients == 1
     });
-    assert_eq!(observer.statistics().unwrap().clients_lost, 0);
+    assert_eq!(observer.admin().statistics().unwrap().clients_lost, 0);
     assert_eq!(blocks_with_clients(observer), 0);
     server.assert_verifies();
 }
