@@ -4,6 +4,8 @@
 //! A change of the source removes the key. A reader that loaded the old value before the change may
 //! store it after the removal. Then the old value stays until its TTL is over, and no longer.
 //!
+//! `Session::get_or_fetch` is the same in one call. This program shows the parts.
+//!
 //! ```sh
 //! cargo run -p farside --example cache_aside shm:///run/farside/kv.sock
 //! ```

@@ -69,6 +69,17 @@ impl Client {
 
     /// Opens a session for one thread. It reads the directory of the index: a few round trips.
     ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// std::thread::scope(|scope| {
+    ///     let work = || client.session()?.increment("visits", 1);
+    ///     let threads = [scope.spawn(work), scope.spawn(work)];
+    ///     threads.into_iter().try_for_each(|thread| thread.join().expect("no panic").map(drop))
+    /// })?;
+    /// assert_eq!(client.session()?.increment("visits", 0)?, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Connect`]: `Unreachable` if the server went away and did not return, `Refused` if
     /// it returned and refuses this client, `System` if the system refuses a thread or a

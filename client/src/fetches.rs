@@ -59,6 +59,17 @@ impl Session {
     ///
     /// The round trips of [`Session::get`]; if the key is absent, also those of [`Session::put`].
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let fetch = || Ok::<_, farside::Error>("Ada"); // from a database
+    /// let name = session.get_or_fetch("user:7", Duration::from_secs(60), fetch)?;
+    /// assert_eq!(name, b"Ada");
+    /// assert_eq!(session.get("user:7")?.expect("it was just fetched"), "Ada");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// The error of `fetch`; those of [`Session::get`] and [`Session::put`].
     pub fn get_or_fetch<V: AsRef<[u8]>, E: From<Error>>(

@@ -41,6 +41,7 @@
 //! | store several | [`put_many`](Session::put_many) |
 //! | store if the key is absent | [`insert`](Session::insert) |
 //! | read, or store if the key is absent | [`get_or_insert`](Session::get_or_insert) |
+//! | read, or fetch from elsewhere | [`get_or_fetch`](Session::get_or_fetch) |
 //! | store if the key is present | [`update`](Session::update) |
 //! | store with any [condition and TTL](Store) | [`store`](Session::store) |
 //! | exchange a known value | [`compare_exchange`](Session::compare_exchange) |
@@ -51,6 +52,7 @@
 //! | remove several | [`delete_many`](Session::delete_many) |
 //! | remove all with a prefix | [`delete_prefix`](Session::delete_prefix) |
 //! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |
+//! | wait for a change | [`watch`](Session::watch), [`watch_since`](Session::watch_since) |
 //! | run a list at once | [`batch`](Session::batch), which returns a [`Batch`] |
 //! | keep many in flight | [`pipeline`](Session::pipeline), which returns a [`Pipeline`] |
 //!
@@ -59,6 +61,9 @@
 //! [`if_version`](Store::if_version). A [`ttl`](Store::ttl) or [`until`](Store::until) limits the
 //! value's life, [`keep_ttl`](Store::keep_ttl) keeps the present limit, and
 //! [`returning`](Store::returning) asks for the value before.
+//!
+//! An [`AsyncClient`] has most of these methods as futures. [`Client::admin`] returns what an
+//! administrator does: statistics, collection and compaction.
 //!
 //! The folder `examples` of this crate has whole programs: `cache_aside`, `counter`, `lock` and
 //! `feature_store`.

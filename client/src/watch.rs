@@ -27,6 +27,17 @@ impl Session {
     /// them share a doorbell. A key that changes and changes back between two polls still counts,
     /// because its version differs; one that is removed and was absent at both does not.
     ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// match session.watch(&["config", "flags"], Duration::from_millis(10))? {
+    ///     Some(changed) => println!("key {} now has {:?}", changed.index, changed.version),
+    ///     None => println!("no change"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::get`].
     pub fn watch<K: AsRef<[u8]>>(
@@ -41,6 +52,17 @@ impl Session {
     /// As [`Session::watch`], for changes since the keys had these versions, which earlier GETs
     /// returned. `None` stands for an absent key. Of two lists of different lengths the longer is
     /// cut.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let version = session.get_or_insert("config", "1")?.version;
+    /// session.put("config", "2")?; // usually another client does this
+    /// let changed = session.watch_since(&["config"], &[Some(version)], Duration::from_secs(1))?;
+    /// assert_eq!(changed.expect("it has changed").index, 0);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::get`].

@@ -22,6 +22,13 @@ pub struct Admin<'c> {
 impl Admin<'_> {
     /// Returns the server's statistics of its region and its clients: one message each way.
     ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// let statistics = client.admin().statistics()?;
+    /// println!("{} clients, {} chunks free", statistics.clients, statistics.chunks_free);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server does not answer.
     pub fn statistics(&self) -> Result<ServerStatistics> {
@@ -50,6 +57,12 @@ impl Admin<'_> {
     /// ended. Returns the server's statistics of that moment. Other clients continue to work. The
     /// server walks the index twice, and waits for the report of its slowest writer.
     ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// println!("{} blocks came back", client.admin().collect()?.blocks_collected);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
     /// not answer.
@@ -73,6 +86,12 @@ impl Admin<'_> {
     /// complete), for display in [`ServerStatistics`]. One message without an answer; it replaces
     /// an earlier report that is still unsent, unless that one was of a complete snapshot.
     ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// client.admin().report_snapshot(500)?; // half done
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server went away and did not return.
     pub fn report_snapshot(&self, permille: u32) -> Result<()> {
@@ -86,6 +105,12 @@ impl Admin<'_> {
     ///
     /// Other clients may continue to work; keys that they change meanwhile are not moved. READs the
     /// index twice, and takes a GET and a compare-and-exchange for each block that moves.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// println!("{} blocks moved", client.admin().compact()?.blocks_moved);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Session::put`](crate::Session::put), except that it ends without an error when there is
