@@ -43,7 +43,7 @@ fn examples(content: &str, prefixes: &[&str]) -> Vec<(usize, String)> {
 fn test(name: &str, code: &str) -> Option<String> {
     let end = match code {
         _ if code.contains("fn example(") => "Ok(example(&mut session())?)",
-        _ if code.contains("fn main(") => "Ok(main()?)",
+        _ if code.contains("fn main(") => "main()",
         _ if code.contains(".connect()?") => "",
         _ => return None,
     };

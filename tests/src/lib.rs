@@ -130,7 +130,7 @@ pub fn send_signal(child: &Child, signal: Signal) {
 /// Stores a value under each of these keys.
 pub fn fill<V: AsRef<[u8]>>(session: &mut Session, keys: Range<u64>, value: impl Fn(u64) -> V) {
     for key in keys {
-        session.put(&key.to_le_bytes(), value(key).as_ref()).unwrap();
+        session.put(key.to_le_bytes(), value(key).as_ref()).unwrap();
     }
 }
 
@@ -143,7 +143,7 @@ pub fn fill_up<V: AsRef<[u8]>>(
 ) -> (u64, Error) {
     let mut key = from;
     loop {
-        match session.put(&key.to_le_bytes(), value(key).as_ref()) {
+        match session.put(key.to_le_bytes(), value(key).as_ref()) {
             Ok(()) => key += 1,
             Err(error) => return (key, error),
         }

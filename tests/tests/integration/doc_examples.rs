@@ -1,7 +1,7 @@
 //! Runs the examples in the documentation of `farside` and in README.md, each against a server of
 //! its own. `cargo test --doc` only compiles them. `tests/build.rs` makes a test of each; its name
 //! has the file and line of the example.
-#![allow(unused, reason = "as in doctests")]
+#![allow(unused, clippy::all, reason = "as in doctests")]
 
 use std::error::Error;
 
