@@ -7,7 +7,7 @@ use farside_layout::{
 };
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
-use super::{ExaminedBlock, Found, Operation, ProtocolResult, ProvenSlot, RetryState, read_block};
+use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
 use crate::Version;
 use crate::engine::{LANE, has_expired};
 use crate::location_cache::{Location, PackedLocation};

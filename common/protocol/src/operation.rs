@@ -366,7 +366,6 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// The key's slot, by the location cache.
     #[inline(always)]
-    #[inline]
     pub(crate) fn cached_target(&self) -> Option<ProvenSlot> {
         self.cached_location().map(|(_, target)| target)
     }

@@ -116,7 +116,9 @@ fn results_are_those_that_the_documentation_says() {
     let session = &mut server.session();
     assert_eq!(session.increment("n", -5).unwrap(), -5);
     assert_eq!(session.increment("n", i64::MAX).unwrap(), i64::MAX - 5);
-    let is = |result: Result<i64, Error>, expected| matches!(result, Err(Error::Operation(error)) if error == expected);
+    let is = |result: Result<i64, Error>, expected| {
+        result.is_err_and(|error| matches!(error, Error::Operation(it) if it == expected))
+    };
     assert!(is(session.increment("n", 6), NumberOverflow));
     for text in ["", "+1", "01", "-0", " 1", "1.5", "9223372036854775808", "x"] {
         session.put("text", text).unwrap();
