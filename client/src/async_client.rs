@@ -44,7 +44,8 @@ use crate::{Client, ConnectError, Outcome, Result, Store, Value};
 /// after the drop.
 ///
 /// Dropping the last clone ends the thread after the operations that are in flight. It does not
-/// wait for them.
+/// wait for them. A process that exits at once may end before its thread: then the server treats it
+/// as a client that died.
 ///
 /// ```no_run
 /// # async fn run(client: farside::Client) -> farside::Result<()> {
