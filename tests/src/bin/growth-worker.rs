@@ -21,8 +21,8 @@ fn main() {
     let (started, mut slowest, mut slow) = (Instant::now(), Duration::ZERO, 0u64);
     let mut before = started;
     for number in 0..keys {
-        if !matches!(session.insert(&key(number), &number.to_le_bytes()), Ok(true)) {
-            eprintln!("WRONG: inserting {number}: {:?}", session.get(&key(number)));
+        if !matches!(session.insert(key(number), number.to_le_bytes()), Ok(true)) {
+            eprintln!("WRONG: inserting {number}: {:?}", session.get(key(number)));
             std::process::exit(3);
         }
         let now = Instant::now();
@@ -40,7 +40,7 @@ fn main() {
     std::fs::write(format!("{report}.new"), line).unwrap();
     std::fs::rename(format!("{report}.new"), report).unwrap();
     for number in (0..keys).cycle() {
-        if let Err(error) = session.put(&key(number), &number.to_le_bytes()) {
+        if let Err(error) = session.put(key(number), number.to_le_bytes()) {
             eprintln!("WRONG: {error}");
             std::process::exit(3);
         }

@@ -232,7 +232,7 @@ fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
         count.store(0, number + 1).unwrap();
         let (key, value) = new_key(first, random.random_range(0..=number));
         if number % 4 == 0
-            && let Some(found) = allowed_get(session.get(&key))
+            && let Some(found) = allowed_get(session.get(key))
         {
             assert!(
                 found.as_ref().is_some_and(|found| found.data == value),
@@ -247,7 +247,7 @@ fn insert_new(session: &mut Session, first: u64, number: u64) {
     let (key, value) = new_key(first, number);
     let mut may_be_there = false;
     loop {
-        match session.insert(&key, &value) {
+        match session.insert(key, &value) {
             Ok(true) => return,
             Ok(false) if may_be_there => return,
             Ok(false) => panic!("the new key {key:x?} was there"),

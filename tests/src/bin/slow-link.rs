@@ -50,7 +50,7 @@ fn main() {
     match what.as_str() {
         "load" => {
             let value = vec![7; BYTES];
-            (0..KEYS).for_each(|key| session.put(&key.to_le_bytes(), &value).unwrap());
+            (0..KEYS).for_each(|key| session.put(key.to_le_bytes(), &value).unwrap());
         }
         "gets" => {
             let gets = GETS_MIN.max(u64::from(depth) * 3 / 2);
@@ -79,7 +79,7 @@ fn run(session: &mut Session, operations: u64, puts: bool) -> String {
     while ended < operations && begun.elapsed() < TIME_MAX {
         while started < operations {
             let key = (started % KEYS).to_le_bytes();
-            let ticket = if puts { pipeline.put(&key, &value) } else { pipeline.get(&key) };
+            let ticket = if puts { pipeline.put(key, &value) } else { pipeline.get(key) };
             if ticket.is_err() {
                 break;
             }

@@ -41,22 +41,22 @@ fn operations_allocate_nothing() {
             if clear {
                 session.clear_cache();
             }
-            session.put(&key, &[1; 100]).unwrap();
-            session.get_into(&key, &mut value).unwrap().unwrap();
-            session.update(&key, &[2; 100]).unwrap();
-            session.insert(&key, &[3; 100]).unwrap();
+            session.put(key, [1; 100]).unwrap();
+            session.get_into(key, &mut value).unwrap().unwrap();
+            session.update(key, [2; 100]).unwrap();
+            session.insert(key, [3; 100]).unwrap();
             session
-                .compare_exchange_version(&key, farside::Version::from_u64(1), b"x")
+                .compare_exchange_version(key, farside::Version::from_u64(1), b"x")
                 .map(drop)
                 .unwrap();
             session.store(key, [4; 100], Store::always().keep_ttl()).unwrap();
             session.touch(key, Duration::from_secs(1000)).unwrap();
             session.append(key, [5; 100]).unwrap();
             session.exists(key).unwrap();
-            session.delete(&key).unwrap();
+            session.delete(key).unwrap();
             session.increment(key, 7).unwrap();
             session.delete(key).unwrap();
-            session.get_into(&key, &mut value).unwrap();
+            session.get_into(key, &mut value).unwrap();
         }
     };
     for _ in 0..scaled(20_000).div_ceil(KEYS) {
@@ -81,9 +81,9 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
                 pipeline.wait().unwrap().result.unwrap();
             }
             match n % 3 {
-                0 => pipeline.put(&key, &[1; 100]).unwrap(),
-                1 => pipeline.get(&key).unwrap(),
-                _ => pipeline.delete(&key).unwrap(),
+                0 => pipeline.put(key, [1; 100]).unwrap(),
+                1 => pipeline.get(key).unwrap(),
+                _ => pipeline.delete(key).unwrap(),
             };
         }
     };

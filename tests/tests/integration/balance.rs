@@ -46,9 +46,9 @@ fn a_client_can_insert_without_end_while_another_deletes() {
         let mut session = deleting.session().unwrap();
         let mut value = Vec::new();
         for (key, bytes) in receive {
-            session.get_into(&key.to_le_bytes(), &mut value).unwrap().unwrap();
+            session.get_into(key.to_le_bytes(), &mut value).unwrap().unwrap();
             assert!(value == expected.value(key, bytes), "key {key}");
-            assert!(session.delete(&key.to_le_bytes()).unwrap(), "key {key}");
+            assert!(session.delete(key.to_le_bytes()).unwrap(), "key {key}");
         }
     });
     let client = server.client();
@@ -60,7 +60,7 @@ fn a_client_can_insert_without_end_while_another_deletes() {
             break;
         }
         let bytes = SIZES[random.random_range(0..SIZES.len())];
-        assert!(session.insert(&key.to_le_bytes(), noise.value(key, bytes)).unwrap());
+        assert!(session.insert(key.to_le_bytes(), noise.value(key, bytes)).unwrap());
         bytes_written += bytes as u64;
         send.send((key, bytes)).unwrap();
     }
@@ -112,12 +112,12 @@ fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
         while live_bytes + footprint(bytes) > heap / 5 * 4 {
             let victim = random.random_range(0..live.len());
             let (old, old_bytes) = live.swap_remove_back(victim).unwrap();
-            session.get_into(&old.to_le_bytes(), &mut value).unwrap().unwrap();
+            session.get_into(old.to_le_bytes(), &mut value).unwrap().unwrap();
             assert!(value == noise.value(old, old_bytes), "key {old}");
-            assert!(session.delete(&old.to_le_bytes()).unwrap(), "key {old}");
+            assert!(session.delete(old.to_le_bytes()).unwrap(), "key {old}");
             live_bytes -= footprint(old_bytes);
         }
-        session.put(&key.to_le_bytes(), noise.value(key, bytes)).unwrap_or_else(|error| {
+        session.put(key.to_le_bytes(), noise.value(key, bytes)).unwrap_or_else(|error| {
             panic!("{error}; {live_bytes} of {heap} bytes live; {:?}", client.admin().statistics())
         });
         live.push_back((key, bytes));
@@ -153,7 +153,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
         loop {
             let name = (round << 32 | stored).to_le_bytes();
             let session = &mut idle[stored as usize % 4];
-            if session.put(&name, &vec![round as u8; bytes]).is_err() {
+            if session.put(name, vec![round as u8; bytes]).is_err() {
                 break;
             }
             stored += 1;
@@ -163,9 +163,9 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
         assert!(payload > heap * 2 / 5, "round {round}: {stored} values of {bytes} bytes");
         for n in 0..stored {
             let name = (round << 32 | n).to_le_bytes();
-            let value = session.get(&name).unwrap().unwrap();
+            let value = session.get(name).unwrap().unwrap();
             assert!(value.len() == bytes && value.iter().all(|byte| *byte == round as u8));
-            assert!(session.delete(&name).unwrap());
+            assert!(session.delete(name).unwrap());
         }
     }
     assert!(client.admin().statistics().unwrap().chunks_emptied > 10);
@@ -205,12 +205,12 @@ fn a_client_whose_requests_are_denied_does_not_disturb_others() {
             let mut session = other.session().unwrap();
             // This client frees and takes blocks of its class all the time.
             while !is_over.load(Ordering::Relaxed) {
-                session.delete(&1u64.to_le_bytes()).unwrap();
-                session.put(&1u64.to_le_bytes(), &[4; 2000]).unwrap();
+                session.delete(1u64.to_le_bytes()).unwrap();
+                session.put(1u64.to_le_bytes(), [4; 2000]).unwrap();
             }
         });
         let mut large = server.session();
-        let denied = (0..4).filter(|_| large.put(b"large", &[5; 1 << 20]).is_err()).count();
+        let denied = (0..4).filter(|_| large.put(b"large", [5; 1 << 20]).is_err()).count();
         is_over.store(true, Ordering::Relaxed);
         denied
     });

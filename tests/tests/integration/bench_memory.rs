@@ -21,13 +21,13 @@ fn raw_verbs_take_no_block_that_others_could_need() {
     let mut session = roomy.session();
     verbs(&roomy, "32MiB").expect_line(5, &["can spare", "--span"]);
     assert_eq!(verbs(&roomy, "4MiB").code, Some(0));
-    session.put(b"key", &[0; 1000]).unwrap();
+    session.put(b"key", [0; 1000]).unwrap();
     roomy.assert_verifies();
     let cache = ServerProcess::start("--memory 8MiB --grace-ms 10 --evict");
     let client = cache.client();
     let mut session = client.session().unwrap();
     let evicted = || client.admin().statistics().unwrap().keys_evicted;
-    (0..20_000u64).for_each(|key| session.put(&key.to_le_bytes(), &[0; 1000]).unwrap());
+    (0..20_000u64).for_each(|key| session.put(key.to_le_bytes(), [0; 1000]).unwrap());
     let before = evicted();
     assert!(before > 0);
     verbs(&cache, "1MiB").expect_line(5, &["can spare", "--span"]);

@@ -115,7 +115,7 @@ fn scan_prints_lines() {
 fn stat_reports_keys_clients_and_memory() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
-    client.session().unwrap().put(b"key", &[7; 1000]).unwrap();
+    client.session().unwrap().put(b"key", [7; 1000]).unwrap();
     let output = server.cli(&["stat", "--json"]);
     assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""));
     let stat: Json = serde_json::from_str(output.text()).unwrap();
@@ -335,7 +335,7 @@ fn help_doctor_and_completions_need_no_server() {
 fn a_closed_stdout_is_no_error() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
-    (0..2000u32).for_each(|n| session.put(&n.to_le_bytes(), &[b'x'; 1000]).unwrap());
+    (0..2000u32).for_each(|n| session.put(n.to_le_bytes(), [b'x'; 1000]).unwrap());
     let mut child = server.command("kv-cli").arg("scan").spawn().unwrap();
     drop(child.stdout.take());
     let output = CommandOutput::new(child.wait_with_output().unwrap());

@@ -130,8 +130,8 @@ fn a_collection_takes_no_block_from_an_idle_session() {
     let client = server.client();
     let mut idle = client.session().unwrap();
     for n in 0..1000u64 {
-        idle.put(&n.to_le_bytes(), &[1; 100]).unwrap();
-        idle.delete(&n.to_le_bytes()).unwrap();
+        idle.put(n.to_le_bytes(), [1; 100]).unwrap();
+        idle.delete(n.to_le_bytes()).unwrap();
     }
     let observer = server.client();
     // In this collection the client reported its blocks, so the blocks it requested have arrived.
@@ -165,7 +165,7 @@ fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
             while !stop.load(Ordering::Relaxed) {
                 // Not a key that the worker uses.
                 let key = [b"observed ", &(count % 100).to_le_bytes()[..]].concat();
-                session.put(&key, &count.to_le_bytes()).unwrap();
+                session.put(&key, count.to_le_bytes()).unwrap();
                 count += 1;
             }
             count

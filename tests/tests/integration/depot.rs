@@ -20,10 +20,10 @@ fn a_goodbye_loses_no_block() {
         // after the client is gone.
         for n in 0..66u64 {
             let bytes = (n % 7) as usize * 60;
-            session.put(&(round * 66 + n).to_le_bytes(), &vec![1; bytes]).unwrap();
+            session.put((round * 66 + n).to_le_bytes(), vec![1; bytes]).unwrap();
         }
         for n in 0..20u64 {
-            assert!(session.delete(&(round * 66 + n).to_le_bytes()).unwrap());
+            assert!(session.delete((round * 66 + n).to_le_bytes()).unwrap());
         }
         drop((session, client));
     }
@@ -46,7 +46,7 @@ fn blocks_that_one_session_frees_can_be_used_by_another() {
     let denied = second.put(b"new", &value);
     assert!(matches!(denied, Err(Error::Operation(OutOfSpace { .. }))), "{denied:?}");
     for n in 0..stored {
-        assert!(first.delete(&n.to_le_bytes()).unwrap());
+        assert!(first.delete(n.to_le_bytes()).unwrap());
         if n % 1000 == 0 {
             std::thread::sleep(first.limits().grace);
         }
@@ -88,7 +88,7 @@ fn a_forgotten_pipeline_does_no_harm() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let mut session = server.session();
     for round in 0..10u64 {
-        session.put(b"key", &round.to_le_bytes()).unwrap();
+        session.put(b"key", round.to_le_bytes()).unwrap();
         let mut pipeline = session.pipeline().unwrap();
         pipeline.put(b"key", b"in flight").unwrap();
         pipeline.poll();
@@ -98,7 +98,7 @@ fn a_forgotten_pipeline_does_no_harm() {
         next.put(b"key", b"next").unwrap();
         assert!(next.wait().unwrap().result.unwrap().applied);
         drop(next);
-        session.put(b"key", &round.to_le_bytes()).unwrap();
+        session.put(b"key", round.to_le_bytes()).unwrap();
         assert_eq!(session.get(b"key").unwrap().unwrap().data, round.to_le_bytes());
     }
     server.assert_verifies();
@@ -148,7 +148,7 @@ fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
     }
     assert_eq!(*reader.get(b"key").unwrap().unwrap(), *b"value");
     server.signal(Signal::CONT);
-    writer.put(b"key", &[0; 10_000]).unwrap();
+    writer.put(b"key", [0; 10_000]).unwrap();
     reader.put(b"key", b"other").unwrap();
     assert_eq!(server.client().admin().statistics().unwrap().clients_lost, 0);
 }
@@ -178,7 +178,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
     assert_eq!(results.len(), 3 * usize::from(DEPTH));
     assert!(results.iter().all(|result| result.as_ref().is_err_and(has_waited)), "{results:?}");
     server.signal(Signal::CONT);
-    assert!(session.insert(&new[0], b"value").unwrap(), "the failed PUT stored nothing");
+    assert!(session.insert(new[0], b"value").unwrap(), "the failed PUT stored nothing");
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
 }
 
@@ -189,7 +189,7 @@ fn a_client_can_be_dropped_while_its_server_is_stopped() {
     let mut session = client.session().unwrap();
     let keys = scaled(100_000);
     fill(&mut session, 0..keys, |_| b"value");
-    (0..keys).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
+    (0..keys).for_each(|n| assert!(session.delete(n.to_le_bytes()).unwrap()));
     server.pause();
     // The drop must return although the blocks that it gives back do not fit into the socket.
     drop((session, client));

@@ -13,12 +13,12 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     let (hot, total) = (200u64, scaled(100_000).max(20_000));
     for n in 0..total {
         let key = 1_000_000 + n;
-        session.put(&key.to_le_bytes(), &self_describing::value(key, 0, 0, BYTES)).unwrap();
+        session.put(key.to_le_bytes(), self_describing::value(key, 0, 0, BYTES)).unwrap();
         let often = n % hot;
-        session.put(&often.to_le_bytes(), &self_describing::value(often, 0, n, BYTES)).unwrap();
+        session.put(often.to_le_bytes(), self_describing::value(often, 0, n, BYTES)).unwrap();
     }
     let is_stored = |session: &mut farside::Session, key: u64| {
-        session.get(&key.to_le_bytes()).unwrap().is_some_and(|value| {
+        session.get(key.to_le_bytes()).unwrap().is_some_and(|value| {
             assert!(self_describing::holds(key, &value), "key {key}");
             true
         })
@@ -42,7 +42,7 @@ fn a_cache_of_small_values_never_runs_out_of_index() {
     let mut session = client.session().unwrap();
     let total = scaled(600_000).max(100_000);
     fill(&mut session, 0..total, u64::to_le_bytes);
-    let last = (total - 1000..total).filter(|n| session.get(&n.to_le_bytes()).unwrap().is_some());
+    let last = (total - 1000..total).filter(|n| session.get(n.to_le_bytes()).unwrap().is_some());
     assert!(last.count() > 800);
     let statistics = client.admin().statistics().unwrap();
     assert!(statistics.splits > 100 && statistics.chunks_index > 1, "{statistics:?}");

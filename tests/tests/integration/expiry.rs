@@ -14,14 +14,14 @@ fn values_expire_for_every_client_and_their_memory_is_reused() {
     let client = server.client();
     let (mut session, mut other) = (client.session().unwrap(), server.session());
     for key in 0..keys {
-        session.put_with_ttl(&key.to_le_bytes(), b"ends", TTL).unwrap();
+        session.put_with_ttl(key.to_le_bytes(), b"ends", TTL).unwrap();
     }
     session.put(b"stays", b"stays").unwrap();
-    assert!((0..keys).step_by(97).all(|n| other.get(&n.to_le_bytes()).unwrap().is_some()));
+    assert!((0..keys).step_by(97).all(|n| other.get(n.to_le_bytes()).unwrap().is_some()));
     std::thread::sleep(TTL + Duration::from_secs(1));
     // With and without a cached location, whether or not the server has removed the key.
-    assert!((0..keys).all(|n| session.get(&n.to_le_bytes()).unwrap().is_none()));
-    assert!((0..keys).all(|n| other.get(&n.to_le_bytes()).unwrap().is_none()));
+    assert!((0..keys).all(|n| session.get(n.to_le_bytes()).unwrap().is_none()));
+    assert!((0..keys).all(|n| other.get(n.to_le_bytes()).unwrap().is_none()));
     assert_eq!(session.scan().unwrap().count(), 1);
     wait_until("all are removed", TEST_TIMEOUT, || {
         client.admin().statistics().unwrap().keys_expired == keys
@@ -30,7 +30,7 @@ fn values_expire_for_every_client_and_their_memory_is_reused() {
     assert_eq!(*session.get(b"stays").unwrap().unwrap(), *b"stays");
     // The slots and blocks of expired values can be used again.
     for key in 0..keys {
-        assert!(session.insert(&key.to_le_bytes(), b"again").unwrap());
+        assert!(session.insert(key.to_le_bytes(), b"again").unwrap());
     }
     server.assert_verifies();
 }
@@ -92,7 +92,7 @@ fn an_expiry_survives_the_server_and_the_client() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB --grace-ms 20");
     let mut session = server.session();
     for key in 0..100u64 {
-        session.put_with_ttl(&key.to_le_bytes(), b"ends", TTL).unwrap();
+        session.put_with_ttl(key.to_le_bytes(), b"ends", TTL).unwrap();
     }
     drop(session);
     server.kill();

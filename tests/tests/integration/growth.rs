@@ -35,7 +35,7 @@ fn insert_until(client: &Client, writer: u64, stop: &AtomicBool) -> u64 {
     let mut session = client.session().unwrap();
     let is_going = |_: &u64| !stop.load(Ordering::Relaxed);
     let inserted = (0..).take_while(is_going).take(INSERTS_MAX).map(|number| {
-        assert!(session.insert(&key(writer, number), &number.to_le_bytes()).unwrap());
+        assert!(session.insert(key(writer, number), number.to_le_bytes()).unwrap());
     });
     inserted.count() as u64
 }
@@ -82,7 +82,7 @@ fn four_processes_fill_an_index_of_one_subtable() {
         for number in (0..keys).step_by(7) {
             assert_eq!(number_at(&mut session, &key(writer, number)), Some(number));
         }
-        assert_eq!(session.get(&key(writer, keys)).unwrap(), None);
+        assert_eq!(session.get(key(writer, keys)).unwrap(), None);
     }
     let statistics = client.admin().statistics().unwrap();
     assert_eq!(statistics.splits + 1, statistics.subtables);
@@ -105,11 +105,11 @@ fn read_and_write(client: &Client, stop: &AtomicBool, operations: &AtomicU64) {
     const KEYS: u64 = 1000;
     let mut session = client.session().unwrap();
     let mut random = SmallRng::seed_from_u64(1);
-    (0..KEYS).for_each(|number| session.put(&key(99, number), &[0; 8]).unwrap());
+    (0..KEYS).for_each(|number| session.put(key(99, number), [0; 8]).unwrap());
     while !stop.load(Ordering::Relaxed) {
         let key = key(99, random.random_range(0..KEYS));
-        session.put(&key, &[1; 8]).unwrap();
-        assert!(session.get(&key).unwrap().is_some());
+        session.put(key, [1; 8]).unwrap();
+        assert!(session.get(key).unwrap().is_some());
         operations.fetch_add(2, Ordering::Relaxed);
     }
 }
@@ -119,7 +119,7 @@ fn scans_see_every_key_once_while_the_index_grows() {
     let server = ServerProcess::start("--memory 512MiB --grace-ms 20");
     let mut session = server.session();
     let keys = scaled(3000);
-    (0..keys).for_each(|number| session.put(&key(9, number), &number.to_le_bytes()).unwrap());
+    (0..keys).for_each(|number| session.put(key(9, number), number.to_le_bytes()).unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stops = StopOnDrop(&stop);

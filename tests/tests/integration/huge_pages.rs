@@ -86,9 +86,9 @@ fn a_region_of_small_pages_gets_huge_ones_while_it_is_used() {
     wait_until("the pages are made", TEST_TIMEOUT, || {
         for n in 0..KEYS {
             let key = n.to_le_bytes();
-            let value = session.get(&key).unwrap().unwrap();
+            let value = session.get(key).unwrap().unwrap();
             assert_eq!(*value, [(n + rounds) as u8; 500][..]);
-            session.put(&key, &[(n + rounds + 1) as u8; 500]).unwrap();
+            session.put(key, [(n + rounds + 1) as u8; 500]).unwrap();
         }
         rounds += 1;
         let log = server.log();

@@ -54,31 +54,31 @@ fn one_byte_too_many_is_refused() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 1000");
     let mut session = server.session();
     let before = session.counters();
-    let long_key = session.put(&[0; 1025], b"value").unwrap_err();
+    let long_key = session.put([0; 1025], b"value").unwrap_err();
     assert!(
         matches!(long_key, Error::Operation(KeyTooLong { bytes: 1025, max: 1024 })),
         "{long_key}"
     );
     assert!(long_key.to_string().contains("1025") && long_key.to_string().contains("1024"));
-    assert!(matches!(session.get(&[0; 1025]), Err(Error::Operation(KeyTooLong { .. }))));
+    assert!(matches!(session.get([0; 1025]), Err(Error::Operation(KeyTooLong { .. }))));
     assert!(matches!(
-        session.delete(&[0; 70_000]),
+        session.delete([0; 70_000]),
         Err(Error::Operation(KeyTooLong { bytes: 70_000, .. }))
     ));
-    let long_value = session.put(b"key", &[0; 1001]).unwrap_err();
+    let long_value = session.put(b"key", [0; 1001]).unwrap_err();
     assert!(
         matches!(long_value, Error::Operation(ValueTooLong { bytes: 1001, max: 1000 })),
         "{long_value}"
     );
     assert!(matches!(session.put(b"", b"value"), Err(Error::Operation(KeyEmpty))));
     let mut pipeline = session.pipeline().unwrap();
-    pipeline.put(b"key", &[0; 1001]).unwrap();
+    pipeline.put(b"key", [0; 1001]).unwrap();
     let completed = pipeline.wait().unwrap();
     assert!(matches!(completed.result, Err(Error::Operation(ValueTooLong { .. }))));
     drop(pipeline);
     assert_eq!(session.counters(), before, "nothing was sent");
-    session.put(&[1; 1024], &[1; 1000]).unwrap();
-    assert_eq!(session.get(&[1; 1024]).unwrap().unwrap().len(), 1000);
+    session.put([1; 1024], [1; 1000]).unwrap();
+    assert_eq!(session.get([1; 1024]).unwrap().unwrap().len(), 1000);
 }
 
 #[test]

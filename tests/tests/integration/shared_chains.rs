@@ -93,7 +93,7 @@ fn a_shared_result_stays_until_every_operation_has_taken_it() {
         assert!(completed.ticket.number() < 3);
         assert_eq!(completed.result.unwrap().value.as_deref(), Some(&b"value"[..]));
         // The first PUT uses the lane that READ for all GETs.
-        pipeline.put(b"b", &[round; 1000]).unwrap();
+        pipeline.put(b"b", [round; 1000]).unwrap();
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn get_in_turn(session: &mut Session, gets: u64, keys: u64, bytes: us
     let mut pipeline = session.pipeline().unwrap();
     let mut started = 0;
     for _ in 0..gets {
-        while started < gets && pipeline.get(&(started % keys).to_le_bytes()).is_ok() {
+        while started < gets && pipeline.get((started % keys).to_le_bytes()).is_ok() {
             started += 1;
         }
         let result = pipeline.wait().unwrap().result;
@@ -59,7 +59,7 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     if is_cached {
         // Fills the location cache by single GETs, so that no pipeline has learned anything yet, as
         // in the uncached runs.
-        (0..keys).for_each(|key| assert!(session.get(&key.to_le_bytes()).unwrap().is_some()));
+        (0..keys).for_each(|key| assert!(session.get(key.to_le_bytes()).unwrap().is_some()));
     }
     let (begun, before) = (time.load(Ordering::Relaxed), session.counters());
     let gets = 2 * keys;
@@ -81,7 +81,7 @@ fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
     }
     const LARGE: usize = 1_000_000;
     let server = ServerProcess::start("--memory 64MiB --grace-ms 100");
-    server.session().put(b"large", &self_describing::value(0, 0, 0, LARGE)).unwrap();
+    server.session().put(b"large", self_describing::value(0, 0, 0, LARGE)).unwrap();
     let link =
         Link { bytes_per_s: BYTES_PER_S / 5, simulated_clock: Some(Arc::new(AtomicU64::new(0))) };
     let client = server.client_builder().intercept_fabric(wrap(link)).connect().unwrap();

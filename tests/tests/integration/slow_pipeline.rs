@@ -24,7 +24,7 @@ fn a_pipeline_with_a_slow_caller_loses_nothing() {
         let mut pipeline = session.pipeline().unwrap();
         for key in 0..KEYS {
             while pipeline
-                .put(&key.to_le_bytes(), &self_describing::value(key, round, 0, 500))
+                .put(key.to_le_bytes(), self_describing::value(key, round, 0, 500))
                 .is_err()
             {
                 pipeline.wait().unwrap().result.unwrap();
@@ -41,7 +41,7 @@ fn a_pipeline_with_a_slow_caller_loses_nothing() {
         drop(pipeline);
         server.assert_verifies();
         for key in 0..KEYS {
-            let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+            let value = session.get(key.to_le_bytes()).unwrap().unwrap();
             assert_eq!(value.data, self_describing::value(key, round, 0, 500));
         }
     }

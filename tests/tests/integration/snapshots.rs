@@ -58,9 +58,9 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
                         let value = self_describing::value(key, writer, round, bytes);
                         // Some keys are deleted and inserted again, in another slot.
                         if round % 4 == 3 && key % 5 == 0 {
-                            session.delete(&key.to_le_bytes()).unwrap();
+                            session.delete(key.to_le_bytes()).unwrap();
                         } else {
-                            session.put(&key.to_le_bytes(), &value).unwrap();
+                            session.put(key.to_le_bytes(), &value).unwrap();
                         }
                         done[key as usize].store(round, Ordering::SeqCst);
                     }
@@ -81,7 +81,7 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
         let mut session = other.session();
         for key in 0..total as u64 {
             let possible = before[key as usize]..=after[key as usize];
-            let value = session.get(&key.to_le_bytes()).unwrap();
+            let value = session.get(key.to_le_bytes()).unwrap();
             let is_removal = |round: u64| round % 4 == 3 && key % 5 == 0;
             match value.map(|value| self_describing::count_in(key, &value)) {
                 Some(number) => {

@@ -15,7 +15,7 @@ fn blocks_that_one_client_freed_can_be_used_by_the_next() {
     let stored = {
         let mut session = server.session();
         let (stored, _) = fill_up(&mut session, 0, |_| vec![1; bytes]);
-        (0..stored).for_each(|n| assert!(session.delete(&n.to_le_bytes()).unwrap()));
+        (0..stored).for_each(|n| assert!(session.delete(n.to_le_bytes()).unwrap()));
         stored
     };
     // The first client is gone. The blocks that it had rest at the server.
@@ -35,14 +35,14 @@ fn a_full_heap_is_reported_and_a_delete_makes_room() {
     assert!(stored > 5000, "{stored} values of 1000 bytes in 16 MiB");
     let expect_all = |session: &mut Session| {
         for key in 0..stored {
-            let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+            let value = session.get(key.to_le_bytes()).unwrap().unwrap();
             assert!(self_describing::holds(key, &value), "key {key}");
         }
     };
     expect_all(&mut session);
     server.assert_verifies();
     for key in 0..stored / 2 {
-        assert!(session.delete(&key.to_le_bytes()).unwrap());
+        assert!(session.delete(key.to_le_bytes()).unwrap());
     }
     std::thread::sleep(session.limits().grace);
     fill(&mut session, 0..stored / 2, |key| self_describing::value(key, 1, 0, 1000));
@@ -58,7 +58,7 @@ fn a_region_full_of_keys_says_so() {
     let keys_max = scaled(1_000_000);
     let mut stored = 0u64;
     let error = loop {
-        match session.put(&stored.to_le_bytes(), b"") {
+        match session.put(stored.to_le_bytes(), b"") {
             Ok(()) if stored == keys_max => break None,
             Ok(()) => stored += 1,
             Err(error) => break Some(error),
@@ -71,11 +71,11 @@ fn a_region_full_of_keys_says_so() {
     // A key takes a block of 64 bytes and 27 to 54 bytes of index, in 14 MiB.
     assert!(stored > keys_max / 10, "{stored}");
     for key in 0..stored {
-        assert!(session.get(&key.to_le_bytes()).unwrap().is_some());
-        assert!(session.delete(&key.to_le_bytes()).unwrap());
+        assert!(session.get(key.to_le_bytes()).unwrap().is_some());
+        assert!(session.delete(key.to_le_bytes()).unwrap());
     }
     std::thread::sleep(session.limits().grace);
-    session.put(&stored.to_le_bytes(), b"").unwrap();
+    session.put(stored.to_le_bytes(), b"").unwrap();
     server.assert_verifies();
 }
 
@@ -87,10 +87,10 @@ fn a_small_region_takes_ten_million_overwrites() {
     let overwrites = scaled(10_000_000);
     for count in 0..overwrites {
         let key = count % KEYS;
-        session.put(&key.to_le_bytes(), &count.to_le_bytes()).unwrap();
+        session.put(key.to_le_bytes(), count.to_le_bytes()).unwrap();
     }
     for key in 0..KEYS {
-        let value = session.get(&key.to_le_bytes()).unwrap().unwrap();
+        let value = session.get(key.to_le_bytes()).unwrap().unwrap();
         assert_eq!(value.data, (overwrites - KEYS + key).to_le_bytes());
     }
     server.assert_verifies();

@@ -25,7 +25,7 @@ fn with_very_many_keys() -> ServerProcess {
     let mut session = server.session();
     let mut pipeline = session.pipeline().unwrap();
     for key in 0..100_000u64 {
-        while pipeline.put(&key.to_le_bytes(), b"value").is_err() {
+        while pipeline.put(key.to_le_bytes(), b"value").is_err() {
             pipeline.wait().unwrap().result.unwrap();
         }
     }

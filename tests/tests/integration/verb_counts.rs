@@ -49,12 +49,12 @@ fn a_get_costs_one_round_trip_cached_and_two_uncached() {
     fill(session, 0..KEYS, |_| b"value");
     for n in 0..KEYS {
         let get = |session: &mut Session| {
-            assert_eq!(*session.get(&key(n)).unwrap().unwrap(), *b"value");
+            assert_eq!(*session.get(key(n)).unwrap().unwrap(), *b"value");
         };
         assert_eq!(uncached(session, get), (2, 2, 0, 0), "uncached GET of key {n}");
         assert_eq!(price(session, get), (1, 1, 0, 0), "cached GET of key {n}");
         let absent = |session: &mut Session| {
-            assert_eq!(session.get(&key(KEYS + n)).unwrap(), None);
+            assert_eq!(session.get(key(KEYS + n)).unwrap(), None);
         };
         assert_eq!(price(session, absent), (1, 1, 0, 0), "GET of absent key {n}");
     }
@@ -65,13 +65,13 @@ fn a_cached_put_or_delete_of_an_existing_key_costs_one_round_trip() {
     let server = server();
     let session = &mut session(&server);
     for n in 0..KEYS {
-        session.put(&key(n), b"value").unwrap();
-        let put = |session: &mut Session| session.put(&key(n), b"other").unwrap();
-        let delete = |session: &mut Session| assert!(session.delete(&key(n)).unwrap());
+        session.put(key(n), b"value").unwrap();
+        let put = |session: &mut Session| session.put(key(n), b"other").unwrap();
+        let delete = |session: &mut Session| assert!(session.delete(key(n)).unwrap());
         // WRITE block, WRITE mark, CAS.
         assert_eq!(price(session, put), (1, 0, 2, 1), "cached PUT of key {n}");
         assert_eq!(price(session, delete), (1, 0, 1, 1), "cached DELETE of key {n}");
-        let delete = |session: &mut Session| assert!(!session.delete(&key(n)).unwrap());
+        let delete = |session: &mut Session| assert!(!session.delete(key(n)).unwrap());
         assert_eq!(price(session, delete), (1, 1, 0, 0), "DELETE of absent key {n}");
     }
 }
@@ -84,9 +84,9 @@ fn sessions_of_one_client_share_cached_locations() {
     let [one, other] = &mut [(); 2].map(|()| client.session().unwrap());
     let stranger = &mut session(&server);
     for n in 0..KEYS {
-        let put = |session: &mut Session| session.put(&key(n), b"value").unwrap();
+        let put = |session: &mut Session| session.put(key(n), b"value").unwrap();
         let get = |session: &mut Session| {
-            assert_eq!(*session.get(&key(n)).unwrap().unwrap(), *b"value");
+            assert_eq!(*session.get(key(n)).unwrap().unwrap(), *b"value");
         };
         put(one);
         assert_eq!(price(other, get), (1, 1, 0, 0), "GET of key {n} that another session inserted");
@@ -104,7 +104,7 @@ fn most_inserts_into_a_growing_index_use_new_slots() {
     let session = &mut session(&server);
     let mut inserts = 0;
     for n in 0..10 * KEYS {
-        let cost = cost(session, |session| assert!(session.insert(&key(n), b"value").unwrap()));
+        let cost = cost(session, |session| assert!(session.insert(key(n), b"value").unwrap()));
         // In a used slot the hint costs one more compare-and-swap.
         inserts += u64::from((cost.writes, cost.compare_swaps) == (1, 2));
     }
@@ -179,8 +179,8 @@ fn a_ticket_has_its_own_lane_and_completions_count_each_verb_once() {
     let mut started = 0;
     for round in 0..100u64 {
         while let Ok(ticket) = match started % 3 {
-            0 => pipeline.get(&key(started % keys)),
-            1 => pipeline.put(&key(started % keys), &round.to_le_bytes()),
+            0 => pipeline.get(key(started % keys)),
+            1 => pipeline.put(key(started % keys), round.to_le_bytes()),
             // An empty key is refused before any verb.
             _ => pipeline.get(b""),
         } {

@@ -23,11 +23,11 @@ fn the_server_sleeps_during_two_hundred_thousand_operations() {
             let key = (n % KEYS).to_le_bytes();
             match n % 10 {
                 0 => {
-                    assert!(session.delete(&key).unwrap());
-                    session.put(&key, b"again").unwrap();
+                    assert!(session.delete(key).unwrap());
+                    session.put(key, b"again").unwrap();
                 }
-                1..4 => session.put(&key, &n.to_le_bytes()).unwrap(),
-                _ => assert!(session.get(&key).unwrap().is_some()),
+                1..4 => session.put(key, n.to_le_bytes()).unwrap(),
+                _ => assert!(session.get(key).unwrap().is_some()),
             }
         }
     };
@@ -55,14 +55,14 @@ fn sessions_keep_working_while_the_server_is_stopped() {
     server.pause();
     for n in 0..KEYS {
         let key = n.to_le_bytes();
-        assert_eq!(*session.get(&key).unwrap().unwrap(), *b"before");
+        assert_eq!(*session.get(key).unwrap().unwrap(), *b"before");
     }
     // More updates than the session has blocks: the unlinked blocks are reused without the server.
     for n in 0..100u64 {
         let key = (n % 10).to_le_bytes();
-        session.put(&key, &n.to_le_bytes()).unwrap();
-        assert_eq!(session.get(&key).unwrap().unwrap().data, n.to_le_bytes());
+        session.put(key, n.to_le_bytes()).unwrap();
+        assert_eq!(session.get(key).unwrap().unwrap().data, n.to_le_bytes());
     }
-    assert!(session.delete(&0u64.to_le_bytes()).unwrap());
+    assert!(session.delete(0u64.to_le_bytes()).unwrap());
     server.signal(Signal::CONT);
 }

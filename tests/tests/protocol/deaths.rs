@@ -134,7 +134,7 @@ fn check(client: &Client, what: &str) {
     assert_eq!(statistics.collecting, 0, "{what}");
     let mut session = client.session().unwrap();
     for n in 0..50u64 {
-        let value = session.get(&n.to_le_bytes()).unwrap().unwrap();
+        let value = session.get(n.to_le_bytes()).unwrap().unwrap();
         assert_eq!(value.data, n.to_le_bytes(), "{what}");
     }
     let (old, new) = (session.get(KEY).unwrap(), session.get(NEW_KEY).unwrap());

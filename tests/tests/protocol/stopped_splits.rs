@@ -44,7 +44,7 @@ fn scanned(session: &mut Session) -> Vec<Vec<u8>> {
 }
 
 fn find(session: &mut Session, number: u64) {
-    let value = session.get(&number.to_le_bytes()).unwrap();
+    let value = session.get(number.to_le_bytes()).unwrap();
     let value = value.unwrap_or_else(|| panic!("key {number} was missed"));
     assert_eq!(value.data, number.to_le_bytes());
 }
@@ -112,13 +112,13 @@ fn clients_find_all_keys_wherever_a_split_stops() {
             find(&mut session, *key);
             if key % 3 == 0 {
                 // The key is in the new subtable; this session still looks in the old one.
-                sibling.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+                sibling.put(key.to_le_bytes(), key.to_le_bytes()).unwrap();
             }
-            session.put(&key.to_le_bytes(), &key.to_le_bytes()).unwrap();
+            session.put(key.to_le_bytes(), key.to_le_bytes()).unwrap();
             find(&mut sibling, *key);
             find(&mut other, *key);
-            assert!(other.delete(&key.to_le_bytes()).unwrap());
-            assert!(session.insert(&key.to_le_bytes(), &key.to_le_bytes()).unwrap());
+            assert!(other.delete(key.to_le_bytes()).unwrap());
+            assert!(session.insert(key.to_le_bytes(), key.to_le_bytes()).unwrap());
         }
     }
     assert_eq!(depth, DEPTH + 1);

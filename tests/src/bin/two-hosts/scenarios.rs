@@ -264,15 +264,15 @@ fn stopped_server(world: &mut World) -> String {
     let writer = world.new_writer();
     let mut sessions: Vec<Session> = (0..SESSIONS).map(|_| client.session().unwrap()).collect();
     for (number, session) in (writer..).zip(&mut sessions) {
-        session.put(&own_name(number, 0).to_le_bytes(), b"before").unwrap();
+        session.put(own_name(number, 0).to_le_bytes(), b"before").unwrap();
     }
     let server = world.server.as_ref().unwrap();
     world.server_host.signal("STOP", server);
     for (number, session) in (writer..).zip(&mut sessions) {
         for key in 0..KEYS {
             let name = own_name(number, key).to_le_bytes();
-            session.put(&name, &key.to_le_bytes()).unwrap();
-            assert_eq!(*session.get(&name).unwrap().unwrap(), key.to_le_bytes());
+            session.put(name, key.to_le_bytes()).unwrap();
+            assert_eq!(*session.get(name).unwrap().unwrap(), key.to_le_bytes());
         }
     }
     let started = Instant::now();

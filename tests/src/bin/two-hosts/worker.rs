@@ -77,7 +77,7 @@ fn checked_count(name: u64, value: Option<Value>, possible: &[u64]) -> u64 {
 pub(crate) fn check_own(session: &mut Session, worker: &Worker) {
     for (key, possible) in (0..).zip(&worker.own) {
         let name = own_name(worker.writer, key);
-        checked_count(name, session.get(&name.to_le_bytes()).unwrap(), possible);
+        checked_count(name, session.get(name.to_le_bytes()).unwrap(), possible);
     }
 }
 
@@ -167,13 +167,13 @@ impl Worker {
     fn put_own(&mut self) {
         let (key, name, _) = self.pick_own();
         let value = self.new_value(name);
-        let (result, ..) = self.call(|session| session.put(&name.to_le_bytes(), &value));
+        let (result, ..) = self.call(|session| session.put(name.to_le_bytes(), &value));
         self.note(key, self.operation_number, result.err());
     }
 
     fn get_own(&mut self) {
         let (key, name, possible) = self.pick_own();
-        let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
+        let (result, ..) = self.call(|session| session.get(name.to_le_bytes()));
         let Ok(value) = result else { return };
         // A write whose outcome was unknown has happened by now, or never will.
         self.own[key] = vec![checked_count(name, value, &possible)];
@@ -185,10 +185,10 @@ impl Worker {
         let name_bytes = name.to_le_bytes();
         let is_there = possible.iter().any(|count| *count > 0);
         let (result, count) = if is_there {
-            (self.call(|session| session.delete(&name_bytes)).0, 0)
+            (self.call(|session| session.delete(name_bytes)).0, 0)
         } else {
             let value = self.new_value(name);
-            (self.call(|session| session.insert(&name_bytes, &value)).0, self.operation_number)
+            (self.call(|session| session.insert(name_bytes, &value)).0, self.operation_number)
         };
         match result {
             Ok(true) => self.note(key, count, None),
@@ -204,12 +204,12 @@ impl Worker {
     fn put_hot(&mut self) {
         let name = self.random.random_range(0..HOT_KEYS);
         let value = self.new_value(name);
-        let _ = self.call(|session| session.put(&name.to_le_bytes(), &value));
+        let _ = self.call(|session| session.put(name.to_le_bytes(), &value));
     }
 
     fn get_hot(&mut self) {
         let name = self.random.random_range(0..HOT_KEYS);
-        let (result, ..) = self.call(|session| session.get(&name.to_le_bytes()));
+        let (result, ..) = self.call(|session| session.get(name.to_le_bytes()));
         if let Ok(Some(value)) = result {
             assert!(
                 self_describing::holds(name, &value),
@@ -221,7 +221,7 @@ impl Worker {
 
     fn delete_hot(&mut self) {
         let name = self.random.random_range(0..HOT_KEYS);
-        let _ = self.call(|session| session.delete(&name.to_le_bytes()));
+        let _ = self.call(|session| session.delete(name.to_le_bytes()));
     }
 
     fn saw(&mut self, counter: u64, value: u64, is_increment: bool, (began, ended): (u64, u64)) {
@@ -246,7 +246,7 @@ impl Worker {
         let expected = (value > 0).then_some(old.as_slice());
         self.ledger.attempt(counter);
         let (result, began, ended) =
-            self.call(|session| session.compare_exchange(name.as_bytes(), expected, &new));
+            self.call(|session| session.compare_exchange(name.as_bytes(), expected, new));
         match result {
             Ok(outcome) if outcome.applied => {
                 self.ledger.acknowledge(counter);

@@ -28,7 +28,7 @@ fn crowded() -> (Scene, Vec<Sample>) {
             let same = scene.hash(twin).fingerprint() == hash.fingerprint();
             same && scene.window(twin) == window
         });
-        session.put(&twin.unwrap(), b"another's").unwrap();
+        session.put(twin.unwrap(), b"another's").unwrap();
     }
     for n in 0..100u32 {
         session.put(format!("filler-{n}").as_bytes(), b"a filler's value").unwrap();

@@ -24,7 +24,7 @@ fn length(n: u64) -> usize {
 fn filled(index: &str) -> Scene {
     let scene = Scene::new(&format!("--memory 16MiB --index {index} --grace-ms 5"));
     let mut session = scene.cold();
-    (0..KEYS).for_each(|n| session.put(&key(n), &value(n, 0, length(n))).unwrap());
+    (0..KEYS).for_each(|n| session.put(key(n), value(n, 0, length(n))).unwrap());
     scene
 }
 
@@ -139,7 +139,7 @@ fn check_survival(seeds: u64, flood: Flood) {
         let mut scene = filled("16KiB");
         let mut sessions = [scene.warm(), scene.cold()];
         for n in 0..KEYS {
-            assert!(sessions[0].get(&key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
+            assert!(sessions[0].get(key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
         }
         flood(&scene, &mut SmallRng::seed_from_u64(seed));
         run_every_operation(&scene, &mut sessions, seed);
@@ -217,11 +217,11 @@ fn new_sessions_find_every_key_or_an_error_in_a_random_directory() {
                 let allowed = value(n, 0, length(n));
                 let seen = get(&mut session, &key(n), &[&allowed], &what);
                 assert!(!matches!(seen, Ok(false)), "{what}: not there, says a wrong subtable");
-                let _ = timed(&what, || session.put(&key(n), &allowed));
+                let _ = timed(&what, || session.put(key(n), &allowed));
             }
         }
         for n in 0..KEYS {
-            assert!(old.get(&key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
+            assert!(old.get(key(n)).unwrap().unwrap().data == value(n, 0, length(n)));
         }
     }
     for (n, entry) in entries.iter().enumerate() {

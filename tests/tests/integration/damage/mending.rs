@@ -67,14 +67,14 @@ fn blocks_that_damage_frees_never_carry_a_value_to_another_key() {
     let key = |n: u64| format!("key-{n}").into_bytes();
     let bytes = |n: u64| [10, 50, 200, 700][n as usize / 2 % 4];
     let keys = 8 * u64::from(TARGET_BITS);
-    (0..keys).for_each(|n| session.put(&key(n), &value(n, 0, bytes(n))).unwrap());
+    (0..keys).for_each(|n| session.put(key(n), value(n, 0, bytes(n))).unwrap());
     for n in (0..keys).step_by(2) {
         scene.flip(Bit { offset: scene.slot_of(&key(n)), bit: n as u32 / 8 });
         let what = format!("key {n}, PUT");
-        let _ = timed(&what, || session.put(&key(n), &value(n, 1, bytes(n))));
+        let _ = timed(&what, || session.put(key(n), value(n, 1, bytes(n))));
     }
     let others = |session: &mut Session| -> Vec<u64> {
-        let lost = |n: &u64| !matches!(session.get(&key(*n)), Ok(Some(_)));
+        let lost = |n: &u64| !matches!(session.get(key(*n)), Ok(Some(_)));
         (1..keys).step_by(2).filter(lost).collect()
     };
     let marked = others(&mut session);
@@ -87,7 +87,7 @@ fn blocks_that_damage_frees_never_carry_a_value_to_another_key() {
             let allowed: Vec<&[u8]> = values.iter().map(Vec::as_slice).collect();
             let _ = get(&mut session, &key(n), &allowed, &what);
             if n % 3 == 0 {
-                let _ = timed(&what, || session.put(&key(n), &value(n, round, bytes(n))));
+                let _ = timed(&what, || session.put(key(n), value(n, round, bytes(n))));
             }
         }
     }

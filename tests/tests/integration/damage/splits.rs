@@ -50,12 +50,12 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     for there in (0..number).filter(|there| key(0, *there) != victim) {
         session.clear_cache();
         assert_eq!(number_at(&mut session, &key(0, there)), Some(there));
-        session.put(&key(0, there), &there.to_le_bytes()).unwrap();
+        session.put(key(0, there), there.to_le_bytes()).unwrap();
     }
     assert!(session.insert(b"no room yet", b"").is_err());
     // A PUT repairs the key, so the split succeeds.
     let mended = u64::from_le_bytes(victim) & 0xffff;
-    session.put(&victim, &mended.to_le_bytes()).unwrap();
+    session.put(victim, mended.to_le_bytes()).unwrap();
     // The server retries the split only after a while.
     std::thread::sleep(Duration::from_millis(200));
     assert!(session.insert(b"room", b"").unwrap());
@@ -76,7 +76,7 @@ fn a_damaged_forward_keeps_its_subtable_from_growing_and_harms_nothing_else() {
     let mut before = vec![0; (scene.first_subtable() / 8) as usize];
     scene.region.read(0, &mut before).unwrap();
     let error = (100..).find_map(|number| {
-        match session.put(&key(0, number), &number.to_le_bytes()) {
+        match session.put(key(0, number), number.to_le_bytes()) {
             // Operations on keys of this row fail.
             Ok(()) | Err(Error::Operation(Layout(_)) | Error::Operation(Contended { .. })) => None,
             Err(error) => Some(error),
@@ -108,7 +108,7 @@ fn claims_without_an_insert_take_no_room() {
     let mut numbers = 100..;
     while client.admin().statistics().unwrap().splits == 0 {
         let number = numbers.next().unwrap();
-        assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
+        assert!(session.insert(key(0, number), number.to_le_bytes()).unwrap());
     }
     // About as many keys fit as without claims.
     assert!(numbers.start - 100 > claims / 8, "{numbers:?}, {claims} claims");
@@ -127,7 +127,7 @@ fn unfinished_inserts_of_stopped_clients_do_not_fill_a_subtable() {
         }
     }
     for number in 100..1000 {
-        assert!(session.insert(&key(0, number), &number.to_le_bytes()).unwrap());
+        assert!(session.insert(key(0, number), number.to_le_bytes()).unwrap());
     }
     for number in 0..1000 {
         session.clear_cache();

@@ -312,7 +312,7 @@ impl Run {
             let inserted = inserted.unwrap_or_default().first_chunk().copied().unwrap_or_default();
             for number in 0..u64::from_le_bytes(inserted) {
                 let (key, value) = new_key(first, number);
-                let found = session.get(&key).unwrap();
+                let found = session.get(key).unwrap();
                 assert!(found.is_some_and(|found| found.data == value), "new key {key:x?}");
                 self.figures.inserted += 1;
             }
