@@ -28,7 +28,7 @@ use crate::{Client, ConnectError, Outcome, Result, Store, Value};
 /// that calls [`Client::async_client`].
 ///
 /// On shared memory, a GET whose location is cached runs in the poll of its future, without the
-/// thread. One of 32 such GETs lets other tasks run first.
+/// thread. One of 128 such GETs lets other tasks run first.
 ///
 /// An operation begins when its future is first polled. Operations of different tasks are
 /// concurrent with each other, as in a [`Pipeline`](crate::Pipeline). When the connection is lost,

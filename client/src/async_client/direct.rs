@@ -14,7 +14,7 @@ use crate::client::ClientInner;
 /// Limit on the direct sessions. Each serves one thread at a time.
 const SESSIONS_MAX: usize = 8;
 /// One of so many GETs lets other tasks run first: a task that only READs would never yield.
-const GETS_PER_YIELD: u32 = 32;
+const GETS_PER_YIELD: u32 = 128;
 
 /// The sessions of direct GETs: none over RDMA.
 pub(super) struct DirectSessions(Box<[Mutex<DirectSession>]>);
