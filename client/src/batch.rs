@@ -6,7 +6,9 @@ use std::time::Duration;
 use farside_protocol::{Action, Lifetime};
 
 use crate::reconnecting::ReconnectBudget;
-use crate::{ConnectError, Contact, Error, Outcome, Pipeline, Result, Session, Store, Value};
+use crate::{
+    ConnectError, Contact, Error, Outcome, Pipeline, PipelineFull, Result, Session, Store, Value,
+};
 
 /// Collects operations; [`Batch::run`] runs them together. The batch copies keys and values, and
 /// its session keeps the memory for the next one.
@@ -112,16 +114,23 @@ impl<'s, 'd> Batch<'s, 'd> {
     }
 }
 
+/// Stands for the result of an operation that has none yet. No operation ends with this error.
+const NO_RESULT: Error = Error::PipelineFull(PipelineFull);
+
+fn has_none(result: &Result<Outcome>) -> bool {
+    matches!(result, Err(Error::PipelineFull(_)))
+}
+
 /// As [`Batch::run`].
 fn run(
     session: &mut Session,
     operations: &[BatchOperation<'_>],
     bytes: &[u8],
 ) -> Result<Vec<Result<Outcome>>> {
-    let mut results: Vec<_> = operations.iter().map(|_| None).collect();
+    let mut results: Vec<_> = operations.iter().map(|_| Err(NO_RESULT)).collect();
     let mut silent_for = run_remaining(session, (operations, bytes), &mut results)?;
     let (mut budget, mut cause) = (ReconnectBudget::default(), None);
-    while cause.is_none() && silent_for.is_none() && results.iter().any(Option::is_none) {
+    while cause.is_none() && silent_for.is_none() && results.iter().any(has_none) {
         let may_retry = session.shared.count_loss(&mut budget);
         match may_retry.and_then(|()| run_remaining(session, (operations, bytes), &mut results)) {
             Ok(waited) => silent_for = waited,
@@ -132,8 +141,11 @@ fn run(
         Some(waited) => (Contact::Silent, waited),
         None => (Contact::Lost, budget.since_first_loss()),
     };
-    let error = cause.unwrap_or_else(|| session.shared.unreachable(contact, tried));
-    Ok(results.into_iter().map(|result| result.unwrap_or_else(|| Err(error.clone()))).collect())
+    for result in results.iter_mut().filter(|result| has_none(result)) {
+        let unreachable = || session.shared.unreachable(contact, tried);
+        *result = Err(cause.get_or_insert_with(unreachable).clone());
+    }
+    Ok(results)
 }
 
 /// Runs the operations that have no result yet.
@@ -143,11 +155,11 @@ fn run(
 fn run_remaining(
     session: &mut Session,
     (operations, bytes): (&[BatchOperation<'_>], &[u8]),
-    results: &mut [Option<Result<Outcome>>],
+    results: &mut [Result<Outcome>],
 ) -> Result<Option<Duration>> {
     let mut remaining = std::mem::take(&mut session.batch_memory.remaining);
     remaining.clear();
-    remaining.extend((0..results.len()).filter(|&n| results[n].is_none()));
+    remaining.extend((0..results.len()).filter(|&n| has_none(&results[n])));
     let mut pipeline = session.pipeline_of(remaining.len())?;
     let mut silent_for = None;
     for &index in &remaining {
@@ -170,7 +182,7 @@ fn run_remaining(
 fn take_result(
     pipeline: &mut Pipeline<'_>,
     remaining: &[usize],
-    results: &mut [Option<Result<Outcome>>],
+    results: &mut [Result<Outcome>],
 ) -> Option<Duration> {
     let completed = pipeline.wait()?;
     let result = match completed.result {
@@ -182,6 +194,6 @@ fn take_result(
         _ => None,
     };
     // Tickets are numbered from 0 in the order in which `remaining` was started.
-    results[remaining[completed.ticket.number() as usize]] = Some(result);
+    results[remaining[completed.ticket.number() as usize]] = result;
     silent_for
 }

@@ -392,65 +392,6 @@ impl Session {
         Ok(self.change(Action::Delete, key.as_ref(), &[])?.applied)
     }
 
-    /// Stores `new` only if the key's value is `expected`; with `None`, only if the key is absent.
-    /// If it is not, [`Outcome::value`] is the present value.
-    ///
-    /// The round trips of a GET, and one more; with `None`, those of a GET, and those of
-    /// [`Session::insert`] if the key is absent. Compares whole values: for large ones
-    /// [`Session::compare_exchange_version`] is cheaper.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// assert!(session.compare_exchange("state", None, "new")?.applied);
-    /// assert!(session.compare_exchange("state", Some(b"new"), "open")?.applied);
-    /// let outcome = session.compare_exchange("state", Some(b"new"), "closed")?;
-    /// assert_eq!(outcome.value.expect("the key is present"), "open");
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Session::put`].
-    pub fn compare_exchange(
-        &mut self,
-        key: impl AsRef<[u8]>,
-        expected: Option<&[u8]>,
-        new: impl AsRef<[u8]>,
-    ) -> Result<Outcome> {
-        let condition = expected.map_or_else(Store::if_absent, Store::if_value);
-        self.exchange(key.as_ref(), condition, new.as_ref())
-    }
-
-    /// Stores `new` only if the key's value is still the one that the write `expected` stored. If
-    /// it is not, [`Outcome::value`] is the present value.
-    ///
-    /// The round trips of a GET, and one more.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put("state", "new")?;
-    /// let read = session.get("state")?.expect("it was just put");
-    /// assert!(session.compare_exchange_version("state", read.version, "open")?.applied);
-    /// assert!(!session.compare_exchange_version("state", read.version, "closed")?.applied);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Session::put`].
-    pub fn compare_exchange_version(
-        &mut self,
-        key: impl AsRef<[u8]>,
-        expected: Version,
-        new: impl AsRef<[u8]>,
-    ) -> Result<Outcome> {
-        self.exchange(key.as_ref(), Store::if_version(expected), new.as_ref())
-    }
-
-    fn exchange(&mut self, key: &[u8], condition: Store<'_>, new: &[u8]) -> Result<Outcome> {
-        let answer = self.change(condition.returning().action(), key, new)?;
-        let found = answer.found.filter(|_| !answer.applied);
-        Ok(self.outcome(Answer { found, ..answer }))
-    }
-
     /// Returns a pipeline, which keeps up to `pipeline_depth` operations in flight.
     ///
     /// ```

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -130,7 +131,10 @@ impl Driver {
     }
 
     fn wake(&mut self) {
-        self.ready.drain(..).for_each(Waker::wake);
+        for waker in self.ready.drain(..) {
+            // A waker is foreign code. If it panics, the other tasks still get their answers.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 
     /// Runs requests in this pipeline as long as it lasts.

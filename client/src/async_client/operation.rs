@@ -113,10 +113,10 @@ impl Future for AsyncOperation<'_, '_> {
         let polled = this.advance(&mut state, context.waker(), bytes, &mut unused);
         let ready = state.take_ready();
         drop(state);
-        ready.wake();
         if submits && matches!(this.progress, Progress::Submitted(_)) {
             shared.wakeup.signal();
         }
+        ready.wake();
         polled
     }
 }

@@ -232,7 +232,7 @@ impl State {
         match std::mem::replace(&mut slot.stage, Stage::Free) {
             Stage::Answered(result) => {
                 if result.as_ref().is_ok_and(|outcome| outcome.value.is_some()) {
-                    if value.capacity() == 0 && slot.bytes.len() > KEPT_BYTES_MAX {
+                    if value.is_empty() && slot.bytes.len() > KEPT_BYTES_MAX {
                         std::mem::swap(value, &mut slot.bytes);
                     } else {
                         value.extend_from_slice(&slot.bytes);

@@ -1,21 +1,16 @@
 //! The lanes of a pipeline. Each lane executes one operation at a time, in a task of its own.
 
 mod combining;
+mod task;
 
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use farside_control::Role;
-use farside_fabric::{AnyFabric, Buffer, Counters, Fabric, LaneId, Wakeup};
-use farside_layout::hash::KeyHash;
+use farside_fabric::{Buffer, Counters, Fabric, LaneId, Wakeup};
 use farside_protocol::{
-    Action, Answer, CachedPut, CachedRead, DisplacedPut, Failure, OpenRegion, Operation,
-    OperationError, Successor, staged_key,
+    Action, Answer, CachedPut, CachedRead, Failure, OpenRegion, Operation, OperationError,
+    staged_key,
 };
 
 use super::{Completed, PipelineFull, Ticket};
@@ -23,54 +18,12 @@ use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::{Outcome, ValueRef};
 use combining::CandidateTable;
+use task::{Job, LaneAnswer, LaneTask};
 
 /// Estimate of an operation's bytes before any operation has completed.
 const OPERATION_BYTES_INITIAL: u64 = 16 << 10;
 /// The moving average of an operation's bytes covers about this many operations.
 const OPERATIONS_AVERAGED: u64 = 8;
-
-/// The operation of a lane. Its key and value are in the lane's [`Buffer::NewBlock`].
-#[derive(Clone, Copy)]
-struct Job<'v> {
-    action: Action<'v>,
-    hash: KeyHash,
-    key_bytes: usize,
-    value_bytes: usize,
-    /// The block that replaced the one at the cached location, if a READ there found its name.
-    successor: Option<Successor>,
-}
-
-impl Job<'_> {
-    #[inline]
-    fn operation(self, handle: SessionRegion<'_>, lane: LaneId) -> Operation<'_, AnyFabric> {
-        let Self { hash, key_bytes, value_bytes, successor, .. } = self;
-        Operation::staged(handle, lane, hash, (key_bytes, value_bytes), successor)
-    }
-}
-
-type LaneAnswer = std::result::Result<Answer, Failure>;
-
-/// Passes jobs from the pipeline to a lane's task, and answers back.
-#[derive(Default)]
-struct Mailbox<'v> {
-    job: Cell<Option<Job<'v>>>,
-    /// The PUT of the job, if its chain at the cached location was in vain.
-    displaced: Cell<Option<DisplacedPut>>,
-    answer: Cell<Option<LaneAnswer>>,
-}
-
-/// A lane's task: waits for a job, runs it, stores the answer, and waits for the next one.
-async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
-    loop {
-        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let operation = job.operation(handle, lane);
-        let answer = match mailbox.displaced.take() {
-            Some(put) => operation.put_after(put).await,
-            None => operation.perform(job.action).await,
-        };
-        mailbox.answer.set(Some(answer));
-    }
-}
 
 /// The progress of a lane's operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,21 +41,6 @@ enum LaneState {
     Writing,
     /// The lane's task executes the operation, or has completed it.
     InTask,
-}
-
-/// The task of a lane. It runs one job after another, without end. Created with the lane's first
-/// operation that needs it, and then kept, so that operations allocate nothing.
-struct LaneTask<'s> {
-    mailbox: Rc<Mailbox<'s>>,
-    future: Pin<Box<dyn Future<Output = ()> + 's>>,
-}
-
-impl<'s> LaneTask<'s> {
-    fn new(handle: SessionRegion<'s>, id: LaneId) -> Self {
-        let mailbox = Rc::new(Mailbox::default());
-        let future = Box::pin(run_lane(handle, id, mailbox.clone()));
-        Self { mailbox, future }
-    }
 }
 
 struct PipelineLane<'s> {
@@ -396,9 +334,7 @@ impl<'s> LaneScheduler<'s> {
                 let displaced = lane.put.take().map(|put| put.displaced(swung));
                 let job = lane.job;
                 lane.state = LaneState::InTask;
-                let mailbox = &self.task(id).mailbox;
-                mailbox.displaced.set(displaced);
-                mailbox.job.set(Some(job));
+                self.task(id).give(job, displaced);
                 // Its next chain may READ a large block.
                 if self.engine.endpoint.has_room(self.region.index, 0) {
                     self.poll_lane(id);
@@ -425,17 +361,13 @@ impl<'s> LaneScheduler<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.state = LaneState::InTask;
         let job = lane.job;
-        self.task(id).mailbox.job.set(Some(job));
+        self.task(id).give(job, None);
         self.poll_lane(id);
     }
 
     /// Polls the task of a lane that has a new job or whose chain has completed.
     fn poll_lane(&mut self, id: LaneId) {
-        let task = self.task(id);
-        let mut context = Context::from_waker(Waker::noop());
-        // The task never ends: its mailbox shows when a job has completed.
-        let _ = task.future.as_mut().poll(&mut context);
-        if let Some(answer) = task.mailbox.answer.take() {
+        if let Some(answer) = self.task(id).poll() {
             self.finish_with(id, answer);
         }
     }

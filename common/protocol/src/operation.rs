@@ -255,7 +255,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
             Action::Exchange(expected, lifetime) => {
                 let change = Change::Store(Some(expected));
                 let modification = Modification { change, creates: false, lifetime, returns: true };
-                self.modify(modification).await
+                let answer = self.modify(modification).await?;
+                // Only the value that was not expected is of interest.
+                Ok(Answer { found: answer.found.filter(|_| !answer.applied), ..answer })
             }
             Action::Modify(modification) => self.modify(modification).await,
         }
