@@ -65,8 +65,8 @@
 //! An [`AsyncClient`] has most of these methods as futures. [`Client::admin`] returns what an
 //! administrator does: statistics, collection and compaction.
 //!
-//! The folder `examples` of this crate has whole programs: `cache_aside`, `counter`, `lock` and
-//! `feature_store`.
+//! The folder `examples` of this crate has whole programs: `cache_aside`, `counter`, `lock`,
+//! `feature_store` and, with async tasks, `web_handler`.
 //!
 //! # Threads
 //!

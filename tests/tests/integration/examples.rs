@@ -1,9 +1,11 @@
 //! Runs the programs in `client/examples` against a server, and checks what they print.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
 use farside_tests::command::CommandOutput;
-use farside_tests::{ServerProcess, example};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, example};
 
 /// Runs an example against a new server. Returns what it printed.
 fn run(name: &str) -> String {
@@ -52,8 +54,33 @@ fn the_feature_store_reads_rows_and_defaults() {
 }
 
 #[test]
+fn the_web_handler_counts_visits() {
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut command = Command::new(example("web_handler"));
+    let mut running = command.arg(server.address()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(running.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().trim_start_matches("listening at http://").trim_end_matches('/');
+    let visit = |page: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        write!(stream, "GET {page} HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let visits = [visit("/a"), visit("/a"), visit("/b")];
+    running.kill().unwrap();
+    running.wait().unwrap();
+    for (answer, body) in visits.iter().zip(["/a: 1 visits\n", "/a: 2 visits\n", "/b: 1 visits\n"])
+    {
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with(body), "{answer}");
+    }
+}
+
+#[test]
 fn an_example_without_an_address_says_what_it_needs() {
-    for name in ["cache_aside", "counter", "lock", "feature_store"] {
+    for name in ["cache_aside", "counter", "lock", "feature_store", "web_handler"] {
         let mut command = Command::new(example(name));
         let output = CommandOutput::of(command.stdin(Stdio::null()));
         assert_eq!(output.code, Some(1));
