@@ -35,6 +35,33 @@ fn path(path: &Path) -> &str {
 }
 
 #[test]
+fn numbers_times_and_several_keys_have_commands() {
+    let server = ServerProcess::start("--memory 32MiB");
+    server.cli(&["incr", "n"]).expect(0, "1\n");
+    server.cli(&["incr", "n", "41"]).expect(0, "42\n");
+    server.cli(&["incr", "n", "-50"]).expect(0, "-8\n");
+    server.cli(&["incr", "n", "x"]).expect_line(2, &["x"]);
+    server.cli(&["ttl", "n"]).expect(0, "never\n");
+    server.cli(&["ttl", "absent"]).expect_line(1, &["`absent` is absent"]);
+    server.cli(&["put", "key", "a\tb", "--ttl", "1h"]).expect(0, "");
+    let ttl: f64 = server.cli(&["ttl", "key"]).succeeded().text().trim().parse().unwrap();
+    assert!(ttl > 1800.0 && ttl < 7200.0, "{ttl}");
+    server.cli(&["incr", "key"]).expect_line(5, &["not a decimal integer"]);
+    server.cli(&["exists", "key"]).expect(0, "");
+    server.cli(&["exists", "absent"]).expect_line(1, &["absent"]);
+    server.cli(&["mget", "key", "n"]).expect(0, "key\ta\\tb\nn\t-8\n");
+    let some = server.cli(&["mget", "n", "absent"]);
+    some.expect(1, "n\t-8\n");
+    assert!(some.stderr.contains("`absent` is absent"), "{}", some.stderr);
+    server.cli(&["delete"]).expect_line(2, &["--prefix"]);
+    server.cli(&["delete", "--prefix", ""]).expect_line(2, &["empty"]);
+    server.cli(&["put", "kept", "v"]).expect(0, "");
+    server.cli(&["delete", "--prefix", "ke"]).expect(0, "2\n");
+    server.cli(&["scan", "--keys-only"]).expect(0, "n\n");
+    server.assert_verifies();
+}
+
+#[test]
 fn every_command_on_a_key_returns_its_exit_codes() {
     let server = ServerProcess::start("--memory 32MiB");
     server.cli(&["get", "key"]).expect_line(1, &["`key` is absent"]);
