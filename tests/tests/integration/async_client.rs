@@ -19,8 +19,10 @@ use farside_tests::{
 
 use crate::reconnect::FenceAt;
 
-/// More than an async client has slots.
-const MORE_THAN_SLOTS: usize = 20_000;
+/// More than an async client has slots; fewer over RDMA.
+fn more_than_slots() -> u64 {
+    scaled(20_000)
+}
 
 fn tokio_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap()
@@ -204,7 +206,7 @@ fn drop_futures(client: AsyncClient, observer: &Client) {
     let mut session = observer.session().unwrap();
     fill(&mut session, 0..KEYS, |_| b"old");
     drop(client.put(0u64.to_le_bytes(), "never polled"));
-    for number in 0..MORE_THAN_SLOTS as u64 {
+    for number in 0..more_than_slots() {
         let key = (number % KEYS).to_le_bytes();
         poll_once(client.get(key));
         poll_once(client.put(key, "new"));
@@ -285,7 +287,7 @@ fn a_restarted_server_is_found_by_all_tasks() {
     smol::block_on(client.put("key", "value")).unwrap();
     server.kill();
     let runtime = tokio_runtime();
-    let task = |number: usize| {
+    let task = |number: u64| {
         let client = client.clone();
         async move {
             match number % 10 {
@@ -296,7 +298,7 @@ fn a_restarted_server_is_found_by_all_tasks() {
     };
     // The memory can be read until the client notices that the socket closed.
     std::thread::sleep(Duration::from_millis(100));
-    let tasks: Vec<_> = (0..MORE_THAN_SLOTS).map(|n| runtime.spawn(task(n))).collect();
+    let tasks: Vec<_> = (0..more_than_slots()).map(|n| runtime.spawn(task(n))).collect();
     // Some give up meanwhile, with or without a slot.
     tasks.iter().skip(5).step_by(20).for_each(|task| task.abort());
     std::thread::sleep(Duration::from_millis(100));

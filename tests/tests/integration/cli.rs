@@ -53,7 +53,7 @@ fn numbers_times_and_several_keys_have_commands() {
     let some = server.cli(&["mget", "n", "absent"]);
     some.expect(1, "n\t-8\n");
     assert!(some.stderr.contains("`absent` is absent"), "{}", some.stderr);
-    server.cli(&["delete"]).expect_line(2, &["--prefix"]);
+    server.cli(&["delete"]).expect_line(2, &["<KEY>"]);
     server.cli(&["delete", "--prefix", ""]).expect_line(2, &["empty"]);
     server.cli(&["put", "kept", "v"]).expect(0, "");
     server.cli(&["delete", "--prefix", "ke"]).expect(0, "2\n");

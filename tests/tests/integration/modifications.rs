@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farside::OperationError::{Denied, NotANumber, NumberOverflow, ValueTooLong};
 use farside::{Error, Role, Session, Store, Ttl};
-use farside_tests::{ServerProcess, TEST_TIMEOUT};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -157,12 +157,13 @@ fn results_are_those_that_the_documentation_says() {
 fn a_prefix_selects_keys_of_scans_and_deletes() {
     let server = server();
     let session = &mut server.session();
-    for n in 0..3000 {
+    let keys = scaled(1000);
+    for n in 0..3 * keys {
         session.put(format!("{}/{n}", if n % 3 == 0 { "a" } else { "b" }), "value").unwrap();
     }
-    assert_eq!(session.scan_prefix("a/").unwrap().count(), 1000);
-    assert_eq!(session.delete_prefix("b/").unwrap(), 2000);
-    assert_eq!(session.scan().unwrap().count(), 1000);
+    assert_eq!(session.scan_prefix("a/").unwrap().count() as u64, keys);
+    assert_eq!(session.delete_prefix("b/").unwrap(), 2 * keys);
+    assert_eq!(session.scan().unwrap().count() as u64, keys);
     assert_eq!(session.delete_prefix("b/").unwrap(), 0);
     let reader = server.client_builder().role(Role::Reader).connect().unwrap();
     let refused = reader.session().unwrap().delete_prefix("a/");
@@ -171,14 +172,14 @@ fn a_prefix_selects_keys_of_scans_and_deletes() {
 
 #[test]
 fn concurrent_increments_and_appends_are_all_there() {
-    const EACH: i64 = 500;
+    let each = 10 * scaled(50) as i64;
     let server = server();
     let (client, other) = (server.client(), server.client());
     std::thread::scope(|scope| {
         for client in [&client, &client, &other] {
             scope.spawn(move || {
                 let mut session = client.session().unwrap();
-                for n in 0..EACH {
+                for n in 0..each {
                     session.increment("sum", 1).unwrap();
                     if n % 10 == 0 {
                         session.append("log", "x").unwrap();
@@ -188,8 +189,8 @@ fn concurrent_increments_and_appends_are_all_there() {
         }
     });
     let mut session = server.session();
-    assert_eq!(session.get("sum").unwrap().unwrap(), (3 * EACH).to_string().as_str());
-    assert_eq!(session.get("log").unwrap().unwrap().len() as i64, 3 * EACH / 10);
+    assert_eq!(session.get("sum").unwrap().unwrap(), (3 * each).to_string().as_str());
+    assert_eq!(session.get("log").unwrap().unwrap().len() as i64, 3 * each / 10);
     server.assert_verifies();
 }
 
