@@ -36,7 +36,6 @@ test: ## Checks format, lints and documentation; runs all tests, over RDMA in gu
 	    cargo build --workspace --bins --tests --locked && \
 	    FARSIDE_BUILT=1 cargo test --workspace --locked
 	cargo clippy --workspace --no-default-features --all-targets --locked -- -D warnings
-	tools/scripts/msrv.sh
 	. tools/scripts/verbs-env.sh && tools/scripts/seeds-beside.sh sh -c \
 	    'tests/vm/suite && tests/vm/two-hosts'
 

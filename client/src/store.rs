@@ -210,7 +210,7 @@ impl<'e> Store<'e> {
             Precondition::None if is_plain => Action::Put(lifetime),
             Precondition::None => modify(Change::Store(None), true),
             Precondition::Absent if !returns => Action::Insert(lifetime),
-            Precondition::Absent => modify(Change::Leave, true),
+            Precondition::Absent => modify(Change::Refuse, true),
             Precondition::Present if is_plain => Action::Update(lifetime),
             Precondition::Present => modify(Change::Store(None), false),
             Precondition::Expected(expected) => modify(Change::Store(Some(expected)), false),

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command, and at the same time random schedules of the simulator for three minutes. A test
-# with a virtual machine keeps only one core busy. Fails if the command or a schedule fails.
+# Runs a command, and at the same time random schedules of the simulator for three minutes, and then
+# the build with the oldest supported Rust. A test with a virtual machine keeps only one core busy.
+# Fails if any of them fails.
 #
 #   tools/scripts/seeds-beside.sh COMMAND...
 #
@@ -11,8 +12,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-180}
-cargo test --locked --workspace --test simulation random::seeds -- --exact --nocapture \
-    >"$output" 2>&1 &
+{
+    cargo test --locked --workspace --test simulation random::seeds -- --exact --nocapture &&
+        CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
+} >"$output" 2>&1 &
 failed=0
 "$@" || failed=$?
 wait $! || failed=$?

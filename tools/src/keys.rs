@@ -12,6 +12,7 @@ use farside_tools::encoding::brief;
 use crate::args::{Args, Cas, Delete, Increment, Key, KeyValue, Keys};
 use crate::connect;
 use crate::output::{self, ExitStatus, Usage};
+use crate::scan::entry_line;
 use crate::standard_streams::stdin_was_open;
 
 /// `get`: prints the value, and nothing else, on stdout.
@@ -61,9 +62,7 @@ pub(crate) fn get_many(args: &Args, options: &Keys) -> anyhow::Result<ExitStatus
             all_present = report_no("is absent", key)?;
             continue;
         };
-        let (key, value) =
-            (args.key_encoding.encode_line(key), args.value_encoding.encode_line(&value));
-        writeln!(stdout, "{key}\t{value}")?;
+        stdout.write_all(entry_line(args, key, &value).as_bytes())?;
     }
     output::finish(stdout)?;
     Ok(all_present)
@@ -101,14 +100,11 @@ fn print_line(text: impl std::fmt::Display) -> anyhow::Result<ExitStatus> {
 
 /// `delete`.
 pub(crate) fn delete(args: &Args, options: &Delete) -> anyhow::Result<ExitStatus> {
-    let (key, prefix) = match (&options.key, &options.prefix) {
-        (Some(key), _) => (key, None),
-        (None, Some(prefix)) => (prefix, Some(connect::key(args, prefix)?)),
-        (None, None) => return Err(Usage::error("give a key, or --prefix")),
-    };
-    if let Some(prefix) = prefix {
+    if let Some(prefix) = &options.prefix {
+        let prefix = connect::key(args, prefix)?;
         return print_line(connect::writer(args)?.session()?.delete_prefix(prefix)?);
     }
+    let Some(key) = &options.key else { return Err(Usage::error("give a key, or --prefix")) };
     let key = connect::key(args, key)?;
     let deleted = connect::writer(args)?.session()?.delete(&key)?;
     if deleted { Ok(ExitStatus::Done) } else { report_no("is absent", &key) }

@@ -44,9 +44,14 @@ fn line(args: &Args, options: &args::Scan, entry: &Entry) -> String {
     if options.json {
         return Record::new(&entry.key, &entry.value).to_line();
     }
-    let key = args.key_encoding.encode_line(&entry.key);
     if options.keys_only {
-        return format!("{key}\n");
+        return format!("{}\n", args.key_encoding.encode_line(&entry.key));
     }
-    format!("{key}\t{}\n", args.value_encoding.encode_line(&entry.value))
+    entry_line(args, &entry.key, &entry.value)
+}
+
+/// The line of a key and its value.
+pub(crate) fn entry_line(args: &Args, key: &[u8], value: &[u8]) -> String {
+    let (key, value) = (args.key_encoding.encode_line(key), args.value_encoding.encode_line(value));
+    format!("{key}\t{value}\n")
 }

@@ -108,6 +108,20 @@ pub(crate) struct LaneScheduler<'s> {
     lanes: Vec<PipelineLane<'s>>,
     /// The tasks of lanes. Empty as long as no operation needs one.
     tasks: Vec<Option<LaneTask<'s>>>,
+    queues: Queues,
+    /// Whether changes go first: GETs went first the last time, and left no room for all changes.
+    changes_first: bool,
+    /// The number of operations started so far: the number of the next ticket.
+    started: u64,
+    /// The number of lanes whose operation has begun and has no answer yet.
+    begun: u64,
+    /// Moving average of the bytes that an operation READs and WRITEs.
+    operation_bytes: u64,
+}
+
+/// Where each lane is.
+#[derive(Default)]
+struct Queues {
     free_lanes: Vec<LaneId>,
     /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
     chains_completed: VecDeque<LaneId>,
@@ -119,18 +133,26 @@ pub(crate) struct LaneScheduler<'s> {
     gets: VecDeque<LaneId>,
     /// Queued lanes with an operation that changes its key.
     changes: VecDeque<LaneId>,
-    /// Whether changes go first: GETs went first the last time, and left no room for all changes.
-    changes_first: bool,
     /// Lanes whose operation has an answer that was not taken yet.
     answered: VecDeque<LaneId>,
-    /// The number of operations started so far: the number of the next ticket.
-    started: u64,
-    /// The number of lanes whose operation has begun and has no answer yet.
-    begun: u64,
-    /// Moving average of the bytes that an operation READs and WRITEs.
-    operation_bytes: u64,
     /// The lanes that a new operation may join.
     candidates: CandidateTable,
+}
+
+impl Queues {
+    /// Makes all of these lanes free ones. Afterwards no queue has to grow.
+    fn reset(&mut self, lanes: u16) {
+        let Self {
+            free_lanes, chains_completed, waiting_for_room, gets, changes, answered, ..
+        } = self;
+        free_lanes.clear();
+        free_lanes.extend((0..lanes).rev().map(LaneId));
+        waiting_for_room.reserve(lanes.into());
+        for queue in [chains_completed, gets, changes, answered] {
+            queue.reserve(lanes.into());
+        }
+        self.candidates.provide(lanes);
+    }
 }
 
 /// The containers of a session's pipelines, which one pipeline leaves to the next: so a batch
@@ -141,13 +163,8 @@ pub(crate) struct PipelineMemory {
     lanes: Vec<PipelineLane<'static>>,
     /// One for each lane so far.
     values: Vec<Vec<u8>>,
-    free_lanes: Vec<LaneId>,
-    waiting_for_room: Vec<LaneId>,
-    chains_completed: VecDeque<LaneId>,
-    gets: VecDeque<LaneId>,
-    changes: VecDeque<LaneId>,
-    answered: VecDeque<LaneId>,
-    candidates: CandidateTable,
+    /// Empty, except for free lanes.
+    queues: Queues,
 }
 
 impl<'s> LaneScheduler<'s> {
@@ -170,7 +187,6 @@ impl<'s> LaneScheduler<'s> {
             successor: None,
         };
         let fabric = engine.endpoint.fabric();
-        let mut values = std::mem::take(&mut memory.values);
         let mut lanes: Vec<PipelineLane<'s>> = std::mem::take(&mut memory.lanes);
         lanes.extend((0..count).map(LaneId).map(|id| {
             let total_counters = *fabric.lane_counters(id);
@@ -183,25 +199,15 @@ impl<'s> LaneScheduler<'s> {
                 read: CachedRead::default(),
                 put: None,
                 answer: None,
-                value: values.pop().unwrap_or_default(),
+                value: memory.values.pop().unwrap_or_default(),
                 counters: total_counters,
                 total_counters,
                 total_bytes: total_counters.bytes(),
             }
         }));
         drop(fabric);
-        memory.values = values;
-        memory.candidates.provide(count);
-        let mut free_lanes = std::mem::take(&mut memory.free_lanes);
-        free_lanes.extend((0..count).rev().map(LaneId));
-        let lane_count = usize::from(count);
-        let queue = |queue: &mut VecDeque<LaneId>| {
-            let mut queue = std::mem::take(queue);
-            queue.reserve(lane_count);
-            queue
-        };
-        let mut waiting_for_room = std::mem::take(&mut memory.waiting_for_room);
-        waiting_for_room.reserve(lane_count);
+        let mut queues = std::mem::take(&mut memory.queues);
+        queues.reset(count);
         Self {
             engine,
             region,
@@ -209,17 +215,11 @@ impl<'s> LaneScheduler<'s> {
             shared,
             lanes,
             tasks: Vec::new(),
-            free_lanes,
-            chains_completed: queue(&mut memory.chains_completed),
-            waiting_for_room,
-            gets: queue(&mut memory.gets),
-            changes: queue(&mut memory.changes),
+            queues,
             changes_first: false,
-            answered: queue(&mut memory.answered),
             started: 0,
             begun: 0,
             operation_bytes: OPERATION_BYTES_INITIAL,
-            candidates: std::mem::take(&mut memory.candidates),
             memory,
         }
     }
@@ -232,7 +232,7 @@ impl<'s> LaneScheduler<'s> {
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<Ticket, PipelineFull> {
-        let id = self.free_lanes.pop().ok_or(PipelineFull)?;
+        let id = self.queues.free_lanes.pop().ok_or(PipelineFull)?;
         let ticket = Ticket { number: self.started, lane: id };
         self.started += 1;
         let checked = self.check(action, key, value);
@@ -254,7 +254,7 @@ impl<'s> LaneScheduler<'s> {
             }
             Err(error) => {
                 lane.answer = Some(Err(error));
-                self.answered.push_back(id);
+                self.queues.answered.push_back(id);
             }
         }
         Ok(ticket)
@@ -280,7 +280,7 @@ impl<'s> LaneScheduler<'s> {
 
     #[inline]
     fn enqueue(&mut self, id: LaneId, action: Action<'_>) {
-        let queue = if action.changes() { &mut self.changes } else { &mut self.gets };
+        let queue = if action.changes() { &mut self.queues.changes } else { &mut self.queues.gets };
         queue.push_back(id);
     }
 
@@ -339,7 +339,7 @@ impl<'s> LaneScheduler<'s> {
                 if self.engine.endpoint.has_room(self.region.index, 0) {
                     self.poll_lane(id);
                 } else {
-                    self.waiting_for_room.push(id);
+                    self.queues.waiting_for_room.push(id);
                 }
             }
             Err(failure) => self.finish_with(id, Err(failure)),
@@ -376,7 +376,7 @@ impl<'s> LaneScheduler<'s> {
     #[inline]
     fn finish_with(&mut self, id: LaneId, answer: LaneAnswer) {
         self.begun -= 1;
-        self.answered.push_back(id);
+        self.queues.answered.push_back(id);
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.answer = Some(answer);
         if let Some(first) = lane.next_follower.take() {
@@ -387,7 +387,7 @@ impl<'s> LaneScheduler<'s> {
     /// Returns the number of operations that were started and whose [`Completed`] was not taken
     /// yet.
     pub(crate) fn in_flight(&self) -> usize {
-        self.lanes.len() - self.free_lanes.len()
+        self.lanes.len() - self.queues.free_lanes.len()
     }
 
     /// Returns the number of operations that can be in flight.
@@ -397,10 +397,10 @@ impl<'s> LaneScheduler<'s> {
 
     /// Returns a completed operation, if there is one. Does not wait.
     pub(crate) fn poll(&mut self) -> Option<Completed<'_>> {
-        if self.answered.is_empty() {
+        if self.queues.answered.is_empty() {
             self.poll_lanes();
-            let Self { engine, chains_completed, .. } = self;
-            engine.endpoint.try_step(|lane| chains_completed.push_back(lane));
+            let Self { engine, queues, .. } = self;
+            engine.endpoint.try_step(|lane| queues.chains_completed.push_back(lane));
             self.poll_lanes();
         }
         self.take()
@@ -418,12 +418,12 @@ impl<'s> LaneScheduler<'s> {
 
     /// Waits for the next completed operation; `None` if none is in flight.
     pub(crate) fn wait(&mut self) -> Option<Completed<'_>> {
-        while self.answered.is_empty() && self.in_flight() > 0 {
+        while self.queues.answered.is_empty() && self.in_flight() > 0 {
             // Queued operations are posted first: their chains share the next doorbell.
             self.poll_lanes();
-            if self.answered.is_empty() {
-                let Self { engine, chains_completed, .. } = self;
-                engine.endpoint.step(|lane| chains_completed.push_back(lane));
+            if self.queues.answered.is_empty() {
+                let Self { engine, queues, .. } = self;
+                engine.endpoint.step(|lane| queues.chains_completed.push_back(lane));
                 self.poll_lanes();
             }
         }
@@ -435,31 +435,31 @@ impl<'s> LaneScheduler<'s> {
     /// A lane without room waits before it posts. So a posted chain is executed soon, before the
     /// data that it relies on is too old, however many operations are in flight.
     fn poll_lanes(&mut self) {
-        if !self.chains_completed.is_empty() || !self.waiting_for_room.is_empty() {
+        if !self.queues.chains_completed.is_empty() || !self.queues.waiting_for_room.is_empty() {
             self.engine.endpoint.tick();
-            while let Some(id) = self.chains_completed.pop_front() {
+            while let Some(id) = self.queues.chains_completed.pop_front() {
                 match self.lanes[usize::from(id.0)].state {
                     LaneState::Reading => self.complete_reading(id),
                     LaneState::Writing => self.complete_writing(id),
                     // It may post another chain.
                     _ if !self.engine.endpoint.has_room(self.region.index, 0) => {
-                        self.waiting_for_room.push(id);
+                        self.queues.waiting_for_room.push(id);
                     }
                     _ => self.poll_lane(id),
                 }
             }
-            while !self.waiting_for_room.is_empty()
+            while !self.queues.waiting_for_room.is_empty()
                 && self.engine.endpoint.has_room(self.region.index, 0)
-                && let Some(id) = self.waiting_for_room.pop()
+                && let Some(id) = self.queues.waiting_for_room.pop()
             {
                 self.poll_lane(id);
             }
         }
-        let has_queued = !self.gets.is_empty() || !self.changes.is_empty();
+        let has_queued = !self.queues.gets.is_empty() || !self.queues.changes.is_empty();
         if has_queued && self.has_room_for_another() {
             // Read the clock again: the lanes above may have taken long to copy large values.
             self.engine.endpoint.tick();
-            self.candidates.clear();
+            self.queues.candidates.clear();
             while self.has_room_for_another()
                 && let Some(id) = self.next_queued()
             {
@@ -468,7 +468,7 @@ impl<'s> LaneScheduler<'s> {
                     self.begin(id);
                 }
             }
-            self.changes_first = !self.changes_first && !self.changes.is_empty();
+            self.changes_first = !self.changes_first && !self.queues.changes.is_empty();
         }
     }
 
@@ -479,21 +479,21 @@ impl<'s> LaneScheduler<'s> {
     #[inline]
     fn has_room_for_another(&self) -> bool {
         let under_way_bytes = self.begun * self.operation_bytes;
-        self.waiting_for_room.is_empty()
+        self.queues.waiting_for_room.is_empty()
             && self.engine.endpoint.has_room(self.region.index, under_way_bytes)
     }
 
     #[inline]
     fn next_queued(&mut self) -> Option<LaneId> {
-        let Self { gets, changes, changes_first, .. } = self;
-        let (first, second) = if *changes_first { (changes, gets) } else { (gets, changes) };
+        let Queues { gets, changes, .. } = &mut self.queues;
+        let (first, second) = if self.changes_first { (changes, gets) } else { (gets, changes) };
         first.pop_front().or_else(|| second.pop_front())
     }
 
     #[inline]
     fn take(&mut self) -> Option<Completed<'_>> {
-        let id = self.answered.pop_front()?;
-        self.free_lanes.push(id);
+        let id = self.queues.answered.pop_front()?;
+        self.queues.free_lanes.push(id);
         let lane = &mut self.lanes[usize::from(id.0)];
         let answer = lane.answer.take()?;
         let fabric = self.engine.endpoint.fabric();
@@ -541,13 +541,6 @@ impl Drop for LaneScheduler<'_> {
         self.memory.values.extend(lanes.drain(..).map(|lane| lane.value));
         // Of an empty vector only the memory is left, which needs no lifetime.
         self.memory.lanes = lanes.into_iter().map(|_| unreachable!("no lane is left")).collect();
-        self.free_lanes.clear();
-        std::mem::swap(&mut self.memory.free_lanes, &mut self.free_lanes);
-        std::mem::swap(&mut self.memory.waiting_for_room, &mut self.waiting_for_room);
-        std::mem::swap(&mut self.memory.chains_completed, &mut self.chains_completed);
-        std::mem::swap(&mut self.memory.gets, &mut self.gets);
-        std::mem::swap(&mut self.memory.changes, &mut self.changes);
-        std::mem::swap(&mut self.memory.answered, &mut self.answered);
-        std::mem::swap(&mut self.memory.candidates, &mut self.candidates);
+        self.memory.queues = std::mem::take(&mut self.queues);
     }
 }

@@ -293,8 +293,8 @@ impl<F: Fabric> Operation<'_, F> {
         let key = (self.hash, self.key_in(&fabric));
         let completed = self.handle().complete_cached_read(&*fabric, now, self.lane, key, read);
         if completed.is_some() {
-            let location = self.region.cache.unpacked(self.hash, read.location).ok()?;
-            self.located.set(Some((Location { proved_at: read.posted, ..location }, None)));
+            let location = read.location.location(self.hash, read.posted).ok()?;
+            self.located.set(Some((location, None)));
         }
         completed
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use farside_fabric::Nanos;
 use farside_fabric::shm::prefetch;
 use farside_layout::hash::KeyHash;
-use farside_layout::{LayoutError, SlotState, SlotWord};
+use farside_layout::{SlotState, SlotWord};
 use portable_atomic::AtomicU128;
 
 use crate::pairs::Pairs;
@@ -288,18 +288,6 @@ impl LocationCache {
         Some((entry, proofs.at(entry.stamp())))
     }
 
-    /// Unpacks a location of [`LocationCache::get_packed`], except for the time of its proof.
-    ///
-    /// # Errors
-    /// Never: a packed location has a valid size class.
-    pub(crate) fn unpacked(
-        &self,
-        hash: KeyHash,
-        location: PackedLocation,
-    ) -> Result<Location, LayoutError> {
-        location.location(hash, self.proofs.for_reading())
-    }
-
     /// Caches a location. It replaces the key's old location, or the entry with the oldest proof.
     /// A word that is not LIVE removes the entry instead: a split is moving that key.
     #[inline(always)]
@@ -387,9 +375,8 @@ impl LocationCache {
     /// that another operation stored meanwhile stays.
     #[inline]
     pub fn forget_word(&self, hash: KeyHash, word: SlotWord) {
-        let proofs = self.proofs.for_reading();
         if let Some((cell, known)) = self.find(hash)
-            && known.location(hash, proofs).is_ok_and(|current| current.word == word)
+            && known.word(hash).is_ok_and(|known| known == word)
         {
             self.forget_at(cell, known);
         }

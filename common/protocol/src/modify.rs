@@ -13,6 +13,7 @@
 //! | `Retain` | the same value, with another lifetime | |
 //! | `Remove` | nothing: the key is absent afterwards | |
 //! | `Leave` | no change: the value is only returned | the staged value |
+//! | `Refuse` | the same, but the INSERT comes before the GET | the staged value |
 
 use std::io::Write;
 
@@ -55,6 +56,8 @@ pub enum Change<'v> {
     Remove,
     /// Nothing changes.
     Leave,
+    /// Nothing changes. The key is likely absent, so the operation begins with the INSERT.
+    Refuse,
 }
 
 /// An operation that depends on the present value.
@@ -78,7 +81,10 @@ impl<F: Fabric> Operation<'_, F> {
         let Modification { change, creates, lifetime, returns } = modification;
         let (mut tries, mut inserts_refused) = (RetryState::default(), 0);
         let mut staged_at = self.key_end();
-        let mut found = self.get().await?;
+        let mut found = match change {
+            Change::Refuse => None,
+            _ => self.get().await?,
+        };
         loop {
             let Some((present, target)) = found.zip(self.located_target()) else {
                 if !creates {
@@ -130,7 +136,7 @@ impl<F: Fabric> Operation<'_, F> {
     /// Whether a present value stays as it is.
     fn leaves(&self, change: Change<'_>, present: &Found) -> bool {
         match change {
-            Change::Leave => true,
+            Change::Leave | Change::Refuse => true,
             Change::Store(Some(Expected::Version(version))) => present.version != version,
             Change::Store(Some(Expected::Value(value))) => {
                 let block = self.engine.endpoint.buffer(self.lane, Buffer::ReadBlock);
@@ -196,7 +202,9 @@ impl<F: Fabric> Operation<'_, F> {
                 }
                 (old_bytes + staged_bytes, 0)
             }
-            Change::Store(_) | Change::Remove | Change::Leave => (self.value_bytes, 0),
+            Change::Store(_) | Change::Remove | Change::Leave | Change::Refuse => {
+                (self.value_bytes, 0)
+            }
         })
     }
 

@@ -146,7 +146,7 @@ impl ProvenSlot {
         Self { slot, word, generation: None, expires_at_ms, proved_at }
     }
 
-    /// The slot of a location that a GET found. `window` is the window's byte
+    /// The slot of a location that is cached or that a GET found. `window` is the window's byte
     /// offset.
     #[inline]
     pub(crate) fn located(location: Location, window: u64) -> Self {
@@ -376,14 +376,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub(crate) fn cached_location(&self) -> Option<(PackedLocation, ProvenSlot)> {
         let (location, proved_at) = self.region.cache.get_proved(self.hash)?;
-        let target = ProvenSlot {
-            slot: self.window() + u64::from(location.in_window()),
-            word: location.word(self.hash).ok()?,
-            generation: Some(location.generation()),
-            expires_at_ms: (!location.expires()).then_some(0),
-            proved_at,
-        };
-        Some((location, target))
+        let unpacked = location.location(self.hash, proved_at).ok()?;
+        Some((location, ProvenSlot::located(unpacked, self.window())))
     }
 
     /// The slot in which this operation's last GET found the key.

@@ -9,26 +9,9 @@ use farside::OperationError::{Denied, NotANumber, NumberOverflow, ValueTooLong};
 use farside::{Error, Role, Session, Store, Ttl};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled};
 
+use crate::verb_counts::{price, server, uncached};
+
 const HOUR: Duration = Duration::from_secs(3600);
-
-/// Returns the `(round trips, READs, WRITEs, CASs)` of one call.
-fn price(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
-    let before = session.counters();
-    call(session);
-    let cost = session.counters() - before;
-    (cost.round_trips, cost.reads, cost.writes, cost.compare_swaps)
-}
-
-/// As [`price`], without a cached location.
-fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
-    session.clear_cache();
-    price(session, call)
-}
-
-/// Returns a server with room for all keys from the start, so that no split costs round trips.
-fn server() -> ServerProcess {
-    ServerProcess::start("--memory 32MiB --index 4MiB")
-}
 
 #[test]
 fn a_modification_costs_one_round_trip_more_than_a_get() {
@@ -58,6 +41,10 @@ fn a_modification_costs_one_round_trip_more_than_a_get() {
             assert_eq!(uncached(session, call), (3, 2, 2, 1), "{name}, uncached");
         }
     }
+    let absent = |session: &mut Session| {
+        assert!(session.compare_exchange("absent", None, "value").unwrap().applied);
+    };
+    assert!(price(session, absent).0 <= 3, "an INSERT, without a GET before it");
     let take = |session: &mut Session| assert!(session.take("n").unwrap().is_some());
     assert_eq!(price(session, take), (2, 1, 1, 1), "take, cached");
     session.put("n", "1").unwrap();

@@ -13,21 +13,27 @@ fn cost(session: &mut Session, call: impl FnOnce(&mut Session)) -> Counters {
 }
 
 /// Returns the `(round trips, READs, WRITEs, CASs)` of one call.
-fn price(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
+pub(crate) fn price(
+    session: &mut Session,
+    call: impl FnOnce(&mut Session),
+) -> (u64, u64, u64, u64) {
     let cost = cost(session, call);
     assert_eq!(cost.doorbells, cost.round_trips);
     (cost.round_trips, cost.reads, cost.writes, cost.compare_swaps)
 }
 
 /// Returns the price of a call on an existing key without a cached location.
-fn uncached(session: &mut Session, call: impl FnOnce(&mut Session)) -> (u64, u64, u64, u64) {
+pub(crate) fn uncached(
+    session: &mut Session,
+    call: impl FnOnce(&mut Session),
+) -> (u64, u64, u64, u64) {
     session.clear_cache();
     price(session, call)
 }
 
 /// Returns a server with room for all keys from the start: a split costs round trips to the
 /// operation that meets it.
-fn server() -> ServerProcess {
+pub(crate) fn server() -> ServerProcess {
     ServerProcess::start("--memory 32MiB --index 4MiB")
 }
 

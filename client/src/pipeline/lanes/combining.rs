@@ -94,7 +94,7 @@ impl LaneScheduler<'_> {
             Action::Put(_) => true,
             _ => return false,
         };
-        let Some(candidate) = self.candidates.replace(hash, is_put, new_lane) else {
+        let Some(candidate) = self.queues.candidates.replace(hash, is_put, new_lane) else {
             return false;
         };
         if !self.can_combine(new_lane, candidate) {
@@ -102,7 +102,7 @@ impl LaneScheduler<'_> {
         }
         let (leader, follower) = if is_put { (new_lane, candidate) } else { (candidate, new_lane) };
         // The next operation on the key has to find the leader.
-        self.candidates.replace(hash, is_put, leader);
+        self.queues.candidates.replace(hash, is_put, leader);
         let leaders_list = self.lanes[usize::from(leader.0)].next_follower.replace(follower);
         let follower = &mut self.lanes[usize::from(follower.0)];
         // A PUT that led so far is in the queue already. The scheduler skips it in this state.
@@ -152,7 +152,7 @@ impl LaneScheduler<'_> {
                 // lane posts a chain while completed operations wait to be taken.
                 lane.value_lane = leader;
                 lane.answer = Some(Ok(answer));
-                self.answered.push_back(id);
+                self.queues.answered.push_back(id);
             } else {
                 lane.state = LaneState::Queued;
                 let action = lane.job.action;

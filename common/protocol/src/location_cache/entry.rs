@@ -183,16 +183,12 @@ impl PackedLocation {
         Ok(SlotWord::live_in(incarnation, hash.fingerprint(), self.block()?, conditional))
     }
 
-    /// Unpacks the location. The hash is that of its key.
+    /// Unpacks the location, which was proved at this time. The hash is that of its key.
     ///
     /// # Errors
     /// Never: a packed location has a valid size class.
     #[inline]
-    pub(super) fn location(
-        self,
-        hash: KeyHash,
-        proofs: ProofTimeBase,
-    ) -> Result<Location, LayoutError> {
+    pub(crate) fn location(self, hash: KeyHash, proved_at: Nanos) -> Result<Location, LayoutError> {
         Ok(Location {
             in_window: self.in_window(),
             word: self.word(hash)?,
@@ -200,7 +196,7 @@ impl PackedLocation {
             has_stale_mark: self.has_stale_mark(),
             expires: self.expires(),
             padding: self.padding(),
-            proved_at: proofs.at(self.stamp()),
+            proved_at,
         })
     }
 

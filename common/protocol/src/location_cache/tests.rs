@@ -18,7 +18,7 @@ impl LocationCache {
 
     fn get(&self, hash: KeyHash) -> Option<Location> {
         let (location, proved_at) = self.get_proved(hash)?;
-        Some(Location { proved_at, ..self.unpacked(hash, location).unwrap() })
+        Some(location.location(hash, proved_at).unwrap())
     }
 
     fn filled(&self) -> usize {

@@ -56,24 +56,36 @@ fn every_pair_of_neighbours() {
     }
 }
 
-/// Each pair of operations that depend on the present value, and each of them beside a PUT, INSERT
-/// or DELETE. The key is absent, or has a number that the first client has cached, or both. The
+/// This operation beside each one that depends on the present value, and beside a PUT, INSERT and
+/// DELETE. The key is absent, or has a number that the first client has cached, or both. The
 /// checker knows what an append makes of a number only, so none stands beside a PUT or INSERT.
-#[test]
-fn every_pair_of_modifications() {
+fn beside_every_modification(first: Op) {
     let modifications = [Op::Increment(0), Op::Append(0), Op::Take(0)];
     let others = [Op::Put(0), Op::Insert(0), Op::Delete(0)];
-    for first in modifications {
-        for second in modifications.into_iter().chain(others) {
-            if let (Op::Append(_), Op::Put(_) | Op::Insert(_)) = (first, second) {
-                continue;
-            }
-            let (one, two) = (client().op(first), client().op(second).get(0));
-            passes(Scenario::new().used(1).client(one.clone()).client(two.clone()), 2);
-            let one = client().op(Op::Increment(0)).op(first);
-            passes(Scenario::new().client(one.clone()).client(two), 2);
-            let two = client().op(Op::Increment(0)).op(second).get(0);
-            passes(Scenario::new().client(one).client(two), 1);
+    for second in modifications.into_iter().chain(others) {
+        if let (Op::Append(_), Op::Put(_) | Op::Insert(_)) = (first, second) {
+            continue;
         }
+        let (one, two) = (client().op(first), client().op(second).get(0));
+        passes(Scenario::new().used(1).client(one.clone()).client(two.clone()), 2);
+        let one = client().op(Op::Increment(0)).op(first);
+        passes(Scenario::new().client(one.clone()).client(two), 2);
+        let two = client().op(Op::Increment(0)).op(second).get(0);
+        passes(Scenario::new().client(one).client(two), 1);
     }
+}
+
+#[test]
+fn an_increment_beside_every_modification() {
+    beside_every_modification(Op::Increment(0));
+}
+
+#[test]
+fn an_append_beside_every_modification() {
+    beside_every_modification(Op::Append(0));
+}
+
+#[test]
+fn a_take_beside_every_modification() {
+    beside_every_modification(Op::Take(0));
 }

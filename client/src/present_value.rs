@@ -1,14 +1,10 @@
-//! Operations of a session that go beyond GET, PUT and DELETE.
+//! Operations of a session that depend on a key's present value, or tell about it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside_control::Role;
-use farside_protocol::{Action, Answer, Change, Lifetime, Version};
+use farside_protocol::{Action, Change, Expected, Lifetime, Version};
 
-use crate::{OperationError, Outcome, Result, Session, Store, Value};
-
-/// How long the keys of one batch of [`Session::delete_prefix`] may be, all together in number.
-const DELETES_PER_BATCH: usize = 1024;
+use crate::{Outcome, Result, Session, Store, Value};
 
 /// When a present value expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +19,8 @@ impl Session {
     /// Stores `new` only if the key's value is `expected`; with `None`, only if the key is absent.
     /// If it is not, [`Outcome::value`] is the present value.
     ///
-    /// The round trips of a GET, and one more; with `None`, those of a GET, and those of
-    /// [`Session::insert`] if the key is absent. Compares whole values: for large ones
+    /// The round trips of a GET, and one more. With `None` those of [`Session::insert`], and those
+    /// of a GET if the key was present. Compares whole values: for large ones
     /// [`Session::compare_exchange_version`] is cheaper.
     ///
     /// ```
@@ -44,8 +40,12 @@ impl Session {
         expected: Option<&[u8]>,
         new: impl AsRef<[u8]>,
     ) -> Result<Outcome> {
-        let condition = expected.map_or_else(Store::if_absent, Store::if_value);
-        self.exchange(key.as_ref(), condition, new.as_ref())
+        let action = match expected {
+            Some(value) => Action::Exchange(Expected::Value(value), Lifetime::Forever),
+            None => Store::if_absent().returning().action(),
+        };
+        let answer = self.change(action, key.as_ref(), new.as_ref())?;
+        Ok(self.outcome(answer))
     }
 
     /// Stores `new` only if the key's value is still the one that the write `expected` stored. If
@@ -70,13 +70,9 @@ impl Session {
         expected: Version,
         new: impl AsRef<[u8]>,
     ) -> Result<Outcome> {
-        self.exchange(key.as_ref(), Store::if_version(expected), new.as_ref())
-    }
-
-    fn exchange(&mut self, key: &[u8], condition: Store<'_>, new: &[u8]) -> Result<Outcome> {
-        let answer = self.change(condition.returning().action(), key, new)?;
-        let found = answer.found.filter(|_| !answer.applied);
-        Ok(self.outcome(Answer { found, ..answer }))
+        let action = Action::Exchange(Expected::Version(expected), Lifetime::Forever);
+        let answer = self.change(action, key.as_ref(), new.as_ref())?;
+        Ok(self.outcome(answer))
     }
 
     /// Adds `delta` to the decimal number in the key's value, and returns the sum. An absent key
@@ -264,103 +260,5 @@ impl Session {
                 Ttl::For(expires_at.duration_since(SystemTime::now()).unwrap_or_default())
             }
         }))
-    }
-
-    /// Returns the values of several keys, in their order. Up to `pipeline_depth` GETs share a
-    /// doorbell.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
-    /// let values = session.get_many(["user:2", "user:3"])?;
-    /// assert_eq!(values[0].as_ref().expect("it was just put"), "bob");
-    /// assert!(values[1].is_none());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// The first error of a GET; see [`Session::get`].
-    pub fn get_many<K: AsRef<[u8]>>(
-        &mut self,
-        keys: impl IntoIterator<Item = K>,
-    ) -> Result<Vec<Option<Value>>> {
-        let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.get(key));
-        batch.run()?.into_iter().map(|outcome| Ok(outcome?.value)).collect()
-    }
-
-    /// Stores several values. Up to `pipeline_depth` PUTs share a doorbell. Each of them is atomic;
-    /// all together are not.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
-    /// let numbers = (0..100_u32).map(|n| (n.to_le_bytes(), n.to_string()));
-    /// session.put_many(numbers)?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// The first error of a PUT; see [`Session::put`]. The others may have taken effect.
-    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &mut self,
-        entries: impl IntoIterator<Item = (K, V)>,
-    ) -> Result<()> {
-        let entries = entries.into_iter();
-        let batch = entries.fold(self.batch(), |batch, (key, value)| batch.put(key, value));
-        batch.run()?.into_iter().try_for_each(|outcome| outcome.map(drop))
-    }
-
-    /// Removes several keys, and returns how many of them were present. Up to `pipeline_depth`
-    /// DELETEs share a doorbell.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
-    /// assert_eq!(session.delete_many(["user:1", "user:2", "user:3"])?, 2);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// The first error of a DELETE; see [`Session::delete`]. The others may have taken effect.
-    pub fn delete_many<K: AsRef<[u8]>>(
-        &mut self,
-        keys: impl IntoIterator<Item = K>,
-    ) -> Result<u64> {
-        let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.delete(key));
-        let outcomes = batch.run()?.into_iter();
-        outcomes.map(|outcome| Ok(u64::from(outcome?.applied))).sum()
-    }
-
-    /// Removes all keys that begin with `prefix`, and returns how many there were. A key that is
-    /// inserted meanwhile may stay.
-    ///
-    /// Scans the whole region, because the index has no order: the round trips of
-    /// [`Session::scan`], and a DELETE for each key that is removed.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
-    /// assert_eq!(session.delete_prefix("user:")?, 2);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`Session::scan`], and the first error of a DELETE.
-    pub fn delete_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<u64> {
-        if self.shared.role() == Role::Reader {
-            return Err(OperationError::Denied.into());
-        }
-        let mut removed = 0;
-        // A batch needs the session, which the scan has.
-        let mut deleting = Session::open(self.shared.clone())?;
-        let (mut keys, mut scan) = (Vec::new(), self.scan_prefix(prefix)?);
-        loop {
-            keys.extend(scan.by_ref().take(DELETES_PER_BATCH).map(|entry| entry.map(|e| e.key)));
-            if keys.is_empty() {
-                return Ok(removed);
-            }
-            let found = keys.drain(..).collect::<Result<Vec<_>>>()?;
-            removed += deleting.delete_many(found)?;
-        }
     }
 }

@@ -1,0 +1,108 @@
+//! Operations of a session on several keys.
+
+use farside_control::Role;
+
+use crate::{OperationError, Result, Session, Value};
+
+/// Limit on the DELETEs of one batch of [`Session::delete_prefix`].
+const DELETES_PER_BATCH: usize = 1024;
+
+impl Session {
+    /// Returns the values of several keys, in their order. Up to `pipeline_depth` GETs share a
+    /// doorbell.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// let values = session.get_many(["user:2", "user:3"])?;
+    /// assert_eq!(values[0].as_ref().expect("it was just put"), "bob");
+    /// assert!(values[1].is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of a GET; see [`Session::get`].
+    pub fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.get(key));
+        batch.run()?.into_iter().map(|outcome| Ok(outcome?.value)).collect()
+    }
+
+    /// Stores several values. Up to `pipeline_depth` PUTs share a doorbell. Each of them is atomic;
+    /// all together are not.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// let numbers = (0..100_u32).map(|n| (n.to_le_bytes(), n.to_string()));
+    /// session.put_many(numbers)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of a PUT; see [`Session::put`]. The others may have taken effect.
+    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        entries: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<()> {
+        let entries = entries.into_iter();
+        let batch = entries.fold(self.batch(), |batch, (key, value)| batch.put(key, value));
+        batch.run()?.into_iter().try_for_each(|outcome| outcome.map(drop))
+    }
+
+    /// Removes several keys, and returns how many of them were present. Up to `pipeline_depth`
+    /// DELETEs share a doorbell.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// assert_eq!(session.delete_many(["user:1", "user:2", "user:3"])?, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of a DELETE; see [`Session::delete`]. The others may have taken effect.
+    pub fn delete_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<u64> {
+        let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.delete(key));
+        let outcomes = batch.run()?.into_iter();
+        outcomes.map(|outcome| Ok(u64::from(outcome?.applied))).sum()
+    }
+
+    /// Removes all keys that begin with `prefix`, and returns how many there were. A key that is
+    /// inserted meanwhile may stay.
+    ///
+    /// Scans the whole region, because the index has no order: the round trips of
+    /// [`Session::scan`], and a DELETE for each key that is removed.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
+    /// assert_eq!(session.delete_prefix("user:")?, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Session::scan`], and the first error of a DELETE.
+    pub fn delete_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<u64> {
+        if self.shared.role() == Role::Reader {
+            return Err(OperationError::Denied.into());
+        }
+        let mut removed = 0;
+        // A batch needs the session, which the scan has.
+        let mut deleting = Session::open(self.shared.clone())?;
+        let mut scan = self.scan_prefix(prefix)?;
+        loop {
+            let entries = scan.by_ref().take(DELETES_PER_BATCH);
+            let keys: Vec<_> = entries.map(|entry| Ok(entry?.key)).collect::<Result<_>>()?;
+            if keys.is_empty() {
+                return Ok(removed);
+            }
+            removed += deleting.delete_many(keys)?;
+        }
+    }
+}
