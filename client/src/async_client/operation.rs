@@ -17,10 +17,10 @@ pub(super) struct AsyncOperation<'c, 'b> {
     parts: [&'b [u8]; 3],
     /// The found value is appended to it.
     found: &'b mut Vec<u8>,
-    progress: Progress,
+    progress: OperationProgress,
 }
 
-enum Progress {
+enum OperationProgress {
     /// The future was not polled yet.
     New,
     /// The task waits for a slot.
@@ -39,7 +39,7 @@ impl<'c, 'b> AsyncOperation<'c, 'b> {
     ) -> Self {
         let [key_bytes, value_bytes, _] = parts.map(<[u8]>::len);
         let request = Request { action, key_bytes, value_bytes };
-        Self { shared, request, parts, found, progress: Progress::New }
+        Self { shared, request, parts, found, progress: OperationProgress::New }
     }
 
     /// Advances the operation under the lock. Wakers that are no longer used go to `unused`.
@@ -52,17 +52,17 @@ impl<'c, 'b> AsyncOperation<'c, 'b> {
         unused: &mut Option<Waker>,
     ) -> Poll<Result<Outcome<Version>>> {
         let slot = match self.progress {
-            Progress::New => state.take_slot(),
-            Progress::Waiting(waiter) => match state.take_reserved(waiter, waker) {
+            OperationProgress::New => state.take_slot(),
+            OperationProgress::Waiting(waiter) => match state.take_reserved(waiter, waker) {
                 Ok(slot) => Some(slot),
                 Err(waker) => {
                     *unused = waker;
                     return Poll::Pending;
                 }
             },
-            Progress::Submitted(slot) => match state.ask(slot, waker, self.found) {
+            OperationProgress::Submitted(slot) => match state.ask(slot, waker, self.found) {
                 Asked::Answer(result) => {
-                    self.progress = Progress::Done;
+                    self.progress = OperationProgress::Done;
                     return Poll::Ready(result.map_err(|error| *error));
                 }
                 Asked::Pending(waker) => {
@@ -70,14 +70,14 @@ impl<'c, 'b> AsyncOperation<'c, 'b> {
                     return Poll::Pending;
                 }
             },
-            Progress::Done => return Poll::Pending,
+            OperationProgress::Done => return Poll::Pending,
         };
         self.progress = match slot {
             Some(slot) => {
                 state.submit(slot, self.request, self.parts, bytes, waker);
-                Progress::Submitted(slot)
+                OperationProgress::Submitted(slot)
             }
-            None => Progress::Waiting(state.wait(waker.clone())),
+            None => OperationProgress::Waiting(state.wait(waker.clone())),
         };
         Poll::Pending
     }
@@ -88,10 +88,10 @@ impl Future for AsyncOperation<'_, '_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let (Progress::New, Action::Get) = (&this.progress, this.request.action) {
+        if let (OperationProgress::New, Action::Get) = (&this.progress, this.request.action) {
             match this.shared.direct.get(this.parts[0], this.found) {
                 DirectGet::Found(version) => {
-                    this.progress = Progress::Done;
+                    this.progress = OperationProgress::Done;
                     let [version, value] = [Some(version); 2];
                     let outcome = Outcome { applied: true, version, value, number: 0 };
                     return Poll::Ready(Ok(outcome));
@@ -103,7 +103,8 @@ impl Future for AsyncOperation<'_, '_> {
                 DirectGet::Unanswered => {}
             }
         }
-        let submits = matches!(this.progress, Progress::New | Progress::Waiting(_));
+        let submits =
+            matches!(this.progress, OperationProgress::New | OperationProgress::Waiting(_));
         let is_long =
             submits && this.parts.iter().map(|part| part.len()).sum::<usize>() > KEPT_BYTES_MAX;
         let bytes = is_long.then(|| this.parts.concat());
@@ -113,7 +114,7 @@ impl Future for AsyncOperation<'_, '_> {
         let polled = this.advance(&mut state, context.waker(), bytes, &mut unused);
         let ready = state.take_ready();
         drop(state);
-        if submits && matches!(this.progress, Progress::Submitted(_)) {
+        if submits && matches!(this.progress, OperationProgress::Submitted(_)) {
             shared.wakeup.signal();
         }
         ready.wake();
@@ -123,16 +124,16 @@ impl Future for AsyncOperation<'_, '_> {
 
 impl Drop for AsyncOperation<'_, '_> {
     fn drop(&mut self) {
-        if matches!(self.progress, Progress::New | Progress::Done) {
+        if matches!(self.progress, OperationProgress::New | OperationProgress::Done) {
             return;
         }
         let mut state = self.shared.lock();
         // Dropping a waker may drop its task, and another operation with it. So it is dropped last,
         // without the lock.
         let _unused = match self.progress {
-            Progress::Waiting(waiter) => state.stop_waiting(waiter),
-            Progress::Submitted(slot) => state.give_up(slot),
-            Progress::New | Progress::Done => None,
+            OperationProgress::Waiting(waiter) => state.stop_waiting(waiter),
+            OperationProgress::Submitted(slot) => state.give_up(slot),
+            OperationProgress::New | OperationProgress::Done => None,
         };
         let ready = state.take_ready();
         drop(state);

@@ -88,7 +88,7 @@ enum Stage {
     Answered(SlotResult),
 }
 
-struct Slot {
+struct RequestSlot {
     stage: Stage,
     /// The task that waits for the answer.
     waker: Option<Waker>,
@@ -101,7 +101,7 @@ struct Slot {
 #[derive(Default)]
 pub(super) struct State {
     /// Grows up to [`SLOTS_MAX`].
-    slots: Vec<Slot>,
+    slots: Vec<RequestSlot>,
     /// The free ones of them. A stack: the slot that was freed last is likely in the cache.
     free: Vec<SlotId>,
     /// The slots of the requests that the driver has not taken yet.
@@ -150,7 +150,7 @@ impl State {
     fn any_slot(&mut self) -> SlotId {
         self.free.pop().unwrap_or_else(|| {
             let id = self.slots.len() as SlotId;
-            self.slots.push(Slot { stage: Stage::Free, waker: None, bytes: Vec::new() });
+            self.slots.push(RequestSlot { stage: Stage::Free, waker: None, bytes: Vec::new() });
             id
         })
     }
