@@ -456,7 +456,7 @@ impl Fabric for ShmFabric {
         let lane = &mut self.lanes[usize::from(lane.0)];
         if let Some(put) = PutChain::of(chain) {
             lane.counters.count_put(put.bytes);
-            executor.prefetch_put(&put);
+            // The caller has prefetched its memory, if it knew the location early enough.
             return executor.put(&mut lane.buffers, &put, deadline);
         }
         lane.counters.count(chain);
