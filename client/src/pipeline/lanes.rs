@@ -1,9 +1,9 @@
 //! The lanes of a pipeline. Each lane executes one operation at a time, in a task of its own.
 
 mod combining;
+mod queue;
 mod task;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farside_control::Role;
@@ -18,6 +18,7 @@ use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::{Outcome, ValueRef};
 use combining::CandidateTable;
+use queue::LaneQueue;
 use task::{Job, LaneAnswer, LaneTask};
 
 /// Estimate of an operation's bytes before any operation has completed.
@@ -124,17 +125,17 @@ pub(crate) struct LaneScheduler<'s> {
 struct Queues {
     free_lanes: Vec<LaneId>,
     /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
-    chains_completed: VecDeque<LaneId>,
+    chains_completed: Vec<LaneId>,
     /// Lanes whose chain has completed, and for whose next chain the fabric had no room. A stack:
     /// the lane that was pushed last goes first, because its data is the newest.
     waiting_for_room: Vec<LaneId>,
     /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
     /// the changes have just replaced.
-    gets: VecDeque<LaneId>,
+    gets: LaneQueue,
     /// Queued lanes with an operation that changes its key.
-    changes: VecDeque<LaneId>,
+    changes: LaneQueue,
     /// Lanes whose operation has an answer that was not taken yet.
-    answered: VecDeque<LaneId>,
+    answered: LaneQueue,
     /// The lanes that a new operation may join.
     candidates: CandidateTable,
 }
@@ -147,9 +148,11 @@ impl Queues {
         } = self;
         free_lanes.clear();
         free_lanes.extend((0..lanes).rev().map(LaneId));
-        waiting_for_room.reserve(lanes.into());
-        for queue in [chains_completed, gets, changes, answered] {
-            queue.reserve(lanes.into());
+        for stack in [chains_completed, waiting_for_room] {
+            stack.reserve(lanes.into());
+        }
+        for queue in [gets, changes, answered] {
+            queue.reset(lanes);
         }
         self.candidates.provide(lanes);
     }
@@ -254,7 +257,7 @@ impl<'s> LaneScheduler<'s> {
             }
             Err(error) => {
                 lane.answer = Some(Err(error));
-                self.queues.answered.push_back(id);
+                self.queues.answered.push(id);
             }
         }
         Ok(ticket)
@@ -281,7 +284,7 @@ impl<'s> LaneScheduler<'s> {
     #[inline]
     fn enqueue(&mut self, id: LaneId, action: Action<'_>) {
         let queue = if action.changes() { &mut self.queues.changes } else { &mut self.queues.gets };
-        queue.push_back(id);
+        queue.push(id);
     }
 
     /// Begins a queued operation. A GET or PUT whose location is cached needs no task: this posts
@@ -373,10 +376,10 @@ impl<'s> LaneScheduler<'s> {
     }
 
     /// Makes an operation that has this answer ready to be taken, and completes its followers.
-    #[inline]
+    #[inline(always)]
     fn finish_with(&mut self, id: LaneId, answer: LaneAnswer) {
         self.begun -= 1;
-        self.queues.answered.push_back(id);
+        self.queues.answered.push(id);
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.answer = Some(answer);
         if let Some(first) = lane.next_follower.take() {
@@ -400,7 +403,7 @@ impl<'s> LaneScheduler<'s> {
         if self.queues.answered.is_empty() {
             self.poll_lanes();
             let Self { engine, queues, .. } = self;
-            engine.endpoint.try_step(|lane| queues.chains_completed.push_back(lane));
+            engine.endpoint.try_step(|lane| queues.chains_completed.push(lane));
             self.poll_lanes();
         }
         self.take()
@@ -423,7 +426,7 @@ impl<'s> LaneScheduler<'s> {
             self.poll_lanes();
             if self.queues.answered.is_empty() {
                 let Self { engine, queues, .. } = self;
-                engine.endpoint.step(|lane| queues.chains_completed.push_back(lane));
+                engine.endpoint.step(|lane| queues.chains_completed.push(lane));
                 self.poll_lanes();
             }
         }
@@ -437,7 +440,10 @@ impl<'s> LaneScheduler<'s> {
     fn poll_lanes(&mut self) {
         if !self.queues.chains_completed.is_empty() || !self.queues.waiting_for_room.is_empty() {
             self.engine.endpoint.tick();
-            while let Some(id) = self.queues.chains_completed.pop_front() {
+            // Its own loop over indexes, because a queue takes more instructions. Nothing is added
+            // meanwhile.
+            for at in 0..self.queues.chains_completed.len() {
+                let id = self.queues.chains_completed[at];
                 match self.lanes[usize::from(id.0)].state {
                     LaneState::Reading => self.complete_reading(id),
                     LaneState::Writing => self.complete_writing(id),
@@ -448,6 +454,7 @@ impl<'s> LaneScheduler<'s> {
                     _ => self.poll_lane(id),
                 }
             }
+            self.queues.chains_completed.clear();
             while !self.queues.waiting_for_room.is_empty()
                 && self.engine.endpoint.has_room(self.region.index, 0)
                 && let Some(id) = self.queues.waiting_for_room.pop()
@@ -487,15 +494,14 @@ impl<'s> LaneScheduler<'s> {
     fn next_queued(&mut self) -> Option<LaneId> {
         let Queues { gets, changes, .. } = &mut self.queues;
         let (first, second) = if self.changes_first { (changes, gets) } else { (gets, changes) };
-        first.pop_front().or_else(|| second.pop_front())
+        first.pop().or_else(|| second.pop())
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Option<Completed<'_>> {
-        let id = self.queues.answered.pop_front()?;
+        let id = self.queues.answered.pop()?;
         self.queues.free_lanes.push(id);
         let lane = &mut self.lanes[usize::from(id.0)];
-        let answer = lane.answer.take()?;
         let fabric = self.engine.endpoint.fabric();
         let total = fabric.lane_counters(id);
         let is_counted = self.shared.options.counts_operations;
@@ -511,17 +517,19 @@ impl<'s> LaneScheduler<'s> {
             self.operation_bytes =
                 average - average / OPERATIONS_AVERAGED + bytes / OPERATIONS_AVERAGED;
         }
-        let result = match answer {
-            Ok(Answer { applied, version, number, found }) => {
+        // A lane keeps its last answer: to take it out would move all of it.
+        let result = match &mut lane.answer {
+            Some(Ok(Answer { applied, version, number, found })) => {
                 let value = found.map(|found| {
                     lane.value.clear();
                     let block = fabric.buffer(lane.value_lane, Buffer::ReadBlock);
                     lane.value.extend_from_slice(found.value_in(block));
                     ValueRef { data: &lane.value, version: found.version }
                 });
-                Ok(Outcome { applied, version, value, number })
+                Ok(Outcome { applied: *applied, version: *version, value, number: *number })
             }
-            Err(failure) => {
+            failed => {
+                let Some(Err(failure)) = failed.take() else { return None };
                 let error = self.shared.handle_failure(self.connection, failure);
                 Err(error.unwrap_or_else(|| self.shared.disconnected()))
             }

@@ -64,6 +64,18 @@ impl Fabric for AnyFabric {
     }
 
     #[inline]
+    fn post_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) {
+        on!(self, fabric => fabric.post_read(lane, region, remote, into, bytes));
+    }
+
+    #[inline]
     fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
         on!(self, fabric => fabric.has_room(region, under_way_bytes))
     }

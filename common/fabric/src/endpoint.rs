@@ -108,6 +108,28 @@ impl<F: Fabric> Endpoint<F> {
         InFlight { result }
     }
 
+    /// As [`Endpoint::chain`], for a chain of one READ without a deadline.
+    #[inline]
+    pub fn read(
+        &self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) -> InFlight<'_> {
+        let mut fabric = self.fabric.borrow_mut();
+        let result = &self.results[usize::from(lane.0)];
+        if self.alone.get() {
+            let read = fabric.run_read(lane, region, remote, into, bytes);
+            result.set(Some(read.map(|()| 0)));
+        } else {
+            result.set(None);
+            fabric.post_read(lane, region, remote, into, bytes);
+        }
+        InFlight { result }
+    }
+
     /// Takes the result of a lane's chain that no future awaits; `None` while it is in flight.
     #[inline]
     pub fn take_result(&self, lane: LaneId) -> Option<Result<u64, ChainError>> {

@@ -200,6 +200,19 @@ pub trait Fabric {
     /// Queues a chain for a region. [`Fabric::poll`] returns its result, also if it is an error.
     fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos);
 
+    /// As [`Fabric::post`], for a chain of one READ without a deadline.
+    #[inline]
+    fn post_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) {
+        self.post(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX);
+    }
+
     /// Whether the chain that is posted next for this region goes with the next doorbell and does
     /// not queue for long. `_under_way_bytes` estimates how much the operations in progress will
     /// have in flight. Without room, posted chains wait, and what they rely on grows old. So a

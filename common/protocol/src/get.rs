@@ -136,11 +136,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         read: &CachedRead,
     ) -> ProtocolResult<InFlight<'e>> {
         let block = read.location.block()?;
-        let verb = read_block(block, read.bytes(block));
+        let bytes = read.bytes(block);
         if read.location.has_stale_mark() {
-            return Ok(self.post_with_word(lane, hash, read.location, verb));
+            return Ok(self.post_with_word(lane, hash, read.location, read_block(block, bytes)));
         }
-        Ok(self.chain(lane, &[verb], Nanos::MAX))
+        let (endpoint, remote) = (&self.engine.endpoint, block.address.offset());
+        Ok(endpoint.read(lane, self.region.index, remote, Buffer::ReadBlock, bytes as u32))
     }
 
     /// A block with a stale mark does not prove that it is linked, so the READ of its slot's word

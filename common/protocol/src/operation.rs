@@ -212,7 +212,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Copies key and value into the lane's [`Buffer::NewBlock`].
-    #[inline]
+    #[inline(always)]
     pub fn fill(engine: &Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) {
         let start = BLOCK_HEADER_BYTES as usize;
         let end = start + key.len() + value.len();

@@ -82,7 +82,7 @@ impl CandidateTable {
 impl LaneScheduler<'_> {
     /// Combines the operation of `new_lane`, which is not enqueued yet, with one that is. Returns
     /// true if `new_lane` became a follower: then it must not be enqueued.
-    #[inline]
+    #[inline(always)]
     pub(super) fn try_combine(
         &mut self,
         new_lane: LaneId,
@@ -152,7 +152,7 @@ impl LaneScheduler<'_> {
                 // lane posts a chain while completed operations wait to be taken.
                 lane.value_lane = leader;
                 lane.answer = Some(Ok(answer));
-                self.queues.answered.push_back(id);
+                self.queues.answered.push(id);
             } else {
                 lane.state = LaneState::Queued;
                 let action = lane.job.action;

@@ -1,6 +1,5 @@
 //! The fabric of shared memory: the client's own CPU executes the verbs on mapped memory.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -53,9 +52,12 @@ pub struct ShmFabric {
     executors: Vec<Executor>,
     clock: Clock,
     lanes: Box<[Lane]>,
-    /// The lanes whose chains were posted and not polled yet, those that are executed first.
-    posted: VecDeque<LaneId>,
-    /// The number of executed chains in `posted`.
+    /// The lanes whose chains were posted, in this order: first those that were polled, then the
+    /// other executed ones, then the rest. A vector takes fewer instructions than a queue.
+    posted: Vec<LaneId>,
+    /// The number of polled chains in `posted`.
+    polled: usize,
+    /// The number of executed chains in `posted`, polled ones included.
     executed: usize,
     /// The bytes of the chains in `posted` that are not executed yet.
     posted_bytes: u64,
@@ -98,8 +100,9 @@ impl ShmFabric {
             executors: vec![Executor { region, lease, clock: clock.clone() }],
             clock,
             lanes: (0..lanes).map(|_| lane()).collect(),
-            posted: VecDeque::with_capacity(lane_count),
+            posted: Vec::with_capacity(lane_count),
             posted_bytes: 0,
+            polled: 0,
             executed: 0,
             waiting: SleepingLanes::with_capacity(lane_count),
             wakeup: None,
@@ -229,9 +232,6 @@ impl Executor {
         chain: &[Verb],
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
-        if let [Verb::Read { remote, into, bytes }] = *chain {
-            return self.read(buffers, remote, into, bytes).map(|()| 0);
-        }
         if let Some(put) = PutChain::of(chain) {
             return self.put(buffers, &put, deadline);
         }
@@ -347,13 +347,7 @@ impl Fabric for ShmFabric {
         lane.verbs = chain.len();
         lane.deadline = deadline;
         let executor = &self.executors[region.index()];
-        if let [Verb::Read { remote, bytes, .. }] = *chain {
-            // As below, without loops: most chains of most programs are these.
-            lane.chain[0] = chain[0];
-            lane.counters.count_only_read(bytes);
-            lane.payload_bytes = bytes.into();
-            executor.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
-        } else if let Some(put) = PutChain::of(chain) {
+        if let Some(put) = PutChain::of(chain) {
             let [verbs @ .., _] = &mut lane.chain;
             verbs.copy_from_slice(put.verbs);
             lane.payload_bytes = lane.counters.count_put(put.bytes);
@@ -364,7 +358,28 @@ impl Fabric for ShmFabric {
             executor.prefetch_chain(chain);
         }
         self.posted_bytes += lane.payload_bytes;
-        self.posted.push_back(lane_id);
+        self.posted.push(lane_id);
+    }
+
+    /// As `post`, without loops: most chains of most programs are these.
+    #[inline]
+    fn post_read(
+        &mut self,
+        lane_id: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        into: Buffer,
+        bytes: u32,
+    ) {
+        let lane = &mut self.lanes[usize::from(lane_id.0)];
+        (lane.region, lane.verbs) = (region, 1);
+        lane.chain[0] = Verb::Read { remote, into, bytes };
+        lane.payload_bytes = bytes.into();
+        lane.counters.count_only_read(bytes);
+        let executor = &self.executors[region.index()];
+        executor.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
+        self.posted_bytes += lane.payload_bytes;
+        self.posted.push(lane_id);
     }
 
     /// Only posted chains count: the doorbell executes them, so none remains in flight.
@@ -392,19 +407,29 @@ impl Fabric for ShmFabric {
             self.posted_bytes -= lane.payload_bytes;
             left = left.saturating_sub(lane.payload_bytes);
             let executor = &self.executors[lane.region.index()];
-            lane.result = executor.execute(&mut lane.buffers, chain, lane.deadline);
+            let buffers = &mut lane.buffers;
+            lane.result = match *chain {
+                [Verb::Read { remote, into, bytes }] => {
+                    executor.read(buffers, remote, into, bytes).map(|()| 0)
+                }
+                _ => executor.execute(buffers, chain, lane.deadline),
+            };
             self.executed += 1;
         }
     }
 
     #[inline]
     fn poll(&mut self) -> Option<Completion> {
-        if self.executed > 0
-            && let Some(lane) = self.posted.pop_front()
+        if self.polled < self.executed
+            && let Some(&lane) = self.posted.get(self.polled)
         {
-            self.executed -= 1;
+            self.polled += 1;
             let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
             return Some(Completion { lane, result });
+        }
+        if self.polled > 0 {
+            self.posted.drain(..self.polled);
+            (self.polled, self.executed) = (0, 0);
         }
         self.waiting.due(|| self.clock.now())
     }
