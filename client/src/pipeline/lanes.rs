@@ -55,7 +55,7 @@ struct PipelineLane<'s> {
     /// The READ of [`LaneState::Reading`].
     read: CachedRead,
     /// The PUT of [`LaneState::Writing`].
-    put: Option<CachedPut>,
+    put: Option<CachedPut<'s>>,
     /// The result of the operation, until it is taken.
     answer: Option<LaneAnswer>,
     /// The value that the operation taken last returned.
@@ -68,14 +68,14 @@ struct PipelineLane<'s> {
     total_bytes: u64,
 }
 
-impl PipelineLane<'_> {
+impl<'s> PipelineLane<'s> {
     /// Posts the chain of a GET or PUT whose location is cached. Returns false for any other
     /// operation, which posts nothing here. From now on no other operation may join this one, even
     /// if it fails.
     #[inline]
     fn post_cached(
         &mut self,
-        handle: SessionRegion<'_>,
+        handle: SessionRegion<'s>,
         id: LaneId,
     ) -> std::result::Result<bool, Failure> {
         match self.job.action {

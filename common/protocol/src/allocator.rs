@@ -78,7 +78,7 @@ const REQUEST_BYTES_MIN: u64 = 8 << 10;
 /// The maximum size of a request.
 const REQUEST_BYTES_MAX: u64 = 2 << 20;
 /// The number of bytes that a session with a surplus gives back in one message.
-const GIVE_BYTES: u64 = 256 << 10;
+pub(crate) const GIVE_BYTES: u64 = 256 << 10;
 /// How long a session sends no new request after the server had no blocks.
 const DENIED_NS: Nanos = 20_000_000;
 /// The delay before the next request if the server may have blocks soon.
@@ -101,7 +101,7 @@ pub struct Allocator {
 
 /// Returns how many blocks of a class fill this many bytes: at least one, and at most as many as
 /// fit into a message.
-fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
+pub(crate) fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
     (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
 
@@ -211,7 +211,7 @@ impl Allocator {
         let last_ready_at = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
         list.resting.push_back((last_ready_at.max(now + self.grace_ns), block));
         self.held_blocks.drop_old(lane);
-        let surplus = blocks_in(GIVE_BYTES, class) as usize;
+        let surplus = list.surplus as usize;
         let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
         if rested(2 * surplus) {
             let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();

@@ -266,7 +266,9 @@ impl<F: Fabric> Operation<'_, F> {
     ///
     /// The word is still the key's, because its proof is at most T_word old (invariant I4).
     pub async fn version(&self) -> ProtocolResult<Option<Version>> {
-        if let Some((location, target)) = self.cached_location().filter(|(it, _)| !it.expires()) {
+        if let Some(((_, location), target)) = self.cached_location()
+            && !location.expires()
+        {
             let posted = self.now();
             let word = Verb::Read { remote: target.slot, into: Buffer::Window, bytes: 8 };
             self.handle().read(self.lane, &[word]).await?;

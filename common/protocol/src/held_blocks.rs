@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use farside_fabric::{LaneId, Nanos};
 use farside_layout::{BlockAddress, FreeBlock, SizeClass};
 
+use crate::allocator::{GIVE_BYTES, blocks_in};
+
 /// A session's free blocks of one class, and its requests for more.
 #[derive(Default, Hash)]
 pub struct ClassList {
@@ -18,6 +20,8 @@ pub struct ClassList {
     /// Unlinked blocks with the time from which they may be written (invariant I3), in the order of
     /// these times.
     pub resting: VecDeque<(Nanos, FreeBlock)>,
+    /// The number of blocks that a session with a surplus gives back in one message.
+    pub surplus: u32,
     /// Whether a request to the server is outstanding.
     pub requested: bool,
     /// The number of blocks in the latest request; 0 if the next one should be the smallest.
@@ -121,7 +125,9 @@ pub struct HeldBlocks {
 impl HeldBlocks {
     /// The state of a new session with this many lanes, which holds no block.
     pub fn new(lanes: u16) -> Self {
-        let classes = SizeClass::all().map(|_| ClassList::default()).collect();
+        let surplus = |class| blocks_in(GIVE_BYTES, class);
+        let list = |class| ClassList { surplus: surplus(class), ..ClassList::default() };
+        let classes = SizeClass::all().map(list).collect();
         Self {
             lists: Mutex::new(Lists { classes, indeterminate: Vec::new() }),
             lane_blocks: (0..lanes).map(|_| LaneBlocks::default()).collect(),

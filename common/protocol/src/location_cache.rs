@@ -115,6 +115,9 @@ fn find_further(set: &Set, hash: KeyHash) -> Option<(&AtomicU128, PackedLocation
     entries(set, hash).find(|(_, entry)| entry.is_of(hash))
 }
 
+/// An entry as it was found, and its cell.
+pub(crate) type FoundEntry<'c> = (&'c AtomicU128, PackedLocation);
+
 /// A value on a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
@@ -280,12 +283,28 @@ impl LocationCache {
         Some(self.find(hash)?.1)
     }
 
-    /// As [`LocationCache::get_packed`], with the time of the proof.
+    /// As [`LocationCache::get_packed`], with the entry's cell and the time of the proof.
     #[inline]
-    pub(crate) fn get_proved(&self, hash: KeyHash) -> Option<(PackedLocation, Nanos)> {
+    pub(crate) fn get_proved(&self, hash: KeyHash) -> Option<(FoundEntry<'_>, Nanos)> {
         let proofs = self.proofs.for_reading();
-        let (_, entry) = self.find(hash)?;
-        Some((entry, proofs.at(entry.stamp())))
+        let (cell, entry) = self.find(hash)?;
+        Some(((cell, entry), proofs.at(entry.stamp())))
+    }
+
+    /// As [`LocationCache::put`], for a LIVE word that replaced the one of this entry: the cell need
+    /// not be looked up again, unless the entry was changed or has moved meanwhile.
+    #[inline(always)]
+    pub(crate) fn replace(
+        &self,
+        hash: KeyHash,
+        (cell, known): FoundEntry<'_>,
+        new: PackedLocation,
+        at: Nanos,
+    ) {
+        self.prepare_base(at);
+        if !self.proofs.replace(cell, known, new, at) {
+            self.put_again(hash, new, at);
+        }
     }
 
     /// Caches a location. It replaces the key's old location, or the entry with the oldest proof.
@@ -303,8 +322,8 @@ impl LocationCache {
         }
     }
 
-    /// A second attempt, because another thread may be replacing the entry, usually by an older
-    /// location.
+    /// A second attempt, because another thread changed the entry or is replacing it, usually by an
+    /// older location.
     #[cold]
     fn put_again(&self, hash: KeyHash, new: PackedLocation, at: Nanos) {
         self.put_entry(hash, new, at);

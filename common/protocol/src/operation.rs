@@ -13,7 +13,7 @@ use farside_layout::{
 use crate::engine::{Engine, LANE, has_expired};
 use crate::failure::Failure;
 use crate::get::Successor;
-use crate::location_cache::{Location, PackedLocation};
+use crate::location_cache::{FoundEntry, Location};
 use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
@@ -374,10 +374,10 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// The cached location of the key, and its slot.
     #[inline]
-    pub(crate) fn cached_location(&self) -> Option<(PackedLocation, ProvenSlot)> {
-        let (location, proved_at) = self.region.cache.get_proved(self.hash)?;
-        let unpacked = location.location(self.hash, proved_at).ok()?;
-        Some((location, ProvenSlot::located(unpacked, self.window())))
+    pub(crate) fn cached_location(&self) -> Option<(FoundEntry<'e>, ProvenSlot)> {
+        let (entry, proved_at) = self.region.cache.get_proved(self.hash)?;
+        let unpacked = entry.1.location(self.hash, proved_at).ok()?;
+        Some((entry, ProvenSlot::located(unpacked, self.window())))
     }
 
     /// The slot in which this operation's last GET found the key.

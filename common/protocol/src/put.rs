@@ -7,6 +7,7 @@ use super::insert::{BlindInsert, Condition, Inserted};
 use super::swing::{BlockFate, NewBlock, SwingResult};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
+use crate::location_cache::FoundEntry;
 use crate::{Lifetime, Version};
 
 /// The number of attempts in which an INSERT waits for unfinished INSERTs to leave slots of a full
@@ -23,7 +24,9 @@ enum CachedSwing {
 }
 
 /// A PUT whose chain swings the slot of the cached location.
-pub struct CachedPut {
+pub struct CachedPut<'c> {
+    /// The cached location.
+    entry: FoundEntry<'c>,
     target: ProvenSlot,
     new: NewBlock,
     desired: SlotWord,
@@ -33,11 +36,13 @@ pub struct CachedPut {
 /// A PUT whose chain at the cached location did not swing the slot: [`Operation::put_after`]
 /// continues with it.
 pub struct DisplacedPut {
-    put: CachedPut,
+    target: ProvenSlot,
+    new: NewBlock,
+    posted: Nanos,
     swung: SwingResult,
 }
 
-impl CachedPut {
+impl CachedPut<'_> {
     /// The version of its value.
     #[inline]
     pub fn version(&self) -> Version {
@@ -46,7 +51,8 @@ impl CachedPut {
 
     /// This PUT, after [`Operation::complete_cached_put`] returned `swung`.
     pub fn displaced(self, swung: SwingResult) -> DisplacedPut {
-        DisplacedPut { put: self, swung }
+        let Self { target, new, posted, .. } = self;
+        DisplacedPut { target, new, posted, swung }
     }
 }
 
@@ -59,17 +65,20 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub(crate) fn put_alone(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
         let endpoint = &self.engine.endpoint;
-        let Some(put) = endpoint.alone(|| self.cached_put(lifetime))? else {
-            return self.put_by_future(lifetime);
-        };
-        let swung = endpoint.alone(|| {
+        let done = endpoint.alone(|| {
+            let Some(put) = self.cached_put(lifetime)? else { return Ok(None) };
             self.post_cached_put(&put).map(drop)?;
             let result = endpoint.take_result(self.lane).unwrap_or(Err(ChainError::Unknown));
-            self.complete_cached_put(&put, result)
+            Ok(Some(match self.complete_cached_put(&put, result)? {
+                None => Ok(put.version()),
+                Some(swung) => Err(put.displaced(swung)),
+            }))
         });
-        match swung? {
-            None => Ok(Some(put.version())),
-            Some(swung) => self.put_displaced(put.displaced(swung)),
+        match done {
+            Ok(Some(Ok(version))) => Ok(Some(version)),
+            Ok(Some(Err(displaced))) => self.put_displaced(displaced),
+            Ok(None) => self.put_by_future(lifetime),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -86,11 +95,12 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// Takes and seals a block for a PUT at the cached location, to be posted now. `None` if no
     /// location is cached or proved, or if no block is free at once.
     #[inline]
-    pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut>> {
-        let (target, posted) = (self.cached_target(), self.now());
-        let Some(target) = target.filter(|target| self.is_proved(target, posted)) else {
+    pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut<'e>>> {
+        let (located, posted) = (self.cached_location(), self.now());
+        let Some((entry, target)) = located else { return Ok(None) };
+        if !self.is_proved(&target, posted) {
             return Ok(None);
-        };
+        }
         if self.engine.endpoint.is_alone() {
             // Otherwise the chain is executed later than posted, and the post prefetches.
             self.prefetch(&target);
@@ -98,13 +108,13 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let Some(taken) = self.try_take_block(posted) else { return Ok(None) };
         let new = self.seal_block(taken, self.value_bytes, lifetime)?;
         let desired = target.word.live(new.block, new.expires());
-        Ok(Some(CachedPut { target, new, desired, posted }))
+        Ok(Some(CachedPut { entry, target, new, desired, posted }))
     }
 
     /// Posts the chain of [`Operation::cached_put`].
     #[inline]
-    pub fn post_cached_put(&self, put: &CachedPut) -> ProtocolResult<InFlight<'e>> {
-        let CachedPut { target, new, desired, posted } = put;
+    pub fn post_cached_put(&self, put: &CachedPut<'_>) -> ProtocolResult<InFlight<'e>> {
+        let CachedPut { target, new, desired, posted, .. } = put;
         let post = self.post_swing(target, Some(new), *desired, *posted);
         post.inspect_err(|failure| self.release_unlinked(new, Some(failure)))
     }
@@ -114,13 +124,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub fn complete_cached_put(
         &self,
-        put: &CachedPut,
+        put: &CachedPut<'_>,
         result: Result<u64, ChainError>,
     ) -> ProtocolResult<Option<SwingResult>> {
-        let CachedPut { target, new, desired, posted } = put;
-        match self.finish_swing(target, Some(new), *desired, *posted, result) {
+        let CachedPut { entry, target, new, posted, .. } = put;
+        match self.finish_swing(target, Some(new), result) {
             Ok(SwingResult::Done) => {
                 self.region.lookups.note_hit();
+                self.region.cache.replace(self.hash, *entry, new.replacement(entry.1), *posted);
                 self.region.allocator().held_blocks.drop_new(self.lane);
                 Ok(None)
             }
@@ -177,7 +188,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// Continues a PUT from the result of its chain at the cached location.
     pub async fn put_after(&self, displaced: DisplacedPut) -> ProtocolResult<Answer> {
-        let DisplacedPut { put: CachedPut { target, new, posted, .. }, swung } = displaced;
+        let DisplacedPut { target, new, posted, swung } = displaced;
         let swung = self.after_swing(&target, posted, swung).await;
         let outcome = self.store_block(&new, Condition::None, swung, &mut true).await;
         Ok(Answer::of_store(self.release_new_block(&new, outcome)?, &new, true))

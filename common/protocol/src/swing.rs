@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 use super::{Operation, ProtocolResult, ProvenSlot};
 use crate::allocator::TakeResult;
 use crate::failure::Failure;
-use crate::location_cache::Location;
+use crate::location_cache::{Location, PackedLocation};
 use crate::{Lifetime, OperationError, Version};
 
 /// The number of bytes of a slot, and of an old block, that a swing changes.
@@ -108,7 +108,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = total.next_multiple_of(8);
         let mut fabric = self.engine.endpoint.fabric_mut();
-        fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
+        if fabric.buffer(self.lane, Buffer::NewBlock).len() < write_bytes {
+            fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
+        }
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
         if total < write_bytes {
             image[total..write_bytes].fill(0);
@@ -167,7 +169,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
         }
         let swing = self.post_swing(target, new, desired, posted)?;
         let result = swing.await;
-        self.finish_swing(target, new, desired, posted, result)
+        let swung = self.finish_swing(target, new, result)?;
+        if let SwingResult::Done = swung {
+            match new {
+                Some(new) => self.remember(target.slot, desired, new, posted),
+                None => self.region.cache.forget_word(self.hash, target.word),
+            }
+        }
+        Ok(swung)
     }
 
     /// Posts the chain of [`Operation::swing`]. The word must be proved at this time.
@@ -190,39 +199,39 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let mark_of = |new: &NewBlock| Mark::superseded_by(new.free.address);
         let value = new.map_or(Mark::SUPERSEDED, mark_of).bits();
         let mark = Verb::WriteU32 { remote: old_offset, value };
-        let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
-        let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
-        let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
         let write = new.filter(|new| !new.written.replace(true)).map(NewBlock::write);
         // The block's next content has its generation plus one, so an unknown generation is READ
         // along, with the key, which proves that the block is the word's. A DELETE also has to
         // report whether the value had expired.
         let reads_header =
             target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none();
-        let chain = [write.unwrap_or(mark), mark, cas, header];
-        let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
         self.region.allocator().held_blocks.hold_old(self.lane, old.address);
-        Ok(self.chain(chain, posted))
+        match write {
+            Some(write) if !reads_header => Ok(self.chain(&[write, mark, cas], posted)),
+            _ => {
+                let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
+                let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
+                let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
+                let chain = [write.unwrap_or(mark), mark, cas, header];
+                let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
+                Ok(self.chain(chain, posted))
+            }
+        }
     }
 
-    /// Evaluates the result of the chain of [`Operation::post_swing`].
+    /// Evaluates the result of the chain of [`Operation::post_swing`]. If it swung the slot, the
+    /// caller changes the location cache.
     #[inline(always)]
     pub(super) fn finish_swing(
         &self,
         target: &ProvenSlot,
         new: Option<&NewBlock>,
-        desired: SlotWord,
-        posted: Nanos,
         result: Result<u64, ChainError>,
     ) -> ProtocolResult<SwingResult> {
         if !matches!(result, Ok(found) if found == target.word.bits()) {
             return self.swing_failed(target, new, result);
         }
         self.retire(target.word.block()?, target.generation);
-        match new {
-            Some(new) => self.remember(target.slot, desired, new, posted),
-            None => self.region.cache.forget_word(self.hash, target.word),
-        }
         Ok(SwingResult::Done)
     }
 
@@ -384,6 +393,14 @@ impl NewBlock {
     /// Whether its value expires. Then its word is conditional (invariant I19).
     pub(super) fn expires(&self) -> bool {
         self.expires_at_ms != 0
+    }
+
+    /// The cached location of the key, which was `replaced`, after a PUT has linked this block.
+    #[inline]
+    pub(super) fn replacement(&self, replaced: PackedLocation) -> PackedLocation {
+        let padding = self.block.class.padding(self.write_bytes.into());
+        let block = (self.block, self.free.generation);
+        replaced.replaced_by(block, (self.expires(), padding))
     }
 
     pub(super) fn write(&self) -> Verb {

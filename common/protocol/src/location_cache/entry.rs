@@ -129,6 +129,26 @@ impl PackedLocation {
         Ok(Self { address: address.0, generation, rest })
     }
 
+    /// This location after its slot's word was replaced, for the same key, by a word that leads to
+    /// this block. The block's mark is clear. Without the time of the proof.
+    #[inline]
+    pub(crate) fn replaced_by(
+        self,
+        (block, generation): (BlockRef, u32),
+        (expires, padding): (bool, u8),
+    ) -> Self {
+        let kept_bits =
+            TAG.with(TAG.max()) | INCARNATION.with(INCARNATION.max()) | SLOT.with(SLOT.max());
+        let rest = self.rest & kept_bits
+            | PADDING.with(padding.into())
+            | EXPIRES.with(expires.into())
+            // A value that expires has a conditional word (invariant I19), and a PUT's has no other
+            // reason.
+            | CONDITIONAL.with(expires.into())
+            | CLASS.with(block.class.index().into());
+        Self { address: block.address.0, generation, rest }
+    }
+
     /// The block.
     ///
     /// # Errors

@@ -17,8 +17,8 @@ impl LocationCache {
     }
 
     fn get(&self, hash: KeyHash) -> Option<Location> {
-        let (location, proved_at) = self.get_proved(hash)?;
-        Some(location.location(hash, proved_at).unwrap())
+        let ((_, entry), proved_at) = self.get_proved(hash)?;
+        Some(entry.location(hash, proved_at).unwrap())
     }
 
     fn filled(&self) -> usize {
@@ -86,6 +86,34 @@ fn a_location_is_found_until_it_is_forgotten() {
     assert_eq!(cache.get(hash(7)), None);
     cache.clear();
     assert_eq!(cache.get(hash(8)), None);
+}
+
+/// A PUT replaces the entry that it found, whether or not other sessions have changed it since.
+#[test]
+fn an_entry_that_was_found_is_replaced() {
+    let cache = cache(1 << 20);
+    for n in 0..100 {
+        cache.put(hash(n), location(n, n));
+        let (found, _) = cache.get_proved(hash(n)).unwrap();
+        match n % 3 {
+            0 => cache.put(hash(n), location(n, n + 1)),
+            1 => cache.forget(hash(n)),
+            _ => {}
+        }
+        let (old, other, expires) = (location(n, n), location(n, n + 100), n % 5 == 0);
+        let block = other.word.block().unwrap();
+        let new = Location {
+            word: old.word.live(block, expires),
+            has_stale_mark: false,
+            expires,
+            in_window: old.in_window,
+            ..other
+        };
+        let packed = found.1.replaced_by((block, new.generation), (expires, new.padding));
+        assert_eq!(packed.bits(), PackedLocation::new(hash(n), &new).unwrap().bits());
+        cache.replace(hash(n), found, packed, new.proved_at);
+        assert_eq!(cache.get(hash(n)), Some(new));
+    }
 }
 
 #[test]
