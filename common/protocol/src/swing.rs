@@ -108,9 +108,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = total.next_multiple_of(8);
         let mut fabric = self.engine.endpoint.fabric_mut();
-        if fabric.buffer(self.lane, Buffer::NewBlock).len() < write_bytes {
-            fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
-        }
+        // Also if the buffer is longer: it may have to move back into registered memory.
+        fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
         if total < write_bytes {
             image[total..write_bytes].fill(0);
