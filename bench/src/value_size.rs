@@ -63,9 +63,14 @@ impl ValueSize {
             Self::Uniform(min, max) => {
                 min + (uniform(record) * (f64::from(max - min) + 1.0)) as u32
             }
-            Self::Facebook => etc(uniform(record)),
-            Self::ZippyDb => capped(ZIPPYDB.quantile(uniform(record))),
+            Self::Facebook | Self::ZippyDb => self.of_formula(record),
         }
+    }
+
+    #[inline(never)]
+    fn of_formula(&self, record: u64) -> u32 {
+        let u = uniform(record);
+        if *self == Self::Facebook { etc(u) } else { capped(ZIPPYDB.quantile(u)) }
     }
 
     /// The mean over all records.
