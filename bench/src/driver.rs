@@ -160,13 +160,12 @@ struct Times {
 impl Times {
     #[inline]
     fn record(&self, kind: Kind, recorder: &mut Recorder) {
-        recorder.record(kind, self.latency_ns);
-        recorder.record_service(kind, self.service_ns);
+        recorder.record(kind, self.latency_ns, self.service_ns);
     }
 }
 
 /// Performs one operation and waits for it. Returns whether it found what the workload had left.
-#[inline]
+#[inline(always)]
 fn perform<S: MeasuredStore>(
     store: &mut S,
     operation: &Operation,
@@ -271,17 +270,18 @@ impl<W: Witness, P: Pipelined> PipelinedLoop<'_, '_, W, P> {
         let mut now = now_ns();
         let mut sharing = 0;
         while self.pipeline.in_flight() < self.driver.depth && go_on() {
-            if self.driver.batch.rest().is_empty() {
+            let Some(&operation) = self.driver.batch.rest().first() else {
                 let before = now_ns();
                 if !self.driver.batch.refill(source) {
                     return false;
                 }
                 (now, sharing) = (now_ns(), 0);
                 self.recorder.driver_ns += now - before;
-            } else if sharing == READING_SHARED_MAX {
+                continue;
+            };
+            if sharing == READING_SHARED_MAX {
                 (now, sharing) = (now_ns(), 0);
             }
-            let Some(&operation) = self.driver.batch.rest().first() else { return false };
             let due_ns = self.driver.schedule.as_ref().map_or(now, Schedule::due_ns);
             if due_ns > now {
                 return true;

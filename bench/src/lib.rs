@@ -4,8 +4,8 @@
 //!   YCSB.
 //! - [`workload`], [`distribution`], [`zipfian`], [`keys`], [`records`], [`value_size`],
 //!   [`pattern`], [`operations`]: the generator of operations.
-//! - [`driver`], [`arrivals`], [`store`], [`recorder`]: the measured loops, the schedule of their
-//!   operations, the store that they drive, and the records that they keep.
+//! - [`driver`], [`arrivals`], [`store`], [`recorder`], [`latencies`]: the measured loops, the
+//!   schedule of their operations, the store that they drive, and the records that they keep.
 //! - [`journal`]: writes every measured operation to a history.
 //! - [`run`], [`phases`], [`thread_measurement`]: threads, their phases and sums.
 //! - [`server`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a server for the run,
@@ -30,6 +30,7 @@ pub mod error;
 pub mod html;
 pub mod journal;
 pub mod keys;
+pub mod latencies;
 pub mod operations;
 pub mod pattern;
 pub mod phases;

@@ -34,7 +34,7 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             let table = report.table(&measured).map_err(|_| Error::Panicked)?;
             let kinds = measured.threads.recorder.kinds();
             let latencies: Vec<_> =
-                kinds.map(|(kind, record)| (kind.name(), &record.latencies)).collect();
+                kinds.map(|(kind, record)| (kind.name(), record.latencies.histogram())).collect();
             let log = IntervalLog {
                 latencies: &latencies,
                 seconds: report.seconds,

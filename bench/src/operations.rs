@@ -110,7 +110,11 @@ impl Batch {
             if self.used == self.operations.len() {
                 (self.used, self.claimed) = (0, 0);
                 self.operations.clear();
-                self.operations.extend(std::iter::from_fn(|| source.next()).take(BATCH));
+                while self.operations.len() < BATCH
+                    && let Some(operation) = source.next()
+                {
+                    self.operations.push(operation);
+                }
             }
             self.claimed += source.claim(self.operations.len() - self.used);
         }

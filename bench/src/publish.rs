@@ -128,7 +128,7 @@ const NS_PER_MAXIMUM: f64 = 1e6;
 /// All latencies of a run, as a log with one interval for each kind: the whole measurement.
 pub struct IntervalLog<'a> {
     /// The latencies of each kind of operation, with its name.
-    pub latencies: &'a [(&'a str, &'a Histogram<u64>)],
+    pub latencies: &'a [(&'a str, Histogram<u64>)],
     /// How long the measurement took.
     pub seconds: f64,
     /// The end of the measurement.
@@ -197,7 +197,7 @@ mod tests {
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
     use super::*;
-    use crate::recorder::latency_histogram;
+    use crate::latencies::latency_histogram;
 
     #[test]
     fn the_log_has_every_latency() {
@@ -206,7 +206,7 @@ mod tests {
         let mut puts = latency_histogram();
         puts.record(7_000_000).unwrap();
         let ended = SystemTime::UNIX_EPOCH + Duration::from_secs(9);
-        let latencies = &[("get", &gets), ("put", &puts)];
+        let latencies = &[("get", gets.clone()), ("put", puts.clone())];
         let log = IntervalLog { latencies, seconds: 2.0, ended }.encode().unwrap();
         let found: Vec<(String, Histogram<u64>)> = IntervalLogIterator::new(&log)
             .filter_map(|entry| match entry.unwrap() {
@@ -269,7 +269,7 @@ mod tests {
         let hdr = folder.path().join("x.hdr");
         let output = Output { json: Some("/dev/full".into()), hdr: Some(hdr.clone()) };
         let gets = latency_histogram();
-        let (latencies, seconds, ended) = (&[("get", &gets)][..], 1.0, SystemTime::now());
+        let (latencies, seconds, ended) = (&[("get", gets)][..], 1.0, SystemTime::now());
         let log = IntervalLog { latencies, seconds, ended };
         let error = output.publish(&(), "", &log).unwrap_err().to_string();
         assert!(error.starts_with("cannot write /dev/full: "), "{error}");

@@ -2,30 +2,19 @@
 //! operations.
 
 use farside::Counters;
-use hdrhistogram::Histogram;
 
+use crate::latencies::Latencies;
 use crate::store::MeasuredStore;
 use crate::workload::{Kind, Mix};
 
-/// Limit on a recorded latency, in nanoseconds. A longer one is recorded as this.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
-/// The number of decimal digits to which percentiles are exact.
-const LATENCY_DIGITS: u8 = 3;
-
-/// An empty histogram of latencies that never grows.
-pub fn latency_histogram() -> Histogram<u64> {
-    #[allow(clippy::expect_used, reason = "the bounds are constants that fit")]
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS).expect("constant bounds")
-}
-
 /// The record of all operations of one kind.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct KindRecord {
     /// The latencies of the operations, in nanoseconds.
-    pub latencies: Histogram<u64>,
+    pub latencies: Latencies,
     /// The service times, in nanoseconds, which count from the start of an operation. Only for a
     /// run with a schedule, whose latencies count from when an operation was due.
-    pub service_times: Option<Histogram<u64>>,
+    pub service_times: Option<Latencies>,
     /// The verbs, bytes and round trips that the operations took.
     pub counters: Counters,
 }
@@ -47,14 +36,9 @@ pub struct Recorder {
 impl Recorder {
     /// An empty recorder for the kinds of a mix. It allocates nothing later.
     pub fn new(mix: Mix) -> Self {
-        let empty = || KindRecord {
-            latencies: latency_histogram(),
-            service_times: None,
-            counters: Counters::default(),
-        };
         let mut kinds: [Option<KindRecord>; Kind::COUNT] = Default::default();
         for (kind, _) in mix.kinds() {
-            kinds[kind.index()] = Some(empty());
+            kinds[kind.index()] = Some(KindRecord::default());
         }
         Self { kinds, unexpected: 0, driver_ns: 0, behind_ns: 0 }
     }
@@ -62,25 +46,18 @@ impl Recorder {
     /// Records service times too, for a run with a schedule.
     pub fn with_service_times(mut self) -> Self {
         for record in self.kinds.iter_mut().flatten() {
-            record.service_times = Some(latency_histogram());
+            record.service_times = Some(Latencies::default());
         }
         self
     }
 
-    /// Records the service time of a finished operation.
+    /// Records how long a finished operation took: from when it was due, and from its start.
     #[inline]
-    pub fn record_service(&mut self, kind: Kind, service_ns: u64) {
-        let record = self.kinds[kind.index()].as_mut();
-        if let Some(service_times) = record.and_then(|record| record.service_times.as_mut()) {
-            service_times.saturating_record(service_ns);
-        }
-    }
-
-    /// Records the latency of a finished operation.
-    #[inline]
-    pub fn record(&mut self, kind: Kind, latency_ns: u64) {
-        if let Some(record) = &mut self.kinds[kind.index()] {
-            record.latencies.saturating_record(latency_ns);
+    pub fn record(&mut self, kind: Kind, latency_ns: u64, service_ns: u64) {
+        let Some(record) = &mut self.kinds[kind.index()] else { return };
+        record.latencies.record(latency_ns);
+        if let Some(service_times) = &mut record.service_times {
+            service_times.record(service_ns);
         }
     }
 
@@ -99,10 +76,9 @@ impl Recorder {
                 self.kinds[kind.index()] = Some(added.clone());
                 continue;
             };
-            // This cannot fail, because the histograms have the same bounds.
-            let _ = own.latencies.add(&added.latencies);
+            own.latencies.add(&added.latencies);
             if let (Some(own), Some(added)) = (&mut own.service_times, &added.service_times) {
-                let _ = own.add(added);
+                own.add(added);
             }
             own.counters += added.counters;
         }
@@ -121,7 +97,7 @@ impl Recorder {
 
     /// The number of all operations.
     pub fn operations(&self) -> u64 {
-        self.kinds().map(|(_, record)| record.latencies.len()).sum()
+        self.kinds().map(|(_, record)| record.latencies.count()).sum()
     }
 }
 
@@ -167,6 +143,7 @@ impl Attribution {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::latencies::LATENCY_NS_MAX;
     use crate::workload::Workload;
 
     #[test]
@@ -174,9 +151,8 @@ mod tests {
         let mut all = Recorder::new(Mix::NOTHING);
         for latency_ns in [100, u64::MAX] {
             let mut thread = Recorder::new(Workload::A.mix()).with_service_times();
-            thread.record(Kind::Get, latency_ns);
+            thread.record(Kind::Get, latency_ns, 50);
             thread.attribute(Kind::Put, &Counters { reads: 3, ..Default::default() });
-            thread.record_service(Kind::Get, 50);
             thread.unexpected = 2;
             thread.behind_ns = latency_ns;
             all.merge(&thread);
@@ -186,9 +162,10 @@ mod tests {
             all.kinds().map(|(kind, record)| (kind, record.counters.reads)).collect();
         assert_eq!(kinds, [(Kind::Get, 0), (Kind::Put, 6)]);
         let (_, gets) = all.kinds().next().unwrap();
-        assert!(gets.latencies.max() >= LATENCY_NS_MAX);
-        assert_eq!(gets.latencies.value_at_quantile(0.4), 100);
-        let service_times = gets.service_times.as_ref().unwrap();
+        let latencies = gets.latencies.histogram();
+        assert!(latencies.max() >= LATENCY_NS_MAX);
+        assert_eq!(latencies.value_at_quantile(0.4), 100);
+        let service_times = gets.service_times.as_ref().unwrap().histogram();
         assert_eq!((service_times.len(), service_times.max()), (2, 50));
     }
 }

@@ -121,9 +121,9 @@ fn an_operation_that_a_slow_one_delays_counts_from_when_it_was_due() {
     for depth in [1, DEPTH] {
         let late = |recorder: &Recorder| {
             let (_, gets) = recorder.kinds().next().unwrap();
-            let service_times = gets.service_times.as_ref().unwrap();
+            let service_times = gets.service_times.as_ref().unwrap().histogram();
             assert!(service_times.max() > ms(59), "the slow operation itself");
-            gets.latencies.count_between(ms(15), ms(10_000))
+            gets.latencies.histogram().count_between(ms(15), ms(10_000))
         };
         // The first operation takes 60 ms. Operations that are due in its first 40 ms start 20 ms
         // late or more.

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::accounting::ServerUsage;
 use crate::args::Ycsb;
 use crate::environment::Origin;
+use crate::latencies::Latencies;
 use crate::pattern::PatternReport;
 use crate::publish::grouped;
 use crate::recorder::KindRecord;
@@ -141,18 +142,19 @@ fn points(latencies: &Histogram<u64>) -> Vec<(f64, u64)> {
 
 impl From<&KindRecord> for OperationReport {
     fn from(record: &KindRecord) -> Self {
-        let quantile = |quantile| record.latencies.value_at_quantile(quantile);
+        let latencies = record.latencies.histogram();
+        let quantile = |quantile| latencies.value_at_quantile(quantile);
         Self {
-            count: record.latencies.len(),
+            count: latencies.len(),
             p50_ns: quantile(0.5),
             p99_ns: quantile(0.99),
             p999_ns: quantile(0.999),
-            max_ns: record.latencies.max(),
+            max_ns: latencies.max(),
             service: record.service_times.as_ref().map(ServiceReport::from),
             round_trips: record.counters.round_trips,
             verbs: record.counters.into(),
             bytes: record.counters.bytes(),
-            latencies: points(&record.latencies),
+            latencies: points(&latencies),
         }
     }
 }
@@ -254,8 +256,9 @@ impl OpenLoopReport {
     }
 }
 
-impl From<&Histogram<u64>> for ServiceReport {
-    fn from(services: &Histogram<u64>) -> Self {
+impl From<&Latencies> for ServiceReport {
+    fn from(services: &Latencies) -> Self {
+        let services = services.histogram();
         let quantile = |quantile| services.value_at_quantile(quantile);
         Self { p50_ns: quantile(0.5), p99_ns: quantile(0.99), p999_ns: quantile(0.999) }
     }

@@ -10,8 +10,8 @@ use crate::workload::{Kind, Workload};
 fn sample() -> (YcsbReport, Measured) {
     let mut recorder = Recorder::new(Workload::F.mix());
     for latency_ns in 100..200 {
-        recorder.record(Kind::Get, latency_ns);
-        recorder.record(Kind::Rmw, 3 * latency_ns);
+        recorder.record(Kind::Get, latency_ns, latency_ns);
+        recorder.record(Kind::Rmw, 3 * latency_ns, 3 * latency_ns);
         let counters = Counters { round_trips: 1, reads: 1, read_bytes: 128, ..Default::default() };
         recorder.attribute(Kind::Get, &counters);
     }

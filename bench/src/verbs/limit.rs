@@ -85,7 +85,7 @@ impl RawLimit {
     /// time of their chains. Their round trips are in the row Farside of the table "How it
     /// compares" in docs/benchmarks.md.
     pub fn mix_ops_s(&self, recorder: &Recorder) -> f64 {
-        let counts = recorder.kinds().map(|(kind, record)| (kind, record.latencies.len()));
+        let counts = recorder.kinds().map(|(kind, record)| (kind, record.latencies.count()));
         recorder.operations() as f64 / self.seconds(counts)
     }
 

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::recorder::latency_histogram;
+use crate::latencies::latency_histogram;
 
 /// A verb or chain to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
