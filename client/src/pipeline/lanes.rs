@@ -399,14 +399,20 @@ impl<'s> LaneScheduler<'s> {
     }
 
     /// Returns a completed operation, if there is one. Does not wait.
+    #[inline(always)]
     pub(crate) fn poll(&mut self) -> Option<Completed<'_>> {
         if self.queues.answered.is_empty() {
-            self.poll_lanes();
-            let Self { engine, queues, .. } = self;
-            engine.endpoint.try_step(|lane| queues.chains_completed.push(lane));
-            self.poll_lanes();
+            self.advance();
         }
         self.take()
+    }
+
+    #[inline(never)]
+    fn advance(&mut self) {
+        self.poll_lanes();
+        let Self { engine, queues, .. } = self;
+        engine.endpoint.try_step(|lane| queues.chains_completed.push(lane));
+        self.poll_lanes();
     }
 
     /// As [`Fabric::set_wakeup`].
@@ -420,7 +426,14 @@ impl<'s> LaneScheduler<'s> {
     }
 
     /// Waits for the next completed operation; `None` if none is in flight.
+    #[inline(always)]
     pub(crate) fn wait(&mut self) -> Option<Completed<'_>> {
+        self.wait_for_answer();
+        self.take()
+    }
+
+    #[inline(never)]
+    fn wait_for_answer(&mut self) {
         while self.queues.answered.is_empty() && self.in_flight() > 0 {
             // Queued operations are posted first: their chains share the next doorbell.
             self.poll_lanes();
@@ -430,7 +443,6 @@ impl<'s> LaneScheduler<'s> {
                 self.poll_lanes();
             }
         }
-        self.take()
     }
 
     /// Continues lanes as long as the fabric has room for their chains.
