@@ -7,7 +7,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 use super::Region;
-use super::words::order_read_after_swap;
+use super::words::{self, order_read_after_swap};
 use crate::clock::Clock;
 use crate::waits::SleepingLanes;
 use crate::{
@@ -157,15 +157,27 @@ struct Executor {
     clock: Clock,
 }
 
-impl Executor {
+/// The word of an executor's lease, and its value while the client is accepted. `None` without a
+/// lease.
+#[derive(Clone, Copy)]
+struct LeaseWord<'r>(Option<(&'r AtomicU64, u64)>);
+
+impl LeaseWord<'_> {
     #[inline]
-    fn check_lease(&self) -> Result<(), ChainError> {
-        let Some(lease) = self.lease else { return Ok(()) };
-        if self.region.load(lease.offset)? == lease.number {
-            Ok(())
-        } else {
-            Err(ChainError::Fenced)
+    fn check(self) -> Result<(), ChainError> {
+        match self.0 {
+            Some((word, number)) if words::load(word) != number => Err(ChainError::Fenced),
+            _ => Ok(()),
         }
+    }
+}
+
+impl Executor {
+    /// Finds the word of the lease, once for a chain. Each check loads it.
+    #[inline]
+    fn lease_word(&self) -> Result<LeaseWord<'_>, ChainError> {
+        let Some(lease) = self.lease else { return Ok(LeaseWord(None)) };
+        Ok(LeaseWord(Some((self.region.word(lease.offset)?, lease.number))))
     }
 
     /// Prefetches the memory of all verbs of a chain at once.
@@ -204,11 +216,12 @@ impl Executor {
         put: &PutChain<'_>,
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
+        let lease = self.lease_word()?;
         let source = words_mut(&mut buffers[put.from as usize], put.bytes);
-        self.write(put.block, source, deadline)?;
-        self.check_accepted(Clock::roughly, deadline)?;
+        self.write(put.block, source, lease, deadline)?;
+        self.check_accepted(lease, Clock::roughly, deadline)?;
         self.region.store_half(put.mark, put.mark_value)?;
-        self.check_accepted(Clock::now, deadline)?;
+        self.check_accepted(lease, Clock::now, deadline)?;
         self.region.compare_swap(put.slot, put.expected, put.desired)
     }
 
@@ -221,7 +234,7 @@ impl Executor {
         into: Buffer,
         bytes: u32,
     ) -> Result<(), ChainError> {
-        self.check_lease()?;
+        self.lease_word()?.check()?;
         self.region.read(remote, words_mut(&mut buffers[into as usize], bytes))
     }
 
@@ -232,11 +245,9 @@ impl Executor {
         chain: &[Verb],
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
-        if let Some(put) = PutChain::of(chain) {
-            return self.put(buffers, &put, deadline);
-        }
         let (mut found, mut swapped) = (0, false);
-        self.check_lease()?;
+        let lease = self.lease_word()?;
+        lease.check()?;
         for verb in chain {
             match *verb {
                 Verb::Read { remote, into, bytes } => {
@@ -249,18 +260,18 @@ impl Executor {
                 }
                 Verb::Write { remote, from, bytes } => {
                     let source = words_mut(&mut buffers[from as usize], bytes);
-                    self.write(remote, source, deadline)?;
+                    self.write(remote, source, lease, deadline)?;
                 }
                 Verb::WriteU32 { remote, value } => {
-                    self.check_accepted(Clock::roughly, deadline)?;
+                    self.check_accepted(lease, Clock::roughly, deadline)?;
                     self.region.store_half(remote, value)?;
                 }
                 Verb::WriteWord { remote, value } => {
-                    self.check_accepted(Clock::now, deadline)?;
+                    self.check_accepted(lease, Clock::now, deadline)?;
                     self.region.store(remote, value)?;
                 }
                 Verb::CompareSwap { remote, expected, desired } => {
-                    self.check_accepted(Clock::now, deadline)?;
+                    self.check_accepted(lease, Clock::now, deadline)?;
                     found = self.region.compare_swap(remote, expected, desired)?;
                     swapped = true;
                 }
@@ -272,19 +283,31 @@ impl Executor {
     /// Checks lease and clock again every few kilobytes, because the memory of a fenced or late
     /// client may have another use.
     #[inline(always)]
-    fn write(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+    fn write(
+        &self,
+        remote: u64,
+        source: &[u64],
+        lease: LeaseWord<'_>,
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
         if source.len() <= WRITE_WORDS_MAX {
-            self.check_accepted(Clock::roughly, deadline)?;
+            self.check_accepted(lease, Clock::roughly, deadline)?;
             return self.region.write(remote, source);
         }
-        self.write_long(remote, source, deadline)
+        self.write_long(remote, source, lease, deadline)
     }
 
     #[cold]
-    fn write_long(&self, remote: u64, source: &[u64], deadline: Nanos) -> Result<(), ChainError> {
+    fn write_long(
+        &self,
+        remote: u64,
+        source: &[u64],
+        lease: LeaseWord<'_>,
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
         let mut offset = remote;
         for part in source.chunks(WRITE_WORDS_MAX) {
-            self.check_accepted(Clock::roughly, deadline)?;
+            self.check_accepted(lease, Clock::roughly, deadline)?;
             self.region.write(offset, part)?;
             offset += size_of_val(part) as u64;
         }
@@ -298,10 +321,11 @@ impl Executor {
     #[inline]
     fn check_accepted(
         &self,
+        lease: LeaseWord<'_>,
         time: impl Fn(&Clock) -> Nanos,
         deadline: Nanos,
     ) -> Result<(), ChainError> {
-        self.check_lease()?;
+        lease.check()?;
         if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 }
@@ -412,7 +436,10 @@ impl Fabric for ShmFabric {
                 [Verb::Read { remote, into, bytes }] => {
                     executor.read(buffers, remote, into, bytes).map(|()| 0)
                 }
-                _ => executor.execute(buffers, chain, lane.deadline),
+                _ => match PutChain::of(chain) {
+                    Some(put) => executor.put(buffers, &put, lane.deadline),
+                    None => executor.execute(buffers, chain, lane.deadline),
+                },
             };
             self.executed += 1;
         }

@@ -93,7 +93,7 @@ impl Region {
     }
 
     #[inline]
-    fn word(&self, offset: u64) -> Result<&AtomicU64, ChainError> {
+    pub(super) fn word(&self, offset: u64) -> Result<&AtomicU64, ChainError> {
         Ok(&self.range(offset, 1)?[0])
     }
 
