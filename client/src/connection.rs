@@ -83,8 +83,11 @@ impl ServerConnection {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.connect_options.timeout);
         loop {
-            let error = match self.factory.fabric(lanes) {
-                Err(ConnectError::Rdma(error)) if error.is_transient() => error,
+            let source = match self.factory.fabric(lanes) {
+                Err(ConnectError::Rdma(error)) if error.is_transient() => {
+                    Some(Arc::new(io::Error::other(error)))
+                }
+                Err(ConnectError::Unreachable { contact: Contact::Silent, source, .. }) => source,
                 Err(ConnectError::Unreachable { .. }) => return Ok(None),
                 fabric => return Ok(Some(fabric?)),
             };
@@ -94,8 +97,7 @@ impl ServerConnection {
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
                 let server = self.connect_options.address.to_string();
-                let source = io::Error::other(error);
-                let (contact, source) = (Contact::Silent, Some(Arc::new(source)));
+                let contact = Contact::Silent;
                 let error = ConnectError::Unreachable { server, tried, contact, source };
                 return Err(error.into());
             };
@@ -107,12 +109,12 @@ impl ServerConnection {
     /// T_word (`docs/protocol.md`). The server has checked its own. A reader does not use T_word,
     /// because it relies on no proof of a word.
     fn check_lateness(&self, grace_ms: u32) -> Result<()> {
-        let rdma = self.connect_options.rdma;
-        let grace_ms_min = farside_layout::grace_ms_min(rdma.lateness_max_ns());
+        let lateness_max_ns = self.connect_options.lateness_max_ns();
+        let grace_ms_min = farside_layout::grace_ms_min(lateness_max_ns);
         if self.connect_options.role == Role::Reader || u64::from(grace_ms) >= grace_ms_min {
             return Ok(());
         }
-        let lateness_ms = rdma.lateness_max_ns() / 1_000_000;
+        let lateness_ms = lateness_max_ns / 1_000_000;
         Err(Error::Lateness { lateness_ms, grace_ms, grace_ms_min })
     }
 }

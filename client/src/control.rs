@@ -256,7 +256,7 @@ impl ControlThread {
             // This only clears the counter: the outbox and the flags say what there is to do.
             let _ = rustix::io::read(&self.queue.wake, &mut count);
         }
-        if readable {
+        if readable || self.channel.has_unsent() {
             self.receive()?;
         }
         if self.queue.is_lost() {
@@ -271,9 +271,10 @@ impl ControlThread {
 
     /// Returns whether there is something to receive, and whether another thread woke this one.
     fn sleep(&self) -> Result<(bool, bool), ThreadEnd> {
-        let events = match self.unsent {
-            Some(_) if self.channel.signals_room_as_writable() => PollFlags::IN | PollFlags::OUT,
-            _ => PollFlags::IN,
+        let waits_for_room = self.unsent.is_some() || self.channel.has_unsent();
+        let events = match waits_for_room && self.channel.signals_room_as_writable() {
+            true => PollFlags::IN | PollFlags::OUT,
+            false => PollFlags::IN,
         };
         let left = self.closing_since.map(|since| FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());

@@ -31,6 +31,10 @@ pub enum ServerError {
          the addresses of its devices"
     )]
     NoDeviceAddress { listen: String },
+    #[error("another program listens at {listen}: stop it or listen at another port")]
+    PortInUse { listen: String },
+    #[error("{listen} is no address of this host: `ip address` shows its addresses")]
+    OtherHost { listen: String },
     #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]
     SocketInUse { path: PathBuf },
     #[error("{} exists and is not a socket: remove it or listen elsewhere", .path.display())]

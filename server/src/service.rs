@@ -15,6 +15,7 @@ mod recalls;
 mod region_keeper;
 mod roll_call;
 mod socket;
+mod tcp;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -53,6 +54,10 @@ pub(crate) fn listen(
 ) -> Result<Box<dyn BoundListener>, ServerError> {
     match address {
         Address::Shm(path) => Ok(Box::new(socket::bind(path, config)?)),
+        Address::Tcp { .. } => {
+            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
+            Ok(Box::new(tcp::bind(&addresses, address)?))
+        }
         #[cfg(feature = "verbs")]
         Address::Rdma { .. } => {
             let addresses = address.resolve().map_err(system("find the address to listen at"))?;

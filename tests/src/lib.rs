@@ -1,6 +1,7 @@
 //! Helpers of the tests: real processes, faults, and self-describing values.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "only tests use this")]
 
+use std::net::TcpListener;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -95,6 +96,11 @@ pub fn device() -> Option<String> {
     std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|address| !address.is_empty())
 }
 
+/// Whether the tests run over TCP: `FARSIDE_TEST_FABRIC=tcp`.
+pub fn is_over_tcp() -> bool {
+    std::env::var_os("FARSIDE_TEST_FABRIC").is_some_and(|fabric| fabric == "tcp")
+}
+
 /// Returns `count`, reduced over RDMA, where an operation takes a hundred times as long, and even
 /// longer in emulation.
 pub fn scaled(count: u64) -> u64 {
@@ -104,13 +110,16 @@ pub fn scaled(count: u64) -> u64 {
 /// Returns an address at which no server listens.
 pub fn new_address(folder: &Path) -> String {
     static SERVERS: AtomicU32 = AtomicU32::new(0);
+    let number = || std::process::id() * 97 + SERVERS.fetch_add(1, Ordering::Relaxed);
     match device() {
-        None => format!("shm://{}", folder.join("kv.sock").display()),
-        Some(device) => {
-            let number = SERVERS.fetch_add(1, Ordering::Relaxed);
-            let port = 10_000 + (std::process::id() * 97 + number) % 50_000;
-            format!("rdma://{device}:{port}")
+        None if is_over_tcp() => {
+            // Below the ports that the system gives to connections.
+            let mut ports = std::iter::repeat_with(|| 10_000 + (number() % 22_000) as u16);
+            let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+            format!("tcp://127.0.0.1:{}", ports.find(is_free).unwrap())
         }
+        None => format!("shm://{}", folder.join("kv.sock").display()),
+        Some(device) => format!("rdma://{device}:{}", 10_000 + number() % 50_000),
     }
 }
 

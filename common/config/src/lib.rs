@@ -8,6 +8,7 @@ mod secret;
 pub mod signals;
 pub mod size;
 mod socket;
+mod tcp;
 
 use std::fmt;
 use std::fs;
@@ -30,6 +31,7 @@ use crate::size::ByteSize;
 pub use rdma::RdmaConfig;
 pub use secret::{Secret, check_private};
 pub use socket::{SocketGroup, SocketMode};
+pub use tcp::TcpConfig;
 
 /// The greatest `clients_max`: all client ids except 0, which belongs to no client.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENT_IDS - 1;
@@ -139,6 +141,8 @@ pub struct ServerConfig {
     pub probe_ms: u32,
     /// How to use RDMA.
     pub rdma: RdmaConfig,
+    /// How to use TCP.
+    pub tcp: TcpConfig,
     /// The secret that a client needs to connect as a writer. It also lets readers connect.
     pub secret: Option<Secret>,
     /// A secret that only lets readers connect.
@@ -167,6 +171,7 @@ impl Default for ServerConfig {
             clients_max: CLIENTS_MAX_LIMIT,
             probe_ms: 1000,
             rdma: RdmaConfig::default(),
+            tcp: TcpConfig::default(),
             secret: None,
             reader_secret: None,
             log: LogFormat::default(),
@@ -190,10 +195,11 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError::Value`] or [`ConfigError::Missing`], with the key and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.address()?.is_rdma() {
-            socket::refuse_over_rdma(self)?;
+        if !self.address()?.is_shm() {
+            socket::refuse_without_socket(self)?;
         }
         self.rdma.validate()?;
+        self.tcp.validate()?;
         if let Some(memory) = self.memory.filter(|memory| memory.0 > CHUNK_BYTES)
             && !memory.0.is_multiple_of(CHUNK_BYTES)
         {

@@ -55,8 +55,8 @@ fn number_of(name: &str, groups: &str) -> Option<u32> {
     lines.find_map(|mut fields| if fields.next() == Some(name) { number(fields) } else { None })
 }
 
-/// Refuses the keys about the socket, which does not exist over RDMA.
-pub(super) fn refuse_over_rdma(config: &ServerConfig) -> Result<(), ConfigError> {
+/// Refuses the keys about the socket, which exists only on shared memory.
+pub(super) fn refuse_without_socket(config: &ServerConfig) -> Result<(), ConfigError> {
     let advice = "it is for an address such as shm:///run/farside/kv.sock: leave it out";
     if let Some(mode) = config.socket_mode {
         return Err(bad_value("socket_mode", mode, advice));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_keys_are_refused_over_rdma() {
+    fn socket_keys_are_refused_without_a_socket() {
         let mut config = ServerConfig {
             listen: "rdma://10.9.0.1:7400".parse().ok(),
             socket_mode: Some(SocketMode(0o660)),

@@ -1,4 +1,4 @@
-//! Addresses of servers: `shm:///run/farside/kv.sock`, `rdma://10.9.0.1:7400`.
+//! Addresses of servers: `shm:///run/farside/kv.sock`, `tcp://kv-1:7400`, `rdma://10.9.0.1:7400`.
 
 use std::fmt;
 use std::io;
@@ -12,6 +12,13 @@ use std::str::FromStr;
 pub enum Address {
     /// The Unix socket of a server on this host.
     Shm(PathBuf),
+    /// The host and the port of a server on any network.
+    Tcp {
+        /// A name or an IP address. An IPv6 address has no brackets here.
+        host: String,
+        /// The port.
+        port: u16,
+    },
     /// The host and the port of a server with an RDMA device.
     Rdma {
         /// A name or an IP address, which has to be that of the device's own network interface. An
@@ -28,14 +35,21 @@ impl Address {
         matches!(self, Self::Rdma { .. })
     }
 
-    /// Returns the socket addresses of an [`Address::Rdma`]; none for other addresses.
+    /// Whether this is an [`Address::Shm`].
+    pub fn is_shm(&self) -> bool {
+        matches!(self, Self::Shm(_))
+    }
+
+    /// Returns the socket addresses of a host; none for an [`Address::Shm`].
     ///
     /// # Errors
     /// The resolver's error.
     pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Shm(_) => Ok(Vec::new()),
-            Self::Rdma { host, port } => Ok((host.as_str(), *port).to_socket_addrs()?.collect()),
+            Self::Tcp { host, port } | Self::Rdma { host, port } => {
+                Ok((host.as_str(), *port).to_socket_addrs()?.collect())
+            }
         }
     }
 }
@@ -63,7 +77,10 @@ impl FromStr for Address {
             "shm" if !rest.starts_with('/') => error("the path of the socket is not absolute"),
             "shm" if rest.len() > SOCKET_PATH_BYTES_MAX => error("the path is over 107 bytes"),
             "shm" => Ok(Self::Shm(rest.into())),
-            "rdma" => match rdma(rest) {
+            "tcp" | "rdma" => match host_and_port(rest) {
+                Some((host, port)) if scheme == "tcp" => {
+                    Ok(Self::Tcp { host: host.to_owned(), port })
+                }
                 Some((host, port)) => Ok(Self::Rdma { host: host.to_owned(), port }),
                 None => error("after the scheme it needs HOST:PORT, such as 10.9.0.1:7400"),
             },
@@ -73,7 +90,7 @@ impl FromStr for Address {
 }
 
 /// Returns the host and the port in `host:port`. An IPv6 address has to be in brackets.
-fn rdma(text: &str) -> Option<(&str, u16)> {
+fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
     if let Some(inner) = host.strip_prefix('[') {
@@ -89,9 +106,16 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shm(path) => write!(f, "shm://{}", path.display()),
-            Self::Rdma { host, port } if host.contains(':') => write!(f, "rdma://[{host}]:{port}"),
-            Self::Rdma { host, port } => write!(f, "rdma://{host}:{port}"),
+            Self::Tcp { host, port } => write_host(f, "tcp", host, *port),
+            Self::Rdma { host, port } => write_host(f, "rdma", host, *port),
         }
+    }
+}
+
+fn write_host(f: &mut fmt::Formatter<'_>, scheme: &str, host: &str, port: u16) -> fmt::Result {
+    match host.contains(':') {
+        true => write!(f, "{scheme}://[{host}]:{port}"),
+        false => write!(f, "{scheme}://{host}:{port}"),
     }
 }
 
@@ -100,15 +124,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rdma_addresses_have_a_host_and_a_port() {
-        for text in ["rdma://10.9.0.1:7400", "rdma://kv-1.rack:1", "rdma://[fe80::1]:65535"] {
+    fn addresses_of_hosts_have_a_host_and_a_port() {
+        for (scheme, rest) in ["tcp", "rdma"]
+            .into_iter()
+            .flat_map(|scheme| ["10.9.0.1:7400", "kv-1.rack:1", "[fe80::1]:65535"].map(|a| (scheme, a)))
+        {
+            let text = format!("{scheme}://{rest}");
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
+            assert_eq!(address.is_rdma(), scheme == "rdma");
         }
         let address: Address = "rdma://10.9.0.1:7400".parse().unwrap();
         assert_eq!(address.resolve().unwrap(), ["10.9.0.1:7400".parse().unwrap()]);
         for rest in ["10.9.0.1", ":7400", "a:0", "a:65536", "a:", "a/b:7400", "::1:7400", "[a]:1"] {
-            let error = format!("rdma://{rest}").parse::<Address>().unwrap_err().to_string();
+            let error = format!("tcp://{rest}").parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{error}");
         }
     }

@@ -1,11 +1,12 @@
-//! Attaching to a server, over either fabric: the connection request, the control channel, and then
+//! Attaching to a server, over any fabric: the connection request, the control channel, and then
 //! fabrics that reach the region. The client library, kv-cli's checker and kv-bench all use it.
 //!
 //! Each fabric has a file. [`ConnectOptions::attach`] chooses it by the server's address, and
-//! returns the same type for both.
+//! returns the same type for all.
 
 mod retry;
 mod shm;
+mod tcp;
 #[cfg(feature = "verbs")]
 mod verbs;
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_fabric::rdma::{Options, VerbsError};
-use farside_fabric::{AnyFabric, RegionIndex};
+use farside_fabric::{AnyFabric, Nanos, RegionIndex};
 use farside_layout::LayoutError;
 
 use crate::address::Address;
@@ -55,7 +56,8 @@ pub trait FabricFactory: Send + Sync {
     ///
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server does not know this client any more.
-    /// [`ConnectError::Rdma`] if the server does not answer; other sessions may still work.
+    /// [`ConnectError::Rdma`], or `Unreachable` with [`Contact::Silent`], if the server does not
+    /// answer; other sessions may still work.
     /// Other errors for failures of the system.
     fn fabric(&self, lanes: u16) -> Result<AnyFabric>;
 
@@ -114,8 +116,8 @@ pub enum ConnectError {
     Layout(#[from] LayoutError),
     /// The session reaches its other servers over another fabric.
     #[error(
-        "a session reaches all its servers over one fabric: either all of them have shm:// \
-         addresses, or all have rdma:// addresses"
+        "a session reaches all its servers over one fabric: all of them have shm:// addresses, or \
+         all have tcp:// addresses, or all have rdma:// addresses"
     )]
     OtherFabric,
     /// A failure of RDMA.
@@ -168,6 +170,7 @@ impl ConnectOptions {
     pub fn attach(&self, timeout: Duration) -> Result<Attached> {
         match &self.address {
             Address::Shm(path) => shm::attach(self, path, timeout),
+            Address::Tcp { .. } => tcp::attach(self, timeout),
             #[cfg(feature = "verbs")]
             Address::Rdma { .. } => verbs::attach(self, timeout),
             #[cfg(not(feature = "verbs"))]
@@ -176,14 +179,25 @@ impl ConnectOptions {
     }
 
     /// Decodes the server's answer, and checks that it is for this fabric.
-    fn welcome(&self, reply: &[u8], over_rdma: bool) -> Result<Welcome> {
+    fn welcome(&self, reply: &[u8]) -> Result<Welcome> {
         let refused = |refusal| refused(&self.address.to_string(), refusal);
         let welcome = decode_reply(reply)?.map_err(refused)?;
-        let (field, value) = ("base address", welcome.base_address);
-        if (value != 0) != over_rdma {
-            return Err(ControlError::Unknown { field, value }.into());
+        let (base_address, session_secret) = (welcome.base_address, welcome.session_secret);
+        for (field, value, is_expected) in [
+            ("base address", base_address, self.address.is_rdma()),
+            ("session secret", session_secret, !self.address.is_shm()),
+        ] {
+            if (value != 0) != is_expected {
+                return Err(ControlError::Unknown { field, value }.into());
+            }
         }
         Ok(welcome)
+    }
+
+    /// Returns how late after its post a verb of this client can take effect: L in
+    /// `docs/protocol.md`.
+    pub fn lateness_max_ns(&self) -> Nanos {
+        lateness_max_ns(&self.address, &self.rdma)
     }
 
     fn request(&self, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
@@ -198,6 +212,15 @@ impl ConnectOptions {
     ) -> ConnectError {
         let (server, source) = (self.address.to_string(), source.map(Arc::new));
         ConnectError::Unreachable { server, contact, tried, source }
+    }
+}
+
+/// Returns how late after its post a verb can take effect at this address: L in `docs/protocol.md`.
+pub fn lateness_max_ns(address: &Address, rdma: &Options) -> Nanos {
+    match address {
+        Address::Shm(_) => farside_fabric::shm::LATENESS_MAX_NS,
+        Address::Tcp { .. } => farside_fabric::tcp::LATENESS_MAX_NS,
+        Address::Rdma { .. } => rdma.lateness_max_ns(),
     }
 }
 

@@ -37,8 +37,8 @@ const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"FSre");
 pub enum Purpose {
     /// The first connection of a client: its control channel, and on shared memory its region.
     Control,
-    /// A data connection of a client that has a control channel, for one of its sessions. Verbs
-    /// only.
+    /// A data connection of a client that has a control channel, for one of its sessions. Not on
+    /// shared memory.
     Data {
         /// The client's number from its [`Welcome`].
         client_id: u16,
@@ -259,17 +259,17 @@ pub struct Welcome {
     pub region_id: [u8; 16],
     /// How many times a server has started on the region.
     pub incarnation: u64,
-    /// The virtual address of the region in the server, for verbs; 0 on shared memory.
+    /// The virtual address of the region in the server, for verbs; otherwise 0.
     pub base_address: u64,
     /// The length of the region, in bytes.
     pub region_bytes: u64,
-    /// The remote key of the region, for verbs; 0 on shared memory.
+    /// The remote key of the region, for verbs; otherwise 0.
     pub rkey: u32,
-    /// The minimum time of a chain to the region through the server's device, in nanoseconds; 0 on
-    /// shared memory, where the fabric knows it.
+    /// The minimum time of a chain of any client to the region, in nanoseconds; 0 on shared memory,
+    /// where the fabric knows it.
     pub round_trip_min_ns: u32,
-    /// A random number that no other client gets, for verbs: connections of the client's sessions
-    /// must present it. 0 on shared memory, which has no such connections.
+    /// A random number that no other client gets: connections of the client's sessions must present
+    /// it. 0 on shared memory, which has no such connections.
     pub session_secret: u64,
 }
 
@@ -349,12 +349,12 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     let is_base =
         base_address.is_multiple_of(8) && base_address.checked_add(region_bytes).is_some();
     is_known("base address", base_address, is_base)?;
-    // The next three fields are set over RDMA, and 0 on shared memory.
-    let is_shared = base_address == 0;
-    is_known("rkey", rkey.into(), !is_shared || rkey == 0)?;
+    // An rkey belongs to an address. Both are 0 except over RDMA, and the next two on shared memory.
+    is_known("rkey", rkey.into(), base_address != 0 || rkey == 0)?;
+    let is_shared = welcome.session_secret == 0;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
-    is_known("session secret", welcome.session_secret, is_shared == (welcome.session_secret == 0))?;
+    is_known("base address", base_address, !is_shared || base_address == 0)?;
     Ok(Ok(welcome))
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::shm::ShmFabric;
+use crate::tcp::TcpFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{
@@ -18,6 +19,8 @@ use crate::{
 pub enum AnyFabric {
     /// Shared memory of this host.
     Shm(ShmFabric),
+    /// TCP.
+    Tcp(TcpFabric),
     /// RDMA.
     #[cfg(feature = "verbs")]
     Verbs(VerbsFabric),
@@ -30,6 +33,7 @@ macro_rules! on {
     ($any:expr, $fabric:ident => $call:expr) => {
         match $any {
             AnyFabric::Shm($fabric) => $call,
+            AnyFabric::Tcp($fabric) => $call,
             #[cfg(feature = "verbs")]
             AnyFabric::Verbs($fabric) => $call,
             AnyFabric::Intercepted($fabric) => $call,
@@ -160,7 +164,7 @@ impl Fabric for AnyFabric {
 }
 
 impl AnyFabric {
-    /// Whether an RDMA device executes the verbs, and not this process.
+    /// Whether an RDMA device or another process executes the verbs, and not this process.
     pub fn is_remote(&self) -> bool {
         !matches!(self, Self::Shm(_) | Self::Intercepted(_))
     }

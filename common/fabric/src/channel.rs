@@ -56,6 +56,13 @@ pub trait ControlChannel: AsFd + Send {
     /// becomes readable.
     fn signals_room_as_writable(&self) -> bool;
 
+    /// Whether this end still has a part of a sent message, for which there was no room. Then the
+    /// caller also waits until the descriptor is writable, and calls [`ControlChannel::receive`],
+    /// which sends more of it.
+    fn has_unsent(&self) -> bool {
+        false
+    }
+
     /// Asks the peer's host for an acknowledgement, without its process. On one host this
     /// does nothing, because the system reports the end of a process.
     ///

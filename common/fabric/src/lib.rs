@@ -20,6 +20,7 @@ mod flight;
 mod intercept;
 pub mod rdma;
 pub mod shm;
+pub mod tcp;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
 pub mod verbs;

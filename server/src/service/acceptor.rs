@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_config::ServerConfig;
-use farside_control::{ControlChannel, Role};
-use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion, VerbsError};
+use farside_control::{ControlChannel, Role, Welcome};
+use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
 
 use crate::error::ServerError;
@@ -40,19 +40,18 @@ pub(crate) trait Acceptor: AsFd + Send {
         None
     }
 
-    /// Returns the region's address and rkey for clients of this role, if they reach the region
-    /// through a device.
+    /// Returns the region as clients of this role reach it, if they do not map it.
     fn remote(&self, _: Role) -> Option<RemoteRegion> {
         None
     }
 }
 
 /// An event of a listener.
-#[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "most need a device"))]
+#[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "one needs a device"))]
 pub(crate) enum Arrival {
     /// A connection from this host that has not identified itself, and its user; or why it failed.
     Unidentified(io::Result<(Box<dyn ControlChannel>, u32)>),
-    /// A request for a connection through a device. Its `ConnectRequest` states its purpose.
+    /// A request for a connection from any host. Its `ConnectRequest` states its purpose.
     Request(Box<dyn ConnectionRequest>),
     /// The peer of an accepted connection knows that it was accepted.
     Established,
@@ -60,13 +59,18 @@ pub(crate) enum Arrival {
     Ended(ConnectionId),
 }
 
+/// Why a connection cannot be accepted: an error of the system or of RDMA.
+pub(crate) type AcceptError = Box<dyn std::error::Error + Send + Sync>;
+
 /// A request for a connection, until it is accepted or refused.
 pub(crate) trait ConnectionRequest {
     /// Returns the encoded `ConnectRequest`, with zeros after it.
     fn connect_request(&self) -> &[u8];
 
     /// Whether the request arrived at the device with which the region is registered.
-    fn reaches_region(&self) -> bool;
+    fn reaches_region(&self) -> bool {
+        true
+    }
 
     /// Refuses the request. If the reason does not reach the peer, it sees only the refusal.
     fn reject(self: Box<Self>, reason: &[u8]);
@@ -74,25 +78,25 @@ pub(crate) trait ConnectionRequest {
     /// Accepts the request as a control channel.
     ///
     /// # Errors
-    /// [`VerbsError`]; the peer is refused without a reason.
-    fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, VerbsError>;
+    /// [`AcceptError`]; the peer is refused without a reason.
+    fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, AcceptError>;
 
-    /// Accepts the request as a session's connection to the region.
+    /// Accepts the request as a session's connection to the region, with this welcome.
     ///
     /// # Errors
-    /// [`VerbsError`]; the peer is refused without a reason.
+    /// [`AcceptError`]; the peer is refused without a reason.
     fn accept_data(
         self: Box<Self>,
         role: Role,
-        reply: &[u8],
-    ) -> Result<Box<dyn DataConnection>, VerbsError>;
+        welcome: &Welcome,
+    ) -> Result<Box<dyn DataConnection>, AcceptError>;
 }
 
 /// A control channel, and the identifier of its connection in events.
 pub(crate) type IdentifiedChannel = (Box<dyn ControlChannel>, ConnectionId);
 
-/// The server's end of a session's connection to the region. Dropping it destroys its queue pair,
-/// which fences the session.
+/// The server's end of a session's connection to the region. Over RDMA, dropping it destroys its
+/// queue pair, which fences the session.
 pub(crate) trait DataConnection: Send {
     /// Returns the identifier of this connection in events of the device.
     fn id(&self) -> ConnectionId;

@@ -272,7 +272,7 @@ impl Admission {
         if client.data.len() >= SESSIONS_MAX {
             return Err((incoming, Refusal::TooManySessions { sessions: SESSIONS_MAX as u64 }));
         }
-        match incoming.accept_data(role, &encode_reply(&Ok(welcome))) {
+        match incoming.accept_data(role, &welcome) {
             Ok(connection) => client.data.push(connection),
             Err(error) => {
                 warn_rarely!(self.failed, client = client_id, "cannot serve a session: {error}");

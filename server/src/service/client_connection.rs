@@ -141,7 +141,7 @@ impl ClientConnection {
 
     /// Returns the events for which epoll should watch the connection.
     pub(super) fn wants(&self) -> EventFlags {
-        let has_request = self.next_ask().is_some();
+        let has_request = self.next_ask().is_some() || self.channel.has_unsent();
         match (self.is_waiting(), has_request && !self.is_closed) {
             _ if !self.channel.signals_room_as_writable() => EventFlags::IN,
             (true, _) => EventFlags::OUT,

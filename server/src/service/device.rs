@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
-use farside_control::Role;
-use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion, VerbsError};
+use farside_control::{Role, Welcome, encode_reply};
+use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::verbs::{self, Event, Incoming, Listener, Protection};
 
 use super::acceptor::{
-    Acceptor, Arrival, BoundListener, ConnectionRequest, DataConnection, IdentifiedChannel,
+    AcceptError, Acceptor, Arrival, BoundListener, ConnectionRequest, DataConnection,
+    IdentifiedChannel,
 };
 use super::connections::EVENTS_MAX;
 use crate::error::ServerError;
@@ -137,7 +138,7 @@ impl ConnectionRequest for DeviceRequest {
         let _ = self.incoming.reject(reason);
     }
 
-    fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, VerbsError> {
+    fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, AcceptError> {
         let channel = self.incoming.accept_control(reply)?;
         let id = channel.id();
         Ok((Box::new(channel), id))
@@ -146,9 +147,10 @@ impl ConnectionRequest for DeviceRequest {
     fn accept_data(
         self: Box<Self>,
         role: Role,
-        reply: &[u8],
-    ) -> Result<Box<dyn DataConnection>, VerbsError> {
-        let connection = self.incoming.accept_data(self.protections.of(role), reply)?;
+        welcome: &Welcome,
+    ) -> Result<Box<dyn DataConnection>, AcceptError> {
+        let reply = encode_reply(&Ok(*welcome));
+        let connection = self.incoming.accept_data(self.protections.of(role), &reply)?;
         Ok(Box::new(connection))
     }
 }

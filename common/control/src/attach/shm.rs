@@ -72,7 +72,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
     if bytes == 0 {
         return Err(hung_up());
     }
-    let welcome = options.welcome(&buffer[..bytes], false)?;
+    let welcome = options.welcome(&buffer[..bytes])?;
     let what = "reply without a descriptor";
     let truncated = LayoutError::Truncated { what, bytes: bytes as u64 };
     let file = File::from(descriptor.ok_or(truncated)?);

@@ -98,7 +98,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
                 refused => return Err(refused),
             },
         };
-        let welcome = options.welcome(&reply, true)?;
+        let welcome = options.welcome(&reply)?;
         let Welcome { client_id, session_secret, base_address, region_bytes, rkey, .. } = welcome;
         let factory = VerbsFactory {
             server: options.address.to_string(),

@@ -19,8 +19,8 @@ use crate::{
 /// fence, a copy of 256 bytes and at least three reads of the clock, all in order. These are some
 /// 140 cycles, which take longer than this on any processor.
 const ROUND_TRIP_MIN_NS: Nanos = 20;
-/// A chain that is executed later than this after its post is refused.
-const LATENESS_MAX_NS: Nanos = 50_000_000;
+/// L of `docs/protocol.md`: a chain that is executed later than this after its post is refused.
+pub const LATENESS_MAX_NS: Nanos = 50_000_000;
 /// The longest part of a WRITE between two checks of lease and clock, in words of 8 bytes.
 const WRITE_WORDS_MAX: usize = 512;
 /// The bytes that one doorbell executes before completions are polled. Also the posted bytes above
@@ -77,7 +77,7 @@ struct Lane {
     counters: Counters,
 }
 
-type Buffers = [Vec<u64>; Buffer::COUNT];
+pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
 
 const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
@@ -147,14 +147,36 @@ impl<'c> PutChain<'c> {
     }
 }
 
-/// Executes the chains for one region.
+/// The memory of a chain: the targets of its READs, and the sources of its WRITEs.
+pub(crate) trait ChainMemory {
+    /// The target of a READ of this many bytes.
+    fn target(&mut self, into: Buffer, bytes: u32) -> &mut [u64];
+
+    /// The source of a WRITE of this many bytes.
+    fn source(&mut self, from: Buffer, bytes: u32) -> &[u64];
+}
+
+/// The buffers of a lane.
+impl ChainMemory for Buffers {
+    #[inline(always)]
+    fn target(&mut self, into: Buffer, bytes: u32) -> &mut [u64] {
+        words_mut(&mut self[into as usize], bytes)
+    }
+
+    #[inline(always)]
+    fn source(&mut self, from: Buffer, bytes: u32) -> &[u64] {
+        words_mut(&mut self[from as usize], bytes)
+    }
+}
+
+/// Executes the chains for one region, on behalf of one client.
 ///
 /// It has a clock of its own, so that a chain needs only pointers to this and to its lane. Clocks
 /// of one process differ by microseconds, and [`LATENESS_MAX_NS`] is much longer.
-struct Executor {
-    region: Arc<Region>,
+pub(crate) struct Executor {
+    pub(crate) region: Arc<Region>,
     lease: Option<Lease>,
-    clock: Clock,
+    pub(crate) clock: Clock,
 }
 
 /// The word of an executor's lease, and its value while the client is accepted. `None` without a
@@ -173,6 +195,19 @@ impl LeaseWord<'_> {
 }
 
 impl Executor {
+    /// An executor with a clock of its own. Without a lease it is never fenced.
+    pub(crate) fn new(region: Arc<Region>, lease: Option<Lease>) -> Self {
+        Self { region, lease, clock: Clock::new() }
+    }
+
+    /// Checks that the client is not fenced.
+    ///
+    /// # Errors
+    /// [`ChainError::Fenced`].
+    pub(crate) fn check_lease(&self) -> Result<(), ChainError> {
+        self.lease_word()?.check()
+    }
+
     /// Finds the word of the lease, once for a chain. Each check loads it.
     #[inline]
     fn lease_word(&self) -> Result<LeaseWord<'_>, ChainError> {
@@ -182,7 +217,7 @@ impl Executor {
 
     /// Prefetches the memory of all verbs of a chain at once.
     #[inline]
-    fn prefetch_chain(&self, chain: &[Verb]) {
+    pub(crate) fn prefetch_chain(&self, chain: &[Verb]) {
         for verb in chain {
             match *verb {
                 Verb::Read { remote, bytes, .. } => {
@@ -212,13 +247,12 @@ impl Executor {
     #[inline(always)]
     fn put(
         &self,
-        buffers: &mut Buffers,
+        memory: &mut impl ChainMemory,
         put: &PutChain<'_>,
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
         let lease = self.lease_word()?;
-        let source = words_mut(&mut buffers[put.from as usize], put.bytes);
-        self.write(put.block, source, lease, deadline)?;
+        self.write(put.block, memory.source(put.from, put.bytes), lease, deadline)?;
         self.check_accepted(lease, Clock::roughly, deadline)?;
         self.region.store_half(put.mark, put.mark_value)?;
         self.check_accepted(lease, Clock::now, deadline)?;
@@ -229,19 +263,20 @@ impl Executor {
     #[inline(always)]
     fn read(
         &self,
-        buffers: &mut Buffers,
+        memory: &mut impl ChainMemory,
         remote: u64,
         into: Buffer,
         bytes: u32,
     ) -> Result<(), ChainError> {
         self.lease_word()?.check()?;
-        self.region.read(remote, words_mut(&mut buffers[into as usize], bytes))
+        self.region.read(remote, memory.target(into, bytes))
     }
 
+    /// Executes a chain. The READs and WRITEs of `memory` are asked for in the chain's order.
     #[inline]
-    fn execute(
+    pub(crate) fn execute(
         &self,
-        buffers: &mut Buffers,
+        memory: &mut impl ChainMemory,
         chain: &[Verb],
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
@@ -255,12 +290,10 @@ impl Executor {
                         // By contract 2 this READ returns no word from before the swap.
                         order_read_after_swap::<AtomicU64>();
                     }
-                    let target = words_mut(&mut buffers[into as usize], bytes);
-                    self.region.read(remote, target)?;
+                    self.region.read(remote, memory.target(into, bytes))?;
                 }
                 Verb::Write { remote, from, bytes } => {
-                    let source = words_mut(&mut buffers[from as usize], bytes);
-                    self.write(remote, source, lease, deadline)?;
+                    self.write(remote, memory.source(from, bytes), lease, deadline)?;
                 }
                 Verb::WriteU32 { remote, value } => {
                     self.check_accepted(lease, Clock::roughly, deadline)?;
@@ -332,7 +365,7 @@ impl Executor {
 
 /// The first `bytes` of a buffer, which grows if it is shorter.
 #[inline]
-fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
+pub(crate) fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
     let words = (bytes as usize).div_ceil(size_of::<u64>());
     if buffer.len() < words {
         grow(buffer, words);

@@ -1,6 +1,6 @@
 //! Shared memory: server and clients are on one host, and a client's CPU executes its verbs.
 //!
-//! A region must not be reached over this fabric and another one at the same time. The atomics of a
+//! A region must not be reached over this fabric and over RDMA at the same time. The atomics of a
 //! CPU and of a network card are not atomic with each other (invariant I11).
 
 mod connect;
@@ -19,7 +19,8 @@ mod words;
 
 pub use connect::Connection;
 pub use control_channel::ShmChannel;
-pub use data_path::{Lease, ShmFabric};
+pub(crate) use data_path::{Buffers, ChainMemory, Executor, words_mut};
+pub use data_path::{LATENESS_MAX_NS, Lease, ShmFabric};
 pub use listen::{Listener, SocketOptions, lock_path};
 pub use memory::huge_pages::{Collapse, Pages, collapse_refusal};
 pub use memory::{HugePages, MemoryError, RegionMemory};

@@ -66,6 +66,14 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
+    /// The address of these words, for the system to copy from.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`].
+    pub(crate) fn address_of(&self, offset: u64, words: usize) -> Result<*const u64, ChainError> {
+        Ok(self.range(offset, words)?.as_ptr().cast())
+    }
+
     /// Whether the region is mapped for writing.
     pub fn is_writable(&self) -> bool {
         self.writable

@@ -1,0 +1,39 @@
+//! The table `[tcp]` of a server.
+
+use std::thread;
+
+use serde::Deserialize;
+
+use super::{ConfigError, bad_value};
+
+/// Limit on the threads that execute verbs.
+const THREADS_MAX: u16 = 256;
+/// The number of these threads by default, on a machine with at least as many processors.
+const THREADS_DEFAULT: usize = 4;
+
+/// How to use TCP, for a `tcp://` address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TcpConfig {
+    /// How many threads execute the clients' verbs; if unset, as many as there are processors, at
+    /// most four.
+    pub threads: Option<u16>,
+}
+
+impl TcpConfig {
+    /// Returns the number of threads that execute verbs.
+    pub fn threads(&self) -> usize {
+        let processors = || thread::available_parallelism().map_or(1, usize::from);
+        self.threads.map_or_else(|| processors().min(THREADS_DEFAULT), usize::from)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        match self.threads {
+            Some(threads) if !(1..=THREADS_MAX).contains(&threads) => {
+                let advice = format!("write a number from 1 to {THREADS_MAX}");
+                Err(bad_value("tcp.threads", threads, advice))
+            }
+            _ => Ok(()),
+        }
+    }
+}

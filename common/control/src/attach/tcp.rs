@@ -1,0 +1,144 @@
+//! Attaching over TCP: the control channel and each session's connection go to one port.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use farside_fabric::rdma::RemoteRegion;
+use farside_fabric::tcp::{self, DataLink, Options};
+use farside_fabric::{AnyFabric, RegionIndex};
+
+use super::{
+    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused, system,
+    unreachable_untimed,
+};
+use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
+
+/// Makes fabrics that reach a region over TCP.
+struct TcpFactory {
+    server: String,
+    address: SocketAddr,
+    request: [u8; REQUEST_BYTES_MAX],
+    welcome: Welcome,
+    region: RemoteRegion,
+    options: Options,
+}
+
+impl FabricFactory for TcpFactory {
+    fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
+        let fabric = self.connect()?.into_fabric(self.region, lanes);
+        Ok(AnyFabric::Tcp(fabric.map_err(system("setting up the connection"))?))
+    }
+
+    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
+        let AnyFabric::Tcp(fabric) = fabric else { return Err(ConnectError::OtherFabric) };
+        let added = fabric.add_region(self.connect()?, self.region);
+        added.map_err(system("setting up the connection"))
+    }
+}
+
+impl TcpFactory {
+    /// Makes a session's connection to the server that answered before.
+    fn connect(&self) -> Result<DataLink> {
+        let link = tcp::connect_data(self.address, &self.request, &self.options);
+        let link = link.map_err(|error| match error.kind() {
+            // The server may only be busy or stopped, so the client keeps its connection.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                unreachable_untimed(self.server.clone(), Contact::Silent, error)
+            }
+            _ => unreachable_untimed(self.server.clone(), Contact::Lost, error),
+        })?;
+        match decode_reply(link.reply())? {
+            Ok(welcome) if welcome == self.welcome => Ok(link),
+            Ok(_) => Err(ControlError::NotFarside.into()),
+            Err(refusal) => Err(refused(&self.server, refusal)),
+        }
+    }
+}
+
+pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
+    let started = Instant::now();
+    let request = options.request(Purpose::Control);
+    let unreachable = |contact, source| options.unreachable(contact, started.elapsed(), source);
+    let no_address = |source| unreachable(Contact::None, Some(source));
+    let addresses = options.address.resolve().map_err(no_address)?;
+    let mut failure = no_address(io::ErrorKind::NotFound.into());
+    let mut left_addresses = addresses.len() as u32;
+    for address in addresses {
+        // An address that does not answer leaves time for the others.
+        let left = timeout.saturating_sub(started.elapsed()) / left_addresses.max(1);
+        left_addresses -= 1;
+        let connect = Options { connect_timeout: left.max(Duration::from_millis(1)) };
+        let (channel, reply) = match tcp::connect_control(address, &request, &connect) {
+            Ok(connected) => connected,
+            Err(error) => {
+                failure = match error.kind() {
+                    io::ErrorKind::WouldBlock => unreachable(Contact::Silent, None),
+                    io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe => unreachable(Contact::HungUp, None),
+                    io::ErrorKind::InvalidData => ControlError::NotFarside.into(),
+                    _ => unreachable(Contact::None, Some(error)),
+                };
+                continue;
+            }
+        };
+        let welcome = options.welcome(&reply)?;
+        let Welcome { client_id, session_secret, region_bytes, round_trip_min_ns, .. } = welcome;
+        let region = RemoteRegion {
+            base_address: 0,
+            region_bytes,
+            rkey: 0,
+            writable: options.role == Role::Writer,
+            round_trip_min_ns,
+        };
+        let factory = TcpFactory {
+            server: options.address.to_string(),
+            address,
+            request: options.request(Purpose::Data { client_id, session_secret }),
+            welcome,
+            region,
+            // Sessions that are opened later get the whole timeout.
+            options: Options { connect_timeout: options.timeout },
+        };
+        return Ok(Attached { welcome, factory: Box::new(factory), channel: Box::new(channel) });
+    }
+    Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use farside_fabric::rdma;
+
+    use super::*;
+    use crate::Token;
+    use crate::address::Address;
+
+    /// Options for a server at this port.
+    fn options(port: u16) -> ConnectOptions {
+        ConnectOptions {
+            address: Address::Tcp { host: "127.0.0.1".into(), port },
+            role: Role::Writer,
+            token: Token::NONE,
+            timeout: Duration::from_millis(50),
+            rdma: rdma::Options::default(),
+        }
+    }
+
+    #[test]
+    fn the_error_says_how_far_an_attempt_came() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let options = options(listener.local_addr().unwrap().port());
+        let attempt = || options.attach(options.timeout);
+        // The system accepts the connection, and no server reads from it.
+        let Err(ConnectError::Unreachable { contact, .. }) = attempt() else { panic!("answered") };
+        assert_eq!(contact, Contact::Silent);
+        drop(listener);
+        let Err(ConnectError::Unreachable { contact, source, .. }) = attempt() else {
+            panic!("no program listens")
+        };
+        assert!(contact == Contact::None && source.is_some(), "{contact:?}");
+    }
+}

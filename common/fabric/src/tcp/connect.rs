@@ -1,0 +1,121 @@
+//! The connecting side. A connection begins with a message of each side, as on the control channel:
+//! the connection request and the reply.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::clock_bound::ClockBound;
+use super::control_channel::TcpChannel;
+use super::record::{CLOCK_WORDS, Header, ReplyKind, WORD_BYTES, reply_kind};
+use super::stream::Stream;
+use super::{Options, TcpFabric};
+use crate::rdma::{ConnectionId, RemoteRegion};
+use crate::{ControlChannel, REPLY_BYTES_MAX, boot_time_ns};
+
+/// The id of connections on this side, which has no events.
+const NO_ID: ConnectionId = ConnectionId(0);
+
+/// A session's connection that the server has accepted.
+pub struct DataLink {
+    pub(super) stream: Stream,
+    pub(super) reply: Vec<u8>,
+    pub(super) clock_bound: ClockBound,
+}
+
+impl DataLink {
+    /// The server's reply to the connection request.
+    pub fn reply(&self) -> &[u8] {
+        &self.reply
+    }
+
+    /// Makes a fabric of this many lanes, whose first region is the one that the reply describes.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn into_fabric(self, region: RemoteRegion, lanes: u16) -> io::Result<TcpFabric> {
+        TcpFabric::new(self, region, lanes)
+    }
+}
+
+/// Connects, sends the request, and waits for the reply.
+fn greet(
+    address: SocketAddr,
+    request: &[u8],
+    options: &Options,
+) -> io::Result<(TcpChannel, Vec<u8>)> {
+    let started = Instant::now();
+    let left = || {
+        let left = options.connect_timeout.saturating_sub(started.elapsed());
+        left.max(Duration::from_millis(1))
+    };
+    let mut channel = TcpChannel::over(Stream::connect(address, left())?, NO_ID);
+    channel.send(request)?;
+    let mut reply = vec![0; REPLY_BYTES_MAX];
+    loop {
+        match channel.receive(&mut reply)? {
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(bytes) => {
+                reply.truncate(bytes);
+                return Ok((channel, reply));
+            }
+            None => {}
+        }
+        let mut polled = [rustix::event::PollFd::new(&channel, rustix::event::PollFlags::IN)];
+        let timeout = rustix::event::Timespec::try_from(left()).ok();
+        if rustix::event::poll(&mut polled, timeout.as_ref()) == Ok(0) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+    }
+}
+
+/// Connects a control channel. Returns it with the server's reply, which may be a refusal.
+///
+/// # Errors
+/// The system's error: `WouldBlock` if the server accepted the connection and did not answer in
+/// time, `UnexpectedEof` if it closed the connection without an answer, `TimedOut` if its host does
+/// not answer.
+pub fn connect_control(
+    address: SocketAddr,
+    request: &[u8],
+    options: &Options,
+) -> io::Result<(TcpChannel, Vec<u8>)> {
+    greet(address, request, options)
+}
+
+/// Makes a session's connection. The reply may be a refusal.
+///
+/// # Errors
+/// As [`connect_control`].
+pub fn connect_data(
+    address: SocketAddr,
+    request: &[u8],
+    options: &Options,
+) -> io::Result<DataLink> {
+    let started = Instant::now();
+    let (channel, reply) = greet(address, request, options)?;
+    // The server's clock follows a welcome. Without it, the server refused the session.
+    let (buffered, mut stream) = channel.into_parts();
+    let mut clock = [0; CLOCK_WORDS * WORD_BYTES];
+    let mut filled = buffered.len().min(clock.len());
+    clock[..filled].copy_from_slice(&buffered[..filled]);
+    while filled < clock.len() {
+        let left = options.connect_timeout.saturating_sub(started.elapsed());
+        stream.set_wait_max(left.max(Duration::from_millis(1)))?;
+        match stream.receive(&mut clock[filled..], true)? {
+            // A refusal.
+            0 => break,
+            bytes => filled += bytes,
+        }
+    }
+    let word = |at: usize| {
+        let bytes = clock[at * WORD_BYTES..].first_chunk();
+        bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    };
+    let is_clock = Header::of(word(0)).and_then(reply_kind) == Ok(ReplyKind::Clock);
+    if filled == clock.len() && !is_clock {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let clock_bound = ClockBound::new(word(1), boot_time_ns());
+    Ok(DataLink { stream, reply, clock_bound })
+}

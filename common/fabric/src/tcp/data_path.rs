@@ -1,0 +1,408 @@
+//! The fabric of a session over TCP. Nothing allocates, except a buffer that has to grow.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use zerocopy::IntoBytes;
+
+use super::connect::DataLink;
+use super::link::{Lane, Link, Stage, WAIT_MAX};
+use super::record::changes;
+use super::{LATENESS_MAX_NS, SILENCE_NS_MAX};
+use crate::clock::Clock;
+use crate::rdma::RemoteRegion;
+use crate::shm::words_mut;
+use crate::waits::SleepingLanes;
+use crate::{
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
+    Timing, Verb, Wakeup,
+};
+
+/// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
+/// caller that never calls `relax`.
+const POLLS_PER_LOOK: u32 = 64;
+const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
+
+/// Sends chains to servers, which execute them. The chains of one doorbell leave with one system
+/// call for each region.
+///
+/// The server refuses a chain that changes the region after the chain's deadline. So when a
+/// connection breaks, its chains in flight complete as [`ChainError::Unknown`] only after their
+/// deadlines: then each verb has taken effect, or never will. One gap remains: a stop of the
+/// server's process between its check of the clock and the instruction that follows it.
+///
+/// After a connection broke, every chain that is posted for its region fails at once with
+/// [`ChainError::Fenced`], and is not executed. The other regions are not affected.
+pub struct TcpFabric {
+    lanes: Box<[Lane]>,
+    /// One for each region.
+    links: Vec<Link>,
+    clock: Clock,
+    completed: VecDeque<Completion>,
+    waiting: SleepingLanes,
+    /// The lanes whose connection broke, until the deadlines of their chains.
+    unknown: SleepingLanes,
+    wakeup: Option<Arc<Wakeup>>,
+    /// Watches the sockets of all regions.
+    watched: OwnedFd,
+    /// Whether the next poll does not look at the sockets: chains have just left, or all bytes that
+    /// had arrived were just received.
+    skips_look: bool,
+    empty_polls: u32,
+    doorbells: u64,
+}
+
+impl TcpFabric {
+    pub(super) fn new(link: DataLink, region: RemoteRegion, lanes: u16) -> io::Result<Self> {
+        let count = usize::from(lanes);
+        let lane = |_| Lane {
+            region: RegionIndex::FIRST,
+            chain: [NO_VERB; CHAIN_VERBS_MAX],
+            verbs: 0,
+            payload_bytes: 0,
+            deadline: Nanos::MAX,
+            stage: Stage::Idle,
+            buffers: Default::default(),
+            counters: Counters::default(),
+        };
+        let mut fabric = Self {
+            lanes: (0..lanes).map(lane).collect(),
+            links: Vec::new(),
+            clock: Clock::new(),
+            completed: VecDeque::with_capacity(count),
+            waiting: SleepingLanes::with_capacity(count),
+            unknown: SleepingLanes::with_capacity(count),
+            wakeup: None,
+            watched: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            skips_look: false,
+            empty_polls: 0,
+            doorbells: 0,
+        };
+        fabric.add_region(link, region)?;
+        Ok(fabric)
+    }
+
+    /// Adds a region, over a connection of its own.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn add_region(&mut self, link: DataLink, region: RemoteRegion) -> io::Result<RegionIndex> {
+        let at = self.links.len();
+        let data = epoll::EventData::new_u64(at as u64);
+        epoll::add(&self.watched, &link.stream, data, epoll::EventFlags::IN)?;
+        self.links.push(Link::new(link, region, self.lanes.len() as u16)?);
+        Ok(RegionIndex(at as u16))
+    }
+
+    #[inline]
+    fn finish(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
+        self.lanes[usize::from(lane.0)].stage = Stage::Idle;
+        self.completed.push_back(Completion { lane, result });
+    }
+
+    /// Ends the connection to a region. Its chains in flight fail: those that only READ at once.
+    #[cold]
+    fn break_link(&mut self, region: RegionIndex) {
+        let link = &mut self.links[region.index()];
+        link.stream = None;
+        link.output.clear();
+        link.flight.clear();
+        link.in_flight = 0;
+        let latest = self.clock.now() + LATENESS_MAX_NS;
+        for number in 0..self.lanes.len() {
+            let (id, lane) = (LaneId(number as u16), &self.lanes[number]);
+            if lane.stage != Stage::InFlight || lane.region != region {
+                continue;
+            }
+            match lane.deadline {
+                Nanos::MAX if !changes(lane.chain()) => {
+                    self.finish(id, Err(ChainError::Fenced));
+                }
+                deadline => self.unknown.add(id, deadline.min(latest)),
+            }
+        }
+    }
+
+    /// Rings the doorbell of one region.
+    #[inline]
+    fn ring_for(&mut self, region: RegionIndex) {
+        let at = region.index();
+        let mut now = None;
+        let mut has_left = false;
+        while let Some(&id) = self.links[at].posted.front() {
+            let clock = &self.clock;
+            let mut now = || *now.get_or_insert_with(|| clock.now());
+            let (link, lane) = (&mut self.links[at], &mut self.lanes[usize::from(id.0)]);
+            let bytes = lane.payload_bytes;
+            let has_changes = lane.deadline < Nanos::MAX;
+            let error = if link.stream.is_none() {
+                Some(ChainError::Fenced)
+            } else if has_changes && now() > lane.deadline {
+                Some(ChainError::Late)
+            } else {
+                None
+            };
+            if let Some(error) = error {
+                link.unpost(bytes);
+                self.finish(id, Err(error));
+                continue;
+            }
+            if has_changes && !link.may_set_deadlines(now()) || !link.flight.admits(0) {
+                break;
+            }
+            if link.in_flight == 0 {
+                link.heard_at = now();
+            }
+            link.flight.leave(id, bytes, has_changes, now);
+            link.unpost(bytes);
+            link.in_flight += 1;
+            lane.stage = Stage::InFlight;
+            link.encode(id, lane);
+            has_left = true;
+        }
+        self.doorbells += u64::from(has_left);
+        let link = &mut self.links[at];
+        if !link.output.is_empty() {
+            self.skips_look = true;
+            if !link.send() {
+                self.break_link(region);
+            }
+        }
+    }
+
+    /// The next answer among the bytes that were received.
+    #[inline]
+    fn next_received(&mut self) -> Option<Completion> {
+        let Self { links, lanes, clock, .. } = self;
+        for (at, link) in links.iter_mut().enumerate() {
+            let region = RegionIndex(at as u16);
+            match link.next_answer(lanes, region, || clock.now()) {
+                Ok(None) => {}
+                Ok(Some((lane, result))) => {
+                    let owner = &mut lanes[usize::from(lane.0)];
+                    owner.stage = Stage::Idle;
+                    let has_changes = owner.deadline < Nanos::MAX;
+                    link.in_flight -= 1;
+                    let bytes = owner.payload_bytes;
+                    link.flight.arrive(lane, bytes, has_changes, || clock.now());
+                    return Some(Completion { lane, result });
+                }
+                Err(_) => {
+                    self.break_link(region);
+                    return self.completed.pop_front();
+                }
+            }
+        }
+        None
+    }
+
+    /// Receives once from each region that owes an answer, or from `all`. Returns whether anything
+    /// arrived or a connection broke.
+    #[inline]
+    fn receive(&mut self, wait: bool, all: bool) -> bool {
+        let mut has_changed = false;
+        for at in 0..self.links.len() {
+            let Self { links, lanes, clock, .. } = self;
+            if !all && !links[at].awaits_bytes() {
+                continue;
+            }
+            match links[at].receive(lanes, wait, || clock.now()) {
+                Ok(received) => has_changed |= received,
+                Err(_) => {
+                    self.break_link(RegionIndex(at as u16));
+                    has_changed = true;
+                }
+            }
+        }
+        has_changed
+    }
+
+    /// Breaks the connections whose servers do not answer.
+    #[cold]
+    fn check_silence(&mut self) {
+        let now = self.clock.now();
+        for at in 0..self.links.len() {
+            let link = &self.links[at];
+            let is_silent = now.saturating_sub(link.heard_at) > SILENCE_NS_MAX;
+            if link.in_flight > 0 && link.stream.is_some() && is_silent {
+                self.break_link(RegionIndex(at as u16));
+            }
+        }
+    }
+
+    /// Sleeps until bytes arrive, a socket has room for more, a wait ends, or a signal.
+    #[cold]
+    fn sleep(&mut self) {
+        let due = [self.waiting.first(), self.unknown.first()].into_iter().flatten().min();
+        let left = due.map_or(WAIT_MAX, |due| {
+            Duration::from_nanos(due.saturating_sub(self.clock.now())).min(WAIT_MAX)
+        });
+        for (at, link) in self.links.iter_mut().enumerate() {
+            link.watch_for_room(&self.watched, at as u64);
+        }
+        let wakeup = self.wakeup.as_deref();
+        if wakeup.is_some_and(|wakeup| !wakeup.begin_sleep()) {
+            return;
+        }
+        // Without a wakeup, the same descriptor twice.
+        let signal = wakeup.map_or(self.watched.as_fd(), |wakeup| wakeup.as_fd());
+        let mut polled = [self.watched.as_fd(), signal]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        // An interrupted sleep is a short one.
+        let _ = poll(&mut polled, Timespec::try_from(left).ok().as_ref());
+        wakeup.inspect(|wakeup| wakeup.end_sleep());
+    }
+
+    /// Whether only the bytes of one server can end a sleep.
+    fn awaits_one_server(&self) -> bool {
+        self.links.len() == 1
+            && self.wakeup.is_none()
+            && self.waiting.first().or(self.unknown.first()).is_none()
+            && self.links.iter().all(|link| link.awaits_bytes() && link.output.is_empty())
+    }
+}
+
+impl Fabric for TcpFabric {
+    fn timing(&self, region: RegionIndex) -> Timing {
+        let round_trip_min_ns = self.links[region.index()].region.round_trip_min_ns.into();
+        Timing { round_trip_min_ns, lateness_max_ns: LATENESS_MAX_NS }
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    #[inline]
+    fn post(&mut self, id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let link = &mut self.links[region.index()];
+        if lane.stage != Stage::Idle {
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: id, result });
+        }
+        lane.payload_bytes = lane.counters.count(chain);
+        let changes = changes(chain);
+        if changes && !link.region.writable {
+            return self.finish(id, Err(ChainError::Denied));
+        }
+        lane.region = region;
+        lane.verbs = chain.len();
+        lane.chain[..chain.len()].copy_from_slice(chain);
+        lane.deadline = if changes { deadline } else { Nanos::MAX };
+        lane.stage = Stage::Posted;
+        link.posted_bytes += lane.payload_bytes;
+        link.posted.push_back(id);
+    }
+
+    /// Room depends on the bytes in flight.
+    #[inline]
+    fn has_room(&self, region: RegionIndex, under_way_bytes: u64) -> bool {
+        let link = &self.links[region.index()];
+        link.flight.admits(link.posted_bytes) && link.flight.admits_all(under_way_bytes)
+    }
+
+    fn set_patience(&mut self, region: RegionIndex, patience: Nanos) {
+        self.links[region.index()].flight.set_patience(patience);
+    }
+
+    fn wait(&mut self, lane: LaneId, until: Nanos) {
+        self.waiting.add(lane, until);
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        for at in 0..self.links.len() {
+            let link = &self.links[at];
+            if !link.posted.is_empty() || !link.output.is_empty() {
+                self.ring_for(RegionIndex(at as u16));
+            }
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.completed.pop_front() {
+            return Some(completion);
+        }
+        if let Some(completion) = self.next_received() {
+            return Some(completion);
+        }
+        if !std::mem::take(&mut self.skips_look) {
+            if self.receive(false, false)
+                && let Some(completion) = self.next_received()
+            {
+                return Some(completion);
+            }
+            self.empty_polls = self.empty_polls.wrapping_add(1);
+            if self.empty_polls.is_multiple_of(POLLS_PER_LOOK) {
+                self.check_silence();
+            }
+        }
+        let Self { clock, waiting, unknown, lanes, completed, .. } = self;
+        if let Some(Completion { lane, .. }) = unknown.due(|| clock.now()) {
+            lanes[usize::from(lane.0)].stage = Stage::Idle;
+            return Some(Completion { lane, result: Err(ChainError::Unknown) });
+        }
+        completed.pop_front().or_else(|| waiting.due(|| clock.now()))
+    }
+
+    fn relax(&mut self) {
+        // Chains may have waited for room, or for the server's clock.
+        self.ring();
+        if !self.completed.is_empty() {
+            return;
+        }
+        let has_received = if self.awaits_one_server() {
+            self.receive(true, false)
+        } else {
+            self.sleep();
+            self.receive(false, true)
+        };
+        if !has_received {
+            self.check_silence();
+        }
+        self.skips_look = true;
+    }
+
+    fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        self.wakeup = Some(wakeup);
+    }
+
+    #[inline]
+    fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_bytes()
+    }
+
+    #[inline]
+    fn buffer_mut(&mut self, lane: LaneId, buffer: Buffer) -> &mut [u8] {
+        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_mut_bytes()
+    }
+
+    #[inline]
+    fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        // While a chain is in flight, a long buffer is sent from where it is.
+        let may_move = lane.stage != Stage::InFlight;
+        if may_move {
+            words_mut(&mut lane.buffers[buffer as usize], bytes as u32);
+        }
+        may_move
+    }
+
+    fn counters(&self) -> Counters {
+        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
+        self.lanes.iter().for_each(|lane| all += lane.counters);
+        all
+    }
+
+    #[inline]
+    fn lane_counters(&self, lane: LaneId) -> &Counters {
+        &self.lanes[usize::from(lane.0)].counters
+    }
+}

@@ -1,0 +1,468 @@
+//! The threads of a server that execute the chains of sessions.
+//!
+//! Each thread sleeps in epoll. For a session with requests it receives once, executes all whole
+//! chains, and sends all replies at once. A session that does not read its replies gets none
+//! executed meanwhile, so its bytes in this process are bounded.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use zerocopy::IntoBytes;
+
+use super::output::{DIRECT_BYTES_MIN, Output};
+use super::record::{
+    Header, PendingReply, RecordError, Request, WORD_BYTES, decode_request, encode_clock,
+};
+use super::stream::Stream;
+use crate::rdma::{ConnectionId, ProbeState};
+use crate::shm::{ChainMemory, Executor, Lease, Region};
+use crate::{Buffer, ChainError, Verb};
+
+/// The bytes that one system call receives.
+const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
+/// The bytes of replies above which no further chain is executed before they are sent.
+const OUTPUT_BYTES_MAX: usize = 256 << 10;
+/// The first words of a long READ, which has the block's header: they are copied word by word.
+const COPIED_WORDS: usize = 8;
+const EVENTS_MAX: usize = 64;
+/// The number of the wakeup in epoll's events. Sessions have the numbers of their slots.
+const WAKEUP: u64 = u64::MAX;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic leaves no list half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The connections of sessions that have ended. Its descriptor is readable while there are some.
+pub(super) struct EndedConnections {
+    ids: Mutex<VecDeque<ConnectionId>>,
+    event: OwnedFd,
+}
+
+impl EndedConnections {
+    pub(super) fn new() -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { ids: Mutex::default(), event })
+    }
+
+    fn add(&self, id: ConnectionId) {
+        lock(&self.ids).push_back(id);
+        signal(&self.event);
+    }
+
+    pub(super) fn take(&self) -> Option<ConnectionId> {
+        let mut ids = lock(&self.ids);
+        let first = ids.pop_front();
+        if ids.is_empty() {
+            // It fails if nothing was written.
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+        first
+    }
+}
+
+impl AsFd for EndedConnections {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// Makes an eventfd readable.
+fn signal(event: &OwnedFd) {
+    // It fails only if the counter is full: then the descriptor is readable anyway.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// The state that a thread shares with the others.
+struct Shared {
+    /// Sessions for the thread to take over.
+    new: Mutex<Vec<Session>>,
+    stops: AtomicBool,
+    wakeup: OwnedFd,
+}
+
+/// Threads that execute chains. Dropping this ends them, and their connections.
+pub struct Executors {
+    threads: Vec<(Arc<Shared>, Option<JoinHandle<()>>)>,
+    next: AtomicUsize,
+}
+
+impl Executors {
+    pub(super) fn start(threads: usize, ended: &Arc<EndedConnections>) -> io::Result<Self> {
+        let mut executors = Self { threads: Vec::new(), next: AtomicUsize::new(0) };
+        for number in 0..threads.max(1) {
+            let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            let stops = AtomicBool::new(false);
+            let shared = Arc::new(Shared { new: Mutex::default(), stops, wakeup });
+            let thread = Thread::new(shared.clone(), ended.clone())?;
+            let handle = std::thread::Builder::new()
+                .name(format!("farside-tcp-{number}"))
+                .spawn(move || thread.run())?;
+            executors.threads.push((shared, Some(handle)));
+        }
+        Ok(executors)
+    }
+
+    /// Hands a session to one of the threads, in turn.
+    pub(super) fn add(
+        &self,
+        id: ConnectionId,
+        stream: Stream,
+        region: &Arc<Region>,
+        lease: Lease,
+    ) -> io::Result<DataConnection> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len();
+        let (shared, _) = &self.threads[number];
+        let connection = DataConnection { id, socket: stream.socket() };
+        let executor = Executor::new(region.clone(), Some(lease));
+        lock(&shared.new).push(Session {
+            id,
+            stream,
+            executor,
+            input: Vec::new(),
+            received: 0,
+            output: Output::default(),
+            watches_room: false,
+        });
+        signal(&shared.wakeup);
+        Ok(connection)
+    }
+}
+
+impl Drop for Executors {
+    fn drop(&mut self) {
+        for (shared, _) in &self.threads {
+            shared.stops.store(true, Ordering::Release);
+            signal(&shared.wakeup);
+        }
+        for (_, handle) in &mut self.threads {
+            // A thread that panicked has ended as well.
+            let _ = handle.take().map(JoinHandle::join);
+        }
+    }
+}
+
+/// The control thread's end of a session's connection. Dropping it ends the connection. The lease,
+/// not this, is the fence.
+pub struct DataConnection {
+    id: ConnectionId,
+    socket: Arc<OwnedFd>,
+}
+
+impl DataConnection {
+    /// The number of the connection.
+    pub fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// The system probes idle connections by itself.
+    pub fn probe_state(&self) -> ProbeState {
+        ProbeState::Idle
+    }
+}
+
+impl Drop for DataConnection {
+    fn drop(&mut self) {
+        Stream::shut_down(&self.socket);
+    }
+}
+
+/// A session's connection.
+struct Session {
+    id: ConnectionId,
+    stream: Stream,
+    executor: Executor,
+    /// Bytes that were received and not executed: a part of a request, or requests whose replies
+    /// would be too long.
+    input: Vec<u64>,
+    received: usize,
+    /// Replies for which the socket had no room.
+    output: Output,
+    watches_room: bool,
+}
+
+/// A connection has to end.
+struct Broken;
+
+impl From<io::Error> for Broken {
+    fn from(_: io::Error) -> Self {
+        Self
+    }
+}
+
+impl From<RecordError> for Broken {
+    fn from(_: RecordError) -> Self {
+        Self
+    }
+}
+
+/// The payloads of a request, and the reply, as the memory of a chain.
+struct RequestMemory<'m> {
+    payload: &'m [u64],
+    reply: &'m mut Vec<u64>,
+}
+
+impl ChainMemory for RequestMemory<'_> {
+    #[inline]
+    fn target(&mut self, _: Buffer, bytes: u32) -> &mut [u64] {
+        let at = self.reply.len();
+        self.reply.resize(at + bytes as usize / WORD_BYTES, 0);
+        &mut self.reply[at..]
+    }
+
+    #[inline]
+    fn source(&mut self, _: Buffer, bytes: u32) -> &[u64] {
+        // The decoder has compared the lengths.
+        let words = (bytes as usize / WORD_BYTES).min(self.payload.len());
+        let (source, rest) = self.payload.split_at(words);
+        self.payload = rest;
+        source
+    }
+}
+
+/// Executes a request, and appends its reply.
+#[inline]
+fn execute(executor: &Executor, header: Header, request: &Request<'_>, output: &mut Output) {
+    let chain = request.chain();
+    if chain.is_empty() {
+        // The clock record before all replies answers it.
+        return;
+    }
+    let reply = PendingReply::begin(chain, &mut output.words);
+    if let [Verb::Read { remote, bytes, .. }] = *chain
+        && bytes as usize >= DIRECT_BYTES_MIN
+        && output.has_room_for_direct()
+    {
+        let result = read_long(executor, remote, bytes, output);
+        let (words, result) = (result.clone().unwrap_or(0), result.map(|_| 0));
+        return reply.finish(header.lane, chain, &result, words, &mut output.words);
+    }
+    if chain.len() > 1 {
+        executor.prefetch_chain(chain);
+    }
+    let mut memory = RequestMemory { payload: request.payload, reply: &mut output.words };
+    let result = executor.execute(&mut memory, chain, request.deadline);
+    reply.finish(header.lane, chain, &result, 0, &mut output.words);
+}
+
+/// READs a block: copies its header, and leaves the rest to be sent from the region. A checksum
+/// covers the rest, so it may be read in any order. Returns the length of the rest, in words.
+#[cold]
+fn read_long(
+    executor: &Executor,
+    remote: u64,
+    bytes: u32,
+    output: &mut Output,
+) -> Result<usize, ChainError> {
+    executor.check_lease()?;
+    let words = bytes as usize / WORD_BYTES;
+    let range = executor.region.address_of(remote, words)?;
+    let mut copied = [0; COPIED_WORDS];
+    executor.region.read(remote, &mut copied)?;
+    output.words.extend_from_slice(&copied);
+    let rest = words - COPIED_WORDS;
+    let start = range.wrapping_add(COPIED_WORDS).cast();
+    // SAFETY: the range was checked, and the session holds the region until its output is dropped.
+    unsafe { output.push_direct(start, rest * WORD_BYTES) };
+    Ok(rest)
+}
+
+impl Session {
+    /// Serves the session after an event. `buffer` and `output` are the thread's.
+    fn serve(&mut self, buffer: &mut Vec<u64>, output: &mut Output) -> Result<(), Broken> {
+        if !self.output.is_empty() {
+            if !self.output.send(self.stream.as_fd())? {
+                return Ok(());
+            }
+            // Requests may have waited for this. Afterwards an event reports further bytes.
+            if self.received > 0 {
+                return self.execute_input(output);
+            }
+            return Ok(());
+        }
+        if self.received > 0 {
+            self.make_room()?;
+            let target = &mut self.input.as_mut_bytes()[self.received..];
+            match self.stream.receive(target, false) {
+                Ok(0) => return Err(Broken),
+                Ok(bytes) => self.received += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            return self.execute_input(output);
+        }
+        let received = match self.stream.receive(buffer.as_mut_bytes(), false) {
+            Ok(0) => return Err(Broken),
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let executed = self.execute_all(&buffer[..received / WORD_BYTES], output)?;
+        let left = received - executed * WORD_BYTES;
+        if left > 0 {
+            // Room for the rest of a record that has begun.
+            let words = left.div_ceil(WORD_BYTES);
+            if self.input.len() < words {
+                self.input.resize(words.next_power_of_two(), 0);
+            }
+            self.input[..words].copy_from_slice(&buffer[executed..executed + words]);
+            self.received = left;
+        }
+        self.reply(output)
+    }
+
+    /// Executes the requests in the session's own input.
+    fn execute_input(&mut self, output: &mut Output) -> Result<(), Broken> {
+        let input = std::mem::take(&mut self.input);
+        let executed = self.execute_all(&input[..self.received / WORD_BYTES], output);
+        self.input = input;
+        let executed_bytes = executed? * WORD_BYTES;
+        self.input.as_mut_bytes().copy_within(executed_bytes..self.received, 0);
+        self.received -= executed_bytes;
+        self.reply(output)
+    }
+
+    /// Makes room for the rest of the first record, and for more.
+    fn make_room(&mut self) -> Result<(), RecordError> {
+        let record_words = match self.received / WORD_BYTES {
+            0 => 1,
+            _ => Header::of(self.input[0])?.request_words()?,
+        };
+        let words = record_words.max(self.received / WORD_BYTES + 1);
+        if self.input.len() < words {
+            self.input.resize(words.next_power_of_two(), 0);
+        }
+        Ok(())
+    }
+
+    /// Executes the whole requests among these words, until the replies are long enough. Returns
+    /// the number of words that they had.
+    fn execute_all(&self, words: &[u64], output: &mut Output) -> Result<usize, RecordError> {
+        encode_clock(self.executor.clock.now(), &mut output.words);
+        let mut executed = 0;
+        while let Some((first, rest)) = words[executed..].split_first()
+            && output.bytes() < OUTPUT_BYTES_MAX
+        {
+            let header = Header::of(*first)?;
+            let record_words = header.request_words()?;
+            let Some(body) = rest.get(..record_words - 1) else { break };
+            execute(&self.executor, header, &decode_request(header, body)?, output);
+            executed += record_words;
+        }
+        if executed == 0 {
+            output.clear();
+        }
+        Ok(executed)
+    }
+
+    /// Sends the replies. Keeps those for which the socket has no room.
+    fn reply(&mut self, output: &mut Output) -> Result<(), Broken> {
+        if !output.is_empty() && !output.send(self.stream.as_fd())? {
+            std::mem::swap(output, &mut self.output);
+        }
+        Ok(())
+    }
+
+    /// Whether requests wait for nothing but their turn.
+    fn has_whole_request(&self) -> bool {
+        let words = &self.input[..self.received / WORD_BYTES];
+        self.output.is_empty()
+            && words.first().is_some_and(|first| {
+                let length = Header::of(*first).and_then(Header::request_words);
+                length.is_ok_and(|length| length <= words.len())
+            })
+    }
+}
+
+/// A thread, with its sessions.
+struct Thread {
+    shared: Arc<Shared>,
+    ended: Arc<EndedConnections>,
+    epoll: OwnedFd,
+    sessions: Vec<Option<Session>>,
+    buffer: Vec<u64>,
+    output: Output,
+}
+
+impl Thread {
+    fn new(shared: Arc<Shared>, ended: Arc<EndedConnections>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(WAKEUP);
+        epoll::add(&epoll, &shared.wakeup, data, epoll::EventFlags::IN)?;
+        let (sessions, output) = (Vec::new(), Output::default());
+        Ok(Self { shared, ended, epoll, sessions, buffer: vec![0; INPUT_WORDS], output })
+    }
+
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        while !self.shared.stops.load(Ordering::Acquire) {
+            events.clear();
+            // An interrupted wait is a short one.
+            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
+            let numbers = || events.iter().map(|event| event.data.u64());
+            for slot in numbers().filter(|number| *number != WAKEUP) {
+                self.serve(slot as usize);
+            }
+            // Afterwards, because a new session may get the slot of one that has just ended.
+            if numbers().any(|number| number == WAKEUP) {
+                self.take_new();
+            }
+        }
+    }
+
+    /// Takes over new sessions.
+    fn take_new(&mut self) {
+        let _ = rustix::io::read(&self.shared.wakeup, &mut [0; 8]);
+        for mut session in std::mem::take(&mut *lock(&self.shared.new)) {
+            let slot = self.sessions.iter().position(Option::is_none);
+            let slot = slot.unwrap_or_else(|| {
+                self.sessions.push(None);
+                self.sessions.len() - 1
+            });
+            let data = epoll::EventData::new_u64(slot as u64);
+            let watched = epoll::add(&self.epoll, &session.stream, data, epoll::EventFlags::IN);
+            // The client waits for the clock before it sends anything.
+            encode_clock(session.executor.clock.now(), &mut session.output.words);
+            let greeted = session.output.send(session.stream.as_fd());
+            let id = session.id;
+            self.sessions[slot] = Some(session);
+            if watched.is_err() || greeted.is_err() {
+                self.sessions[slot] = None;
+                self.ended.add(id);
+            }
+        }
+    }
+
+    /// Serves a session. Ends it if its connection is broken.
+    fn serve(&mut self, slot: usize) {
+        let Some(session) = self.sessions.get_mut(slot).and_then(Option::as_mut) else { return };
+        let mut served = session.serve(&mut self.buffer, &mut self.output);
+        while served.is_ok() && session.has_whole_request() {
+            served = session.execute_input(&mut self.output);
+        }
+        let wants_room = !session.output.is_empty();
+        if served.is_ok() && wants_room != session.watches_room {
+            // Without room for replies, requests stay unread.
+            let events =
+                if wants_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let data = epoll::EventData::new_u64(slot as u64);
+            let changed = epoll::modify(&self.epoll, &session.stream, data, events);
+            (session.watches_room, served) = (wants_room, changed.map_err(|_| Broken));
+        }
+        if served.is_err() {
+            self.output.clear();
+            let id = session.id;
+            // The control thread may hold the socket, so closing is not enough.
+            let _ = epoll::delete(&self.epoll, &session.stream);
+            Stream::shut_down(&session.stream.socket());
+            self.sessions[slot] = None;
+            self.ended.add(id);
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A session's connection to one region: its chains in flight, and the bytes in both directions.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventFlags};
+use zerocopy::IntoBytes;
+
+use super::clock_bound::ClockBound;
+use super::connect::DataLink;
+use super::output::{DIRECT_BYTES_MIN, Output};
+use super::record::{self, Header, RecordError, ReplyKind, WORD_BYTES, decode_failure, reply_kind};
+use super::stream::Stream;
+use crate::rdma::RemoteRegion;
+use crate::shm::{Buffers, words_mut};
+use crate::{CHAIN_VERBS_MAX, ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Verb};
+
+/// The bytes that one system call receives at most, except into the buffer of a lane.
+const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
+/// The longest wait of a system call. A lost wakeup delays the session by as much.
+pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
+
+/// The stage of a lane's chain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Idle,
+    /// It waits for the doorbell, or for room.
+    Posted,
+    InFlight,
+}
+
+pub(super) struct Lane {
+    pub(super) region: RegionIndex,
+    pub(super) chain: [Verb; CHAIN_VERBS_MAX],
+    pub(super) verbs: usize,
+    pub(super) payload_bytes: u64,
+    /// [`Nanos::MAX`] for a chain that changes nothing.
+    pub(super) deadline: Nanos,
+    pub(super) stage: Stage,
+    pub(super) buffers: Buffers,
+    pub(super) counters: Counters,
+}
+
+impl Lane {
+    #[inline]
+    pub(super) fn chain(&self) -> &[Verb] {
+        &self.chain[..self.verbs]
+    }
+}
+
+/// A long value that arrives in the buffer of its lane, without a copy in this process.
+struct DirectReply {
+    lane: LaneId,
+    /// The bytes of the value, and how many of them have arrived.
+    bytes: usize,
+    filled: usize,
+}
+
+/// The connection to one region.
+pub(super) struct Link {
+    /// `None` after it broke.
+    pub(super) stream: Option<Stream>,
+    pub(super) region: RemoteRegion,
+    pub(super) clock_bound: ClockBound,
+    /// Whether an answer with the server's clock is awaited. Chains that change the region wait for
+    /// it.
+    asks_for_clock: bool,
+    /// The lanes whose chains wait for the doorbell, and the payload of these chains.
+    pub(super) posted: VecDeque<LaneId>,
+    pub(super) posted_bytes: u64,
+    pub(super) in_flight: usize,
+    pub(super) flight: Flight,
+    pub(super) output: Output,
+    watches_room: bool,
+    input: Vec<u64>,
+    /// The bytes of `input` that were received, and those of them that were processed. The second
+    /// is a multiple of [`WORD_BYTES`].
+    received: usize,
+    processed: usize,
+    direct: Option<DirectReply>,
+    /// When the last bytes arrived, or when the first of the chains in flight left.
+    pub(super) heard_at: Nanos,
+}
+
+/// The result of a lane's chain.
+type Answer = (LaneId, Result<u64, ChainError>);
+
+impl Link {
+    pub(super) fn new(link: DataLink, region: RemoteRegion, lanes: u16) -> io::Result<Self> {
+        link.stream.set_wait_max(WAIT_MAX)?;
+        Ok(Self {
+            stream: Some(link.stream),
+            region,
+            clock_bound: link.clock_bound,
+            asks_for_clock: false,
+            posted: VecDeque::with_capacity(lanes.into()),
+            posted_bytes: 0,
+            in_flight: 0,
+            flight: Flight::new(lanes),
+            output: Output::default(),
+            watches_room: false,
+            input: vec![0; INPUT_WORDS],
+            received: 0,
+            processed: 0,
+            direct: None,
+            heard_at: 0,
+        })
+    }
+
+    /// Whether chains that change the region may leave. If the bound of the server's clock is too
+    /// old, asks for another one.
+    #[inline]
+    pub(super) fn may_set_deadlines(&mut self, now: Nanos) -> bool {
+        if !self.clock_bound.is_old(now) {
+            return true;
+        }
+        if !self.asks_for_clock {
+            self.asks_for_clock = true;
+            record::encode_clock_request(&mut self.output.words);
+        }
+        false
+    }
+
+    /// Whether bytes from the server are awaited.
+    #[inline]
+    pub(super) fn awaits_bytes(&self) -> bool {
+        self.stream.is_some() && (self.in_flight > 0 || self.asks_for_clock)
+    }
+
+    /// Appends the chain of a lane to the output.
+    #[inline]
+    pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane) {
+        let deadline = match lane.deadline {
+            Nanos::MAX => Nanos::MAX,
+            deadline => self.clock_bound.at(deadline),
+        };
+        record::encode_request(id, &lane.chain[..lane.verbs], deadline, &mut self.output.words);
+        for verb in &lane.chain[..lane.verbs] {
+            let Verb::Write { from, bytes, .. } = *verb else { continue };
+            let payload = words_mut(&mut lane.buffers[from as usize], bytes);
+            if payload.len() * WORD_BYTES >= DIRECT_BYTES_MIN && self.output.has_room_for_direct() {
+                let start = payload.as_ptr().cast();
+                // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is
+                // in flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). The output is cleared
+                // before a chain in flight is given up (`TcpFabric::break_link`).
+                unsafe { self.output.push_direct(start, size_of_val(payload)) };
+            } else {
+                self.output.words.extend_from_slice(payload);
+            }
+        }
+    }
+
+    /// Sends what the socket has room for. Returns false if the connection broke.
+    #[inline]
+    pub(super) fn send(&mut self) -> bool {
+        match &self.stream {
+            Some(stream) => self.output.send(stream.as_fd()).is_ok(),
+            None => true,
+        }
+    }
+
+    /// Has `watched` report when the socket has room, if there is output.
+    pub(super) fn watch_for_room(&mut self, watched: &OwnedFd, data: u64) {
+        let wants_room = !self.output.is_empty();
+        let Some(stream) = self.stream.as_ref().filter(|_| wants_room != self.watches_room) else {
+            return;
+        };
+        let room = if wants_room { EventFlags::OUT } else { EventFlags::empty() };
+        let events = EventFlags::IN | room;
+        // If this fails, the session looks again after its longest sleep.
+        let _ = epoll::modify(watched, stream, epoll::EventData::new_u64(data), events);
+        self.watches_room = wants_room;
+    }
+
+    /// Receives bytes once. Returns whether there were any.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        lanes: &mut [Lane],
+        wait: bool,
+        now: impl Fn() -> Nanos,
+    ) -> io::Result<bool> {
+        let Some(stream) = &mut self.stream else { return Ok(false) };
+        let received = match &mut self.direct {
+            Some(DirectReply { lane, bytes, filled }) => {
+                let lane = &mut lanes[usize::from(lane.0)];
+                let Some((buffer, _)) = single_read(lane.chain()) else {
+                    return Err(io::ErrorKind::InvalidData.into());
+                };
+                let target = &mut lane.buffers[buffer as usize].as_mut_bytes()[*filled..*bytes];
+                let received = stream.receive(target, wait);
+                *filled += *received.as_ref().unwrap_or(&0);
+                received
+            }
+            None => {
+                let received =
+                    stream.receive(&mut self.input.as_mut_bytes()[self.received..], wait);
+                self.received += received.as_ref().unwrap_or(&0);
+                received
+            }
+        };
+        match received {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {
+                self.heard_at = now();
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Processes the next answer among the received bytes; `None` if no whole one is left.
+    ///
+    /// # Errors
+    /// The bytes are no answer to a chain in flight.
+    #[inline]
+    pub(super) fn next_answer(
+        &mut self,
+        lanes: &mut [Lane],
+        own_region: RegionIndex,
+        now: impl Fn() -> Nanos,
+    ) -> Result<Option<Answer>, RecordError> {
+        if let Some(DirectReply { lane, bytes, filled }) = self.direct {
+            if filled < bytes {
+                return Ok(None);
+            }
+            self.direct = None;
+            return Ok(Some((lane, Ok(0))));
+        }
+        loop {
+            let words = &self.input[self.processed / WORD_BYTES..self.received / WORD_BYTES];
+            let Some((header, rest)) = words.split_first() else {
+                self.make_room(1);
+                return Ok(None);
+            };
+            let header = Header::of(*header)?;
+            let body_words = header.words as usize;
+            let kind = reply_kind(header)?;
+            let Some(body) = rest.get(..body_words) else {
+                return self.begin_long(header, kind, lanes, own_region).map(|()| None);
+            };
+            self.processed += (1 + body_words) * WORD_BYTES;
+            let (ReplyKind::Executed(id) | ReplyKind::Failed(id)) = kind else {
+                let (server_ns, now) = (body[0], now());
+                if std::mem::take(&mut self.asks_for_clock) {
+                    self.clock_bound = ClockBound::new(server_ns, now);
+                } else {
+                    self.clock_bound.improve(server_ns, now);
+                }
+                continue;
+            };
+            let lane = lane_of(id, lanes, own_region)?;
+            if matches!(kind, ReplyKind::Failed(_)) {
+                return Ok(Some((id, Err(decode_failure(header, body)))));
+            }
+            if body_words != record::reply_words(lane.chain()) {
+                return Err(RecordError);
+            }
+            return Ok(Some((id, Ok(take_results(lane, body)))));
+        }
+    }
+
+    /// Prepares to receive the rest of a reply: into the buffer of its lane if it is one long
+    /// READ, otherwise behind its beginning.
+    #[cold]
+    fn begin_long(
+        &mut self,
+        header: Header,
+        kind: ReplyKind,
+        lanes: &mut [Lane],
+        own_region: RegionIndex,
+    ) -> Result<(), RecordError> {
+        let body_words = header.words as usize;
+        if let ReplyKind::Executed(id) = kind {
+            let lane = lane_of(id, lanes, own_region)?;
+            if body_words != record::reply_words(lane.chain()) {
+                return Err(RecordError);
+            }
+            if let Some((buffer, bytes)) = single_read(lane.chain())
+                && bytes as usize >= DIRECT_BYTES_MIN
+            {
+                let from = self.processed + WORD_BYTES;
+                let begun = &self.input.as_bytes()[from..self.received];
+                let target = words_mut(&mut lane.buffers[buffer as usize], bytes).as_mut_bytes();
+                target[..begun.len()].copy_from_slice(begun);
+                let (bytes, filled) = (bytes as usize, begun.len());
+                self.direct = Some(DirectReply { lane: id, bytes, filled });
+                (self.received, self.processed) = (0, 0);
+                return Ok(());
+            }
+        }
+        self.make_room(1 + body_words);
+        Ok(())
+    }
+
+    /// Makes room for a record of this many words, of which a part may be there already.
+    #[inline]
+    fn make_room(&mut self, words: usize) {
+        if self.processed == self.received {
+            (self.received, self.processed) = (0, 0);
+        } else if self.processed + words.max(INPUT_WORDS / 2) * WORD_BYTES
+            > self.input.len() * WORD_BYTES
+        {
+            self.input.as_mut_bytes().copy_within(self.processed..self.received, 0);
+            self.received -= self.processed;
+            self.processed = 0;
+            if self.input.len() < words {
+                self.input.resize(words.next_power_of_two(), 0);
+            }
+        }
+    }
+
+    /// Removes the first posted chain, with this payload.
+    #[inline]
+    pub(super) fn unpost(&mut self, bytes: u64) {
+        self.posted.pop_front();
+        self.posted_bytes -= bytes;
+    }
+}
+
+/// The lane of an answer, if its chain is in flight to this region.
+#[inline]
+fn lane_of(
+    id: LaneId,
+    lanes: &mut [Lane],
+    own_region: RegionIndex,
+) -> Result<&mut Lane, RecordError> {
+    let lane = lanes.get_mut(usize::from(id.0)).ok_or(RecordError)?;
+    let is_awaited = lane.stage == Stage::InFlight && lane.region == own_region;
+    if is_awaited { Ok(lane) } else { Err(RecordError) }
+}
+
+/// The target and the length of a chain's only verb, if it is a READ.
+#[inline]
+fn single_read(chain: &[Verb]) -> Option<(crate::Buffer, u32)> {
+    match *chain {
+        [Verb::Read { into, bytes, .. }] => Some((into, bytes)),
+        _ => None,
+    }
+}
+
+/// Copies the results of READs into the lane's buffers. Returns the word that the last atomic verb
+/// found.
+#[inline]
+fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
+    let Lane { chain, verbs, buffers, .. } = lane;
+    let chain = &chain[..*verbs];
+    let (found, mut rest) = match body.split_first() {
+        Some((found, rest)) if record::has_atomic(chain) => (*found, rest),
+        _ => (0, body),
+    };
+    for verb in chain {
+        if let Verb::Read { into, bytes, .. } = *verb {
+            let words = bytes as usize / WORD_BYTES;
+            // The caller has compared the lengths.
+            let (payload, later) = rest.split_at(words.min(rest.len()));
+            words_mut(&mut buffers[into as usize], bytes)[..payload.len()]
+                .copy_from_slice(payload);
+            rest = later;
+        }
+    }
+    found
+}

@@ -1,0 +1,190 @@
+//! The bytes that a side has yet to send.
+//!
+//! Long payloads are sent from where they are, without a copy in this process: at a client from a
+//! lane's buffer, at a server from the region.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::record::WORD_BYTES;
+
+/// The shortest payload that is sent from where it is.
+pub(super) const DIRECT_BYTES_MIN: usize = 16 << 10;
+/// Limit on the payloads that one system call sends from where they are.
+pub(super) const DIRECT_MAX: usize = 16;
+
+/// A payload that is sent from where it is.
+#[derive(Clone, Copy)]
+struct Direct {
+    /// How many words of the output come before it.
+    at: usize,
+    start: *const u8,
+    bytes: usize,
+}
+
+/// Words, and payloads between them.
+#[derive(Default)]
+pub(super) struct Output {
+    pub(super) words: Vec<u64>,
+    direct: Vec<Direct>,
+    /// How many bytes, of words and payloads together, were sent.
+    sent: usize,
+}
+
+// SAFETY: see `Output::push_direct`: the memory of a payload stays mapped until it was sent or the
+// output was cleared, whichever thread does it.
+unsafe impl Send for Output {}
+
+impl Output {
+    pub(super) fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// The bytes that are not sent yet.
+    pub(super) fn bytes(&self) -> usize {
+        let direct: usize = self.direct.iter().map(|direct| direct.bytes).sum();
+        self.words.len() * WORD_BYTES + direct - self.sent
+    }
+
+    /// Whether another payload can be sent from where it is.
+    pub(super) fn has_room_for_direct(&self) -> bool {
+        self.direct.len() < DIRECT_MAX
+    }
+
+    /// Appends a payload without a copy.
+    ///
+    /// # Safety
+    /// `start..start + bytes` stays mapped until [`Output::send`] returned true or
+    /// [`Output::clear`] was called. Other threads and processes may change the bytes meanwhile.
+    pub(super) unsafe fn push_direct(&mut self, start: *const u8, bytes: usize) {
+        self.direct.push(Direct { at: self.words.len(), start, bytes });
+    }
+
+    /// Forgets what was not sent.
+    pub(super) fn clear(&mut self) {
+        self.words.clear();
+        self.direct.clear();
+        self.sent = 0;
+    }
+
+    /// Sends as much as the socket has room for. Returns whether everything was sent, and is then
+    /// empty.
+    ///
+    /// # Errors
+    /// The system's error, if the connection has ended.
+    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        while !self.is_empty() {
+            match self.send_once(socket) {
+                Ok(bytes) => self.sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if self.bytes() == 0 {
+                self.clear();
+            }
+        }
+        Ok(true)
+    }
+
+    fn send_once(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut parts = Parts { all: [EMPTY; 2 * DIRECT_MAX + 1], count: 0, skip: self.sent };
+        let mut from = 0;
+        for direct in &self.direct {
+            parts.push_words(&self.words[from..direct.at]);
+            parts.push(direct.start, direct.bytes);
+            from = direct.at;
+        }
+        parts.push_words(&self.words[from..]);
+        parts.send(socket)
+    }
+}
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// The parts of one system call.
+struct Parts {
+    all: [libc::iovec; 2 * DIRECT_MAX + 1],
+    count: usize,
+    /// How many bytes, of the parts to come, were sent before.
+    skip: usize,
+}
+
+impl Parts {
+    fn push_words(&mut self, words: &[u64]) {
+        self.push(words.as_ptr().cast(), size_of_val(words));
+    }
+
+    fn push(&mut self, start: *const u8, bytes: usize) {
+        let skipped = self.skip.min(bytes);
+        self.skip -= skipped;
+        if skipped < bytes {
+            let start = start.wrapping_add(skipped).cast_mut().cast();
+            self.all[self.count] = libc::iovec { iov_base: start, iov_len: bytes - skipped };
+            self.count += 1;
+        }
+    }
+
+    fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        // SAFETY: a structure of numbers and pointers, for which zeros are valid.
+        let mut message = unsafe { std::mem::zeroed::<libc::msghdr>() };
+        message.msg_iov = self.all.as_mut_ptr();
+        message.msg_iovlen = self.count;
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the descriptor is open. The parts are words of a vector that is borrowed, and
+        // payloads that are mapped, by the duty of `push_direct`. The kernel only reads them.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// The number of bytes that the peer's host has not acknowledged.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    let result =
+        // SAFETY: the descriptor is open, and this request writes one number to the pointer.
+        unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { Ok(bytes as u64) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    /// The socket has room for a part at a time. Words and payloads arrive in their order.
+    #[test]
+    fn everything_arrives_in_order_through_a_full_socket() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let payload = vec![0x5a_u8; 300_000];
+        let mut output = Output::default();
+        output.words.extend(0..1000);
+        // SAFETY: `payload` lives until everything is sent.
+        unsafe { output.push_direct(payload.as_ptr(), payload.len()) };
+        output.words.extend(1000..70_000);
+        let words: Vec<u64> = (0..70_000).collect();
+        let expected =
+            [words[..1000].as_bytes(), &payload, words[1000..].as_bytes()].concat();
+        assert_eq!(output.bytes(), expected.len());
+        let mut received = Vec::new();
+        let mut buffer = [0; 50_000];
+        let mut waits = 0;
+        while !output.send(near.as_fd()).unwrap() {
+            waits += 1;
+            let bytes = far.read(&mut buffer).unwrap();
+            received.extend_from_slice(&buffer[..bytes]);
+        }
+        assert!(waits > 1 && output.is_empty() && output.bytes() == 0);
+        drop(near);
+        far.read_to_end(&mut received).unwrap();
+        assert!(received == expected);
+    }
+}

@@ -1,0 +1,353 @@
+//! The records of a session's connection. All numbers are little-endian words of 8 bytes.
+//!
+//! | record | words |
+//! |---|---|
+//! | request | header, deadline if the chain changes the region, verbs, payloads of the WRITEs |
+//! | reply | header, word that the last atomic verb found if there is one, payloads of the READs |
+//! | clock | header, time of the server's clock |
+//!
+//! | word | bits |
+//! |---|---|
+//! | header | lane: 0-15, verbs or status: 16-23, deadline: 24, words after the header: 32-63 |
+//! | first word of a verb | kind: 0-7, length in bytes or four bytes of payload: 32-63 |
+//! | second word of a verb | offset in the region |
+//! | further words | of a compare-and-swap: expected, desired; of `WriteWord`: the value |
+//!
+//! A request without verbs asks for the server's clock. The server begins every batch of replies
+//! with a clock record, so it needs no other answer.
+
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Nanos, Verb};
+
+/// The length of a word, in bytes.
+pub(super) const WORD_BYTES: usize = size_of::<u64>();
+/// Limit on the bytes that the WRITEs of a chain, or its READs, have together. The largest block
+/// has 4 MiB and some.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
+/// Limit on the words of a request after its header: deadline, verbs and payloads.
+const REQUEST_WORDS_MAX: usize = 1 + 4 * CHAIN_VERBS_MAX + PAYLOAD_BYTES_MAX / WORD_BYTES;
+/// The lane in clock records.
+const NO_LANE: u16 = u16::MAX;
+
+const READ: u8 = 1;
+const WRITE: u8 = 2;
+const WRITE_U32: u8 = 3;
+const WRITE_WORD: u8 = 4;
+const COMPARE_SWAP: u8 = 5;
+
+const OK: u8 = 0;
+const OUTSIDE: u8 = 1;
+const DENIED: u8 = 2;
+const FENCED: u8 = 3;
+const LATE: u8 = 4;
+const CLOCK: u8 = 5;
+
+/// Why a record cannot be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a malformed record")]
+pub(super) struct RecordError;
+
+type Result<T> = std::result::Result<T, RecordError>;
+
+/// The first word of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) lane: u16,
+    /// The number of verbs of a request, or the status of a reply.
+    pub(super) kind: u8,
+    /// Whether a deadline follows.
+    has_deadline: bool,
+    /// The number of words after the header.
+    pub(super) words: u32,
+}
+
+impl Header {
+    #[inline]
+    fn bits(self) -> u64 {
+        u64::from(self.lane)
+            | u64::from(self.kind) << 16
+            | u64::from(self.has_deadline) << 24
+            | u64::from(self.words) << 32
+    }
+
+    /// The header of a reply.
+    #[inline]
+    fn reply(lane: u16, status: u8, words: u32) -> u64 {
+        Self { lane, kind: status, has_deadline: false, words }.bits()
+    }
+
+    /// Decodes the first word of a record.
+    ///
+    /// # Errors
+    /// [`RecordError`] if an unused bit is set.
+    #[inline]
+    pub(super) fn of(word: u64) -> Result<Self> {
+        let (lane, kind, words) = (word as u16, (word >> 16) as u8, (word >> 32) as u32);
+        let header = Self { lane, kind, has_deadline: word >> 24 & 1 == 1, words };
+        if header.bits() == word { Ok(header) } else { Err(RecordError) }
+    }
+
+    /// The length of the whole record of a request, in words.
+    ///
+    /// # Errors
+    /// [`RecordError`] if no request is so long.
+    #[inline]
+    pub(super) fn request_words(self) -> Result<usize> {
+        let words = self.words as usize;
+        if words <= REQUEST_WORDS_MAX { Ok(words + 1) } else { Err(RecordError) }
+    }
+}
+
+/// Whether a verb changes the region.
+#[inline]
+fn changes_region(verb: Verb) -> bool {
+    !matches!(verb, Verb::Read { .. })
+}
+
+/// Whether a chain changes the region.
+#[inline]
+pub(super) fn changes(chain: &[Verb]) -> bool {
+    chain.iter().any(|verb| changes_region(*verb))
+}
+
+/// The number of words in a reply to this chain, after the header.
+#[inline]
+pub(super) fn reply_words(chain: &[Verb]) -> usize {
+    let mut words = usize::from(has_atomic(chain));
+    for verb in chain {
+        if let Verb::Read { bytes, .. } = verb {
+            words += *bytes as usize / WORD_BYTES;
+        }
+    }
+    words
+}
+
+/// Whether the reply to this chain has the word that an atomic verb found.
+#[inline]
+pub(super) fn has_atomic(chain: &[Verb]) -> bool {
+    chain.iter().any(|verb| matches!(verb, Verb::CompareSwap { .. }))
+}
+
+#[inline]
+fn verb_word(kind: u8, high: u32) -> u64 {
+    u64::from(kind) | u64::from(high) << 32
+}
+
+/// Appends the record of a chain without the payloads of its WRITEs, which follow it. `deadline` is
+/// a time of the server's clock.
+#[inline]
+pub(super) fn encode_request(lane: LaneId, chain: &[Verb], deadline: Nanos, into: &mut Vec<u64>) {
+    let at = into.len();
+    let mut payload_words = 0;
+    into.push(0);
+    let has_deadline = changes(chain);
+    if has_deadline {
+        into.push(deadline);
+    }
+    for verb in chain {
+        match *verb {
+            Verb::Read { remote, bytes, .. } => into.extend([verb_word(READ, bytes), remote]),
+            Verb::Write { remote, bytes, .. } => {
+                payload_words += bytes as usize / WORD_BYTES;
+                into.extend([verb_word(WRITE, bytes), remote]);
+            }
+            Verb::WriteU32 { remote, value } => into.extend([verb_word(WRITE_U32, value), remote]),
+            Verb::WriteWord { remote, value } => {
+                into.extend([verb_word(WRITE_WORD, 0), remote, value]);
+            }
+            Verb::CompareSwap { remote, expected, desired } => {
+                into.extend([verb_word(COMPARE_SWAP, 0), remote, expected, desired]);
+            }
+        }
+    }
+    let words = (into.len() - at - 1 + payload_words) as u32;
+    into[at] = Header { lane: lane.0, kind: chain.len() as u8, has_deadline, words }.bits();
+}
+
+/// Appends a request for the server's clock.
+pub(super) fn encode_clock_request(into: &mut Vec<u64>) {
+    into.push(Header { lane: NO_LANE, kind: 0, has_deadline: false, words: 0 }.bits());
+}
+
+/// A request, as the server decodes it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Request<'r> {
+    verbs: [Verb; CHAIN_VERBS_MAX],
+    count: usize,
+    /// A time of the server's clock.
+    pub(super) deadline: Nanos,
+    /// The payloads of the WRITEs, one after the other.
+    pub(super) payload: &'r [u64],
+}
+
+impl Request<'_> {
+    /// The chain; empty in a request for the clock.
+    #[inline]
+    pub(super) fn chain(&self) -> &[Verb] {
+        &self.verbs[..self.count]
+    }
+}
+
+/// Takes words from the front of a record.
+struct Words<'r>(&'r [u64]);
+
+impl Words<'_> {
+    #[inline]
+    fn take<const N: usize>(&mut self) -> Result<[u64; N]> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(RecordError)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+}
+
+/// Decodes the request whose header this is, from the words after the header. The buffers of its
+/// verbs have no meaning.
+///
+/// # Errors
+/// [`RecordError`] for words that are no request.
+#[inline]
+pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>> {
+    const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 0 };
+    let count = usize::from(header.kind);
+    if count > CHAIN_VERBS_MAX {
+        return Err(RecordError);
+    }
+    let mut words = Words(body);
+    let mut verbs = [NO_VERB; CHAIN_VERBS_MAX];
+    let deadline = if header.has_deadline { words.take::<1>()?[0] } else { Nanos::MAX };
+    let (mut written, mut read, mut has_change) = (0, 0, false);
+    for verb in &mut verbs[..count] {
+        let [first, remote] = words.take()?;
+        let (kind, high) = (first as u8, (first >> 32) as u32);
+        if first >> 8 & 0x00ff_ffff != 0 {
+            return Err(RecordError);
+        }
+        *verb = match kind {
+            READ => {
+                read += high as usize;
+                Verb::Read { remote, into: Buffer::ReadBlock, bytes: high }
+            }
+            WRITE => {
+                written += high as usize;
+                Verb::Write { remote, from: Buffer::NewBlock, bytes: high }
+            }
+            WRITE_U32 => Verb::WriteU32 { remote, value: high },
+            WRITE_WORD => Verb::WriteWord { remote, value: words.take::<1>()?[0] },
+            COMPARE_SWAP => {
+                let [expected, desired] = words.take()?;
+                Verb::CompareSwap { remote, expected, desired }
+            }
+            _ => return Err(RecordError),
+        };
+        if !matches!(kind, READ | WRITE | WRITE_U32) && high != 0
+            || matches!(kind, READ | WRITE) && !(high as usize).is_multiple_of(WORD_BYTES)
+        {
+            return Err(RecordError);
+        }
+        has_change |= changes_region(*verb);
+    }
+    let payload = words.0;
+    let is_whole = payload.len() * WORD_BYTES == written;
+    if !is_whole || read.max(written) > PAYLOAD_BYTES_MAX || has_change != header.has_deadline {
+        return Err(RecordError);
+    }
+    Ok(Request { verbs, count, deadline, payload })
+}
+
+/// A reply that is being written: where its header is.
+pub(super) struct PendingReply {
+    at: usize,
+}
+
+impl PendingReply {
+    /// Begins a reply to this chain. The payloads of its READs are appended after it.
+    #[inline]
+    pub(super) fn begin(chain: &[Verb], into: &mut Vec<u64>) -> Self {
+        let at = into.len();
+        into.push(0);
+        if has_atomic(chain) {
+            into.push(0);
+        }
+        Self { at }
+    }
+
+    /// Completes the reply with the chain's result. `more_words` words follow it that are not in
+    /// `into`.
+    #[inline]
+    pub(super) fn finish(
+        self,
+        lane: u16,
+        chain: &[Verb],
+        result: &std::result::Result<u64, ChainError>,
+        more_words: usize,
+        into: &mut Vec<u64>,
+    ) {
+        let kind = match result {
+            Ok(found) => {
+                if has_atomic(chain) {
+                    into[self.at + 1] = *found;
+                }
+                OK
+            }
+            Err(error) => {
+                into.truncate(self.at + 1);
+                match error {
+                    ChainError::Outside { remote, bytes } => {
+                        into.extend([*remote, *bytes]);
+                        OUTSIDE
+                    }
+                    ChainError::Denied => DENIED,
+                    ChainError::Late => LATE,
+                    // The other errors do not come from the execution of a chain.
+                    _ => FENCED,
+                }
+            }
+        };
+        let words = (into.len() - self.at - 1 + more_words) as u32;
+        into[self.at] = Header::reply(lane, kind, words);
+    }
+}
+
+/// Appends a clock record.
+#[inline]
+pub(super) fn encode_clock(now: Nanos, into: &mut Vec<u64>) {
+    into.extend([Header::reply(NO_LANE, CLOCK, 1), now]);
+}
+
+/// The length of a clock record, in words.
+pub(super) const CLOCK_WORDS: usize = 2;
+
+/// A record from a server, by its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReplyKind {
+    /// The time of the server's clock.
+    Clock,
+    /// A chain was executed. The words after the header are its results.
+    Executed(LaneId),
+    /// A chain failed.
+    Failed(LaneId),
+}
+
+/// Returns what follows this header.
+///
+/// # Errors
+/// [`RecordError`] if no reply begins like this.
+#[inline]
+pub(super) fn reply_kind(header: Header) -> Result<ReplyKind> {
+    match (header.kind, header.words) {
+        (OK, _) => Ok(ReplyKind::Executed(LaneId(header.lane))),
+        (OUTSIDE, 2) | (DENIED | FENCED | LATE, 0) => Ok(ReplyKind::Failed(LaneId(header.lane))),
+        (CLOCK, 1) if header.lane == NO_LANE => Ok(ReplyKind::Clock),
+        _ => Err(RecordError),
+    }
+}
+
+/// Decodes the error in a [`ReplyKind::Failed`], from the words after its header.
+#[cold]
+pub(super) fn decode_failure(header: Header, body: &[u64]) -> ChainError {
+    match (header.kind, body) {
+        (OUTSIDE, [remote, bytes]) => ChainError::Outside { remote: *remote, bytes: *bytes },
+        (DENIED, _) => ChainError::Denied,
+        (LATE, _) => ChainError::Late,
+        _ => ChainError::Fenced,
+    }
+}

@@ -1,0 +1,156 @@
+//! Clients on any host: they connect to a port, and say in their first message what they want.
+//! Threads of this process execute their verbs.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use farside_config::ServerConfig;
+use farside_control::address::Address;
+use farside_control::{Role, Welcome, encode_reply};
+use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
+use farside_fabric::shm::{Lease, Region, RegionMemory};
+use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, ROUND_TRIP_MIN_NS};
+use farside_layout::Geometry;
+
+use super::acceptor::{
+    AcceptError, Acceptor, Arrival, BoundListener, ConnectionRequest, DataConnection,
+    IdentifiedChannel,
+};
+use crate::error::{ServerError, system};
+use crate::own_endpoint::OwnEndpoint;
+use crate::recovery::ServedRegion;
+
+/// Limit on the arrivals of one turn of the serving thread.
+const ARRIVALS_MAX: usize = 64;
+
+/// A listener at a port, and the executors of its sessions.
+struct TcpAcceptor {
+    listener: Listener,
+    shared: Arc<SharedRegion>,
+}
+
+/// What the sessions' connections use.
+struct SharedRegion {
+    executors: Executors,
+    for_writers: Arc<Region>,
+    /// Mapped for reading, so that the memory itself refuses a reader's changes.
+    for_readers: Arc<Region>,
+    geometry: Geometry,
+}
+
+/// Binds a listener to all of these addresses.
+pub(crate) fn bind(addresses: &[SocketAddr], listen: &Address) -> Result<Listener, ServerError> {
+    Listener::bind(addresses).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => ServerError::PortInUse { listen: listen.to_string() },
+        io::ErrorKind::AddrNotAvailable => {
+            ServerError::OtherHost { listen: listen.to_string() }
+        }
+        _ => system("listen")(source),
+    })
+}
+
+impl BoundListener for Listener {
+    fn open(
+        self: Box<Self>,
+        config: &ServerConfig,
+        memory: &RegionMemory,
+        opened: &ServedRegion,
+    ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
+        let failed = || system("start the threads that execute verbs");
+        let for_readers = memory.reader_descriptor()?;
+        let shared = SharedRegion {
+            executors: self.start_executors(config.tcp.threads()).map_err(failed())?,
+            for_writers: opened.region.clone(),
+            for_readers: Arc::new(Region::map_read_only(&for_readers).map_err(failed())?),
+            geometry: opened.geometry,
+        };
+        let acceptor = TcpAcceptor { listener: *self, shared: Arc::new(shared) };
+        Ok((Box::new(acceptor), OwnEndpoint::over_memory(&opened.region)))
+    }
+}
+
+impl Acceptor for TcpAcceptor {
+    fn arrivals_max(&self) -> usize {
+        ARRIVALS_MAX
+    }
+
+    fn next(&mut self) -> io::Result<Option<Arrival>> {
+        Ok(self.listener.next_event()?.map(|event| match event {
+            Event::Request(incoming) => {
+                let shared = self.shared.clone();
+                Arrival::Request(Box::new(TcpRequest { incoming, shared }))
+            }
+            Event::Ended(id) => Arrival::Ended(id),
+        }))
+    }
+
+    fn remote(&self, role: Role) -> Option<RemoteRegion> {
+        Some(RemoteRegion {
+            base_address: 0,
+            region_bytes: self.shared.for_writers.bytes(),
+            rkey: 0,
+            writable: role == Role::Writer,
+            round_trip_min_ns: ROUND_TRIP_MIN_NS,
+        })
+    }
+}
+
+impl AsFd for TcpAcceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+struct TcpRequest {
+    incoming: Incoming,
+    shared: Arc<SharedRegion>,
+}
+
+impl ConnectionRequest for TcpRequest {
+    fn connect_request(&self) -> &[u8] {
+        self.incoming.request()
+    }
+
+    fn reject(self: Box<Self>, reason: &[u8]) {
+        self.incoming.reject(reason);
+    }
+
+    fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, AcceptError> {
+        let channel = self.incoming.accept_control(reply)?;
+        let id = channel.id();
+        Ok((Box::new(channel), id))
+    }
+
+    fn accept_data(
+        self: Box<Self>,
+        role: Role,
+        welcome: &Welcome,
+    ) -> Result<Box<dyn DataConnection>, AcceptError> {
+        let Self { incoming, shared } = *self;
+        let offset = shared.geometry.client_entry(welcome.client_id);
+        let lease = Lease { offset: offset.ok_or("no such client")?, number: welcome.lease };
+        let region = match role {
+            Role::Writer => &shared.for_writers,
+            Role::Reader => &shared.for_readers,
+        };
+        let reply = encode_reply(&Ok(*welcome));
+        Ok(Box::new(incoming.accept_data(&shared.executors, region, lease, &reply)?))
+    }
+}
+
+impl DataConnection for tcp::DataConnection {
+    fn id(&self) -> ConnectionId {
+        Self::id(self)
+    }
+
+    fn probe_state(&mut self) -> io::Result<ProbeState> {
+        Ok(Self::probe_state(self))
+    }
+
+    /// The system probes idle connections by itself.
+    fn probe(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
