@@ -75,9 +75,9 @@ pub enum ServerError {
     )]
     MemoryDiffers { path: PathBuf, asked: ByteSize, has: ByteSize },
     #[error(
-        "with this rdma.retry_count and rdma.ack_timeout a verb can take effect {lateness_ms} ms \
-         late, which requires grace_ms >= {grace_ms_min}; the region in {} has {grace_ms}: lower \
-         the two settings, or listen at shm://, take a snapshot and restore it into a new region",
+        "at this address a verb can take effect {lateness_ms} ms late, which requires grace_ms >= \
+         {grace_ms_min}; the region in {} has {grace_ms}: over RDMA lower rdma.retry_count or \
+         rdma.ack_timeout, or listen at shm://, take a snapshot and restore it into a new region",
         .path.display()
     )]
     GraceTooShort { path: PathBuf, grace_ms: u32, lateness_ms: u64, grace_ms_min: u64 },

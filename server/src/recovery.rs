@@ -206,10 +206,11 @@ fn check_size(config: &ServerConfig, path: &Path, format: &Format) -> Result<(),
 /// Checks that the region's own GRACE is long enough for how late a verb can take effect with this
 /// configuration. The configured `grace_ms` is only for new regions.
 fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
-    let options = config.rdma.options();
-    let (grace_ms, grace_ms_min) = (format.grace_ms, grace_ms_min(options.lateness_max_ns()));
-    if config.listen.as_ref().is_some_and(Address::is_rdma) && u64::from(grace_ms) < grace_ms_min {
-        let lateness_ms = options.lateness_max_ns() / 1_000_000;
+    let lateness_max_ns = config.lateness_max_ns();
+    let (grace_ms, grace_ms_min) = (format.grace_ms, grace_ms_min(lateness_max_ns));
+    let is_shm = config.listen.as_ref().is_none_or(Address::is_shm);
+    if !is_shm && u64::from(grace_ms) < grace_ms_min {
+        let lateness_ms = lateness_max_ns / 1_000_000;
         let path = path.to_owned();
         return Err(ServerError::GraceTooShort { path, grace_ms, lateness_ms, grace_ms_min });
     }
@@ -374,7 +375,7 @@ mod tests {
         let mut wants = config(RDMA, &short, 100);
         let line = open_with(&wants).err().unwrap().to_string();
         assert!(line.contains("requires grace_ms >= 53; the region in"), "{line}");
-        assert!(line.contains("has 10: lower"), "{line}");
+        assert!(line.contains("has 10: over RDMA lower"), "{line}");
         assert!(!line.contains('\n'));
         assert!(std::fs::read(&short).unwrap() == before, "the region was touched");
         wants.rdma.ack_timeout = 12;

@@ -50,9 +50,9 @@ impl Server {
         config.validate()?;
         let address = config.address()?.clone();
         let is_new = !config.region_file.as_deref().is_some_and(Path::exists);
-        if address.is_rdma() && is_new {
+        if is_new {
             // Checked before memory for the region is allocated.
-            config.rdma.check_grace(config.grace_ms)?;
+            config.check_grace()?;
         }
         let listener = listen(&address, config)?;
         let mut memory = match &config.restore {

@@ -6,7 +6,7 @@ use std::io::Write;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
-use crate::device;
+use crate::{device, is_over_shm, is_over_tcp};
 
 /// Prints that this test is left out, and why. `circumstance` is a phrase such as "over RDMA".
 ///
@@ -28,11 +28,30 @@ pub fn left_out_over_rdma(why: &str) -> bool {
     is_left_out
 }
 
+/// Returns whether this test is left out because the tests run over TCP, and prints that it is.
+pub fn left_out_over_tcp(why: &str) -> bool {
+    let is_left_out = is_over_tcp();
+    if is_left_out {
+        left_out("over TCP", why);
+    }
+    is_left_out
+}
+
+/// Returns whether this test is left out because the tests run over RDMA or TCP, and prints that it
+/// is.
+pub fn left_out_without_shm(why: &str) -> bool {
+    let is_left_out = !is_over_shm();
+    if is_left_out {
+        left_out("without shm", why);
+    }
+    is_left_out
+}
+
 /// Returns the address of the RDMA device. Without a device, prints that this test is left out.
 pub fn device_or_left_out() -> Option<String> {
     let device = device();
     if device.is_none() {
-        left_out("over shm", "it takes an RDMA device");
+        left_out("without RDMA", "it takes an RDMA device");
     }
     device
 }

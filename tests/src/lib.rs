@@ -24,8 +24,8 @@ mod server_process;
 mod worker;
 
 pub use left_out::{
-    OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_over_rdma,
-    left_out_without_root,
+    OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_over_rdma, left_out_over_tcp,
+    left_out_without_root, left_out_without_shm,
 };
 pub use server_process::ServerProcess;
 pub use worker::Worker;
@@ -99,6 +99,11 @@ pub fn device() -> Option<String> {
 /// Whether the tests run over TCP: `FARSIDE_TEST_FABRIC=tcp`.
 pub fn is_over_tcp() -> bool {
     std::env::var_os("FARSIDE_TEST_FABRIC").is_some_and(|fabric| fabric == "tcp")
+}
+
+/// Whether the tests run on shared memory.
+pub fn is_over_shm() -> bool {
+    device().is_none() && !is_over_tcp()
 }
 
 /// Returns `count`, reduced over RDMA, where an operation takes a hundred times as long, and even

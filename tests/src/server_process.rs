@@ -9,18 +9,18 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 use crate::command::{CommandOutput, command};
-use crate::{TEST_TIMEOUT, binary, device, new_address, send_signal};
+use crate::{TEST_TIMEOUT, binary, device, is_over_shm, new_address, send_signal};
 
 /// Returns a server's arguments. Over RDMA, raises GRACE to its default: in emulation a READ often
-/// takes longer than a shorter GRACE.
+/// takes longer than a shorter GRACE. Over TCP, raises it to the shortest that a server accepts.
 fn adapted(arguments: &str) -> Vec<String> {
-    const GRACE_MS_MIN: u64 = 100;
+    let grace_ms_min: u64 = if device().is_some() { 100 } else { 8 };
     let mut adapted: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
     let grace = adapted.iter().position(|argument| argument == "--grace-ms");
     if let Some(value) = grace.and_then(|at| adapted.get_mut(at + 1))
-        && device().is_some()
+        && !is_over_shm()
     {
-        *value = value.parse().unwrap_or(GRACE_MS_MIN).max(GRACE_MS_MIN).to_string();
+        *value = value.parse().unwrap_or(grace_ms_min).max(grace_ms_min).to_string();
     }
     adapted
 }

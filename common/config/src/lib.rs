@@ -21,10 +21,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use farside_control::address::{Address, AddressError};
-use farside_control::attach::ConnectOptions;
+use farside_control::attach::{ConnectOptions, lateness_max_ns};
 use farside_control::{Role, Token};
+use farside_fabric::Nanos;
 use farside_fabric::shm::HugePages;
-use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError};
+use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError, grace_ms_min};
 
 use crate::size::ByteSize;
 
@@ -189,8 +190,8 @@ impl ServerConfig {
         parse(&read(path)?, path)
     }
 
-    /// Checks every key, except whether `grace_ms` is long enough for RDMA. That matters only to
-    /// new regions: see [`RdmaConfig::check_grace`].
+    /// Checks every key, except whether `grace_ms` is long enough for the fabric. That matters only
+    /// to new regions: see [`ServerConfig::check_grace`].
     ///
     /// # Errors
     /// [`ConfigError::Value`] or [`ConfigError::Missing`], with the key and what to write.
@@ -240,6 +241,36 @@ impl ServerConfig {
     pub fn address(&self) -> Result<&Address, ConfigError> {
         let advice = "write for example listen = \"shm:///run/farside/kv.sock\", or use --listen";
         self.listen.as_ref().ok_or(ConfigError::Missing { key: "listen", advice })
+    }
+
+    /// Returns how late after its post a verb of a client can take effect: L in `docs/protocol.md`.
+    pub fn lateness_max_ns(&self) -> Nanos {
+        let lateness = |address| lateness_max_ns(address, &self.rdma.options());
+        self.listen.as_ref().map_or(0, lateness)
+    }
+
+    /// Checks that GRACE is long enough for proofs of words: T_word in docs/protocol.md must be
+    /// above 0. Otherwise no update of a new region could succeed.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] with the shortest GRACE that is long enough.
+    pub fn check_grace(&self) -> Result<(), ConfigError> {
+        let is_rdma = self.listen.as_ref().is_some_and(Address::is_rdma);
+        let lateness_max_ns = self.lateness_max_ns();
+        let (min, late_ms) = (grace_ms_min(lateness_max_ns), lateness_max_ns / 1_000_000);
+        if u64::from(self.grace_ms) >= min || self.listen.as_ref().is_some_and(Address::is_shm) {
+            return Ok(());
+        }
+        let advice = match is_rdma {
+            true => format!(
+                "with this rdma.retry_count and rdma.ack_timeout a verb can take effect {late_ms} \
+                 ms late: write at least {min}, or lower these two keys"
+            ),
+            false => format!(
+                "over tcp:// a verb can take effect {late_ms} ms late: write at least {min}"
+            ),
+        };
+        Err(bad_value("grace_ms", self.grace_ms, advice))
     }
 
     /// Returns the length of a new region: `memory`, rounded up to whole chunks.

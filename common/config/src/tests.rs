@@ -8,7 +8,8 @@ const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
 /// The names of a struct's fields, from its deserializer's error for an unknown field.
 fn fields<T: DeserializeOwned + fmt::Debug>() -> Vec<String> {
     let message = toml::from_str::<T>("unknown = 1").unwrap_err().message().to_owned();
-    let (_, expected) = message.split_once("expected one of ").unwrap();
+    let (_, expected) = message.split_once("expected ").unwrap();
+    let expected = expected.trim_start_matches("one of ");
     expected.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
 }
 
@@ -32,13 +33,35 @@ fn the_files_in_config_are_valid() {
     assert_eq!(server.listen.unwrap().to_string(), client.server.unwrap());
 }
 
+/// A verb takes effect 8.2 s late at most over RDMA, by default, and 1 s over TCP.
+#[test]
+fn a_fabric_on_which_verbs_come_late_needs_a_longer_grace() {
+    let refused = |listen: &str, ack_timeout, grace_ms| {
+        let rdma = RdmaConfig { ack_timeout, ..RdmaConfig::default() };
+        let listen = listen.parse().ok();
+        let config = ServerConfig { listen, rdma, grace_ms, ..Default::default() };
+        config.check_grace().is_err()
+    };
+    let default = RdmaConfig::default().ack_timeout;
+    let rdma = "rdma://10.9.0.1:7400";
+    assert!(refused(rdma, default, 52) && !refused(rdma, default, 53));
+    assert!(refused(rdma, 18, 193) && !refused(rdma, 18, 194));
+    let tcp = "tcp://10.9.0.1:7400";
+    assert!(refused(tcp, default, 7) && !refused(tcp, default, 8));
+    assert!(!refused("shm:///run/kv.sock", default, 1));
+}
+
 #[test]
 fn the_files_in_config_name_every_key() {
     let documented =
         [(SERVER_FILE, fields::<ServerConfig>()), (CLIENT_FILE, fields::<ClientConfig>())];
     for (file, names) in documented {
         assert!(names.len() > 5, "{names:?}");
-        for name in names.into_iter().chain(fields::<RdmaConfig>()) {
+        let tables = match names.contains(&"tcp".to_owned()) {
+            true => [fields::<RdmaConfig>(), fields::<TcpConfig>()].concat(),
+            false => fields::<RdmaConfig>(),
+        };
+        for name in names.into_iter().chain(tables) {
             let written = file.lines().any(|line| {
                 let line = line.trim_start_matches(['#', ' ']);
                 let is_key = line.strip_prefix(&name).is_some_and(|rest| rest.starts_with(" = "));

@@ -125,10 +125,9 @@ mod tests {
 
     #[test]
     fn addresses_of_hosts_have_a_host_and_a_port() {
-        for (scheme, rest) in ["tcp", "rdma"]
-            .into_iter()
-            .flat_map(|scheme| ["10.9.0.1:7400", "kv-1.rack:1", "[fe80::1]:65535"].map(|a| (scheme, a)))
-        {
+        for (scheme, rest) in ["tcp", "rdma"].into_iter().flat_map(|scheme| {
+            ["10.9.0.1:7400", "kv-1.rack:1", "[fe80::1]:65535"].map(|a| (scheme, a))
+        }) {
             let text = format!("{scheme}://{rest}");
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), text);

@@ -44,9 +44,7 @@ struct SharedRegion {
 pub(crate) fn bind(addresses: &[SocketAddr], listen: &Address) -> Result<Listener, ServerError> {
     Listener::bind(addresses).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::PortInUse { listen: listen.to_string() },
-        io::ErrorKind::AddrNotAvailable => {
-            ServerError::OtherHost { listen: listen.to_string() }
-        }
+        io::ErrorKind::AddrNotAvailable => ServerError::OtherHost { listen: listen.to_string() },
         _ => system("listen")(source),
     })
 }

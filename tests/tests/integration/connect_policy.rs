@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farside_fabric::shm;
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, left_out_over_rdma, new_address};
+use farside_tests::{ServerProcess, left_out_without_shm, new_address};
 
 /// Writes a config file with this timeout. Returns its path.
 fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
@@ -84,7 +84,7 @@ fn get_from(accept: impl FnOnce(&shm::Listener) + Send) -> CommandOutput {
 
 #[test]
 fn a_server_that_does_not_answer_and_one_that_disconnects_are_told_apart() {
-    if left_out_over_rdma("it is about sockets") {
+    if left_out_without_shm("it is about Unix sockets") {
         return;
     }
     let silent = get_from(|_| ());

@@ -6,11 +6,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farside_tests::{binary, left_out_over_rdma};
+use farside_tests::{binary, left_out_without_shm};
 
 #[test]
 fn the_demo_does_not_mind_a_tree_that_changes() {
-    if left_out_over_rdma("the demo has no RDMA") {
+    if left_out_without_shm("the demo uses shared memory") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

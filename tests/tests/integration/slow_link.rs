@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farside::OperationError::Contended;
 use farside::{Error, Session};
 use farside_bench_compare::emulation::{Link, wrap};
-use farside_tests::{ServerProcess, fill, left_out_over_rdma, self_describing};
+use farside_tests::{ServerProcess, fill, left_out_without_shm, self_describing};
 
 const BYTES_PER_S: u64 = 25_000_000;
 /// The size of a value. With key and header it fills a block of 512 KiB, which a GET without a
@@ -22,7 +22,7 @@ const KEYS: u64 = 256;
 
 #[test]
 fn large_values_are_read_once_at_any_depth() {
-    if left_out_over_rdma("the network is emulated, on the clock of the test") {
+    if left_out_without_shm("the network is emulated, on the clock of the test") {
         return;
     }
     let server = ServerProcess::start("--memory 192MiB --grace-ms 100");
@@ -76,7 +76,7 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
 /// The value takes 200 ms: more than twice as long as an operation trusts what it READ.
 #[test]
 fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
-    if left_out_over_rdma("the network is emulated, on the clock of the test") {
+    if left_out_without_shm("the network is emulated, on the clock of the test") {
         return;
     }
     const LARGE: usize = 1_000_000;
@@ -98,7 +98,7 @@ fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
 /// GETs' windows are too old, so the last GETs READ their windows some thirty times.
 #[test]
 fn the_first_gets_of_a_deep_pipeline_all_succeed() {
-    if left_out_over_rdma("the network is emulated, on the clock of the test") {
+    if left_out_without_shm("the network is emulated, on the clock of the test") {
         return;
     }
     const LARGE: usize = 1_000_000;

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use farside_tests::{ServerProcess, fill, left_out_over_rdma, self_describing};
+use farside_tests::{ServerProcess, fill, left_out_without_shm, self_describing};
 
 use crate::slow_link::get_in_turn;
 
@@ -49,7 +49,7 @@ fn a_pipeline_with_a_slow_caller_loses_nothing() {
 
 #[test]
 fn values_are_read_once_even_with_more_in_flight_than_grace_allows() {
-    if left_out_over_rdma("it moves a gigabyte and is about doorbells of shm") {
+    if left_out_without_shm("it moves a gigabyte and is about doorbells of shm") {
         return;
     }
     const BYTES: usize = 256 << 10;

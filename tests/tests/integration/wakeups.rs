@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::{ServerProcess, device, fill, scaled};
+use farside_tests::{ServerProcess, device, fill, left_out_over_tcp, scaled};
 use rustix::process::Signal;
 
 const KEYS: u64 = 1000;
@@ -12,6 +12,9 @@ const ROLL_CALL: Duration = Duration::from_millis(8 * 100);
 
 #[test]
 fn the_server_sleeps_during_two_hundred_thousand_operations() {
+    if left_out_over_tcp("the server executes the verbs") {
+        return;
+    }
     // Over RDMA the server probes its clients' hosts once a second, which this config turns off. It
     // always asks their processes every 8 x GRACE.
     let arguments = "--memory 256MiB --index 4MiB --grace-ms 10";
@@ -49,6 +52,9 @@ fn the_server_sleeps_during_two_hundred_thousand_operations() {
 
 #[test]
 fn sessions_keep_working_while_the_server_is_stopped() {
+    if left_out_over_tcp("the server executes the verbs") {
+        return;
+    }
     let server = ServerProcess::start("--memory 64MiB --index 4MiB");
     let mut session = server.session();
     fill(&mut session, 0..KEYS, |_| b"before");

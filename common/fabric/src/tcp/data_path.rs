@@ -250,8 +250,8 @@ impl TcpFabric {
         }
         // Without a wakeup, the same descriptor twice.
         let signal = wakeup.map_or(self.watched.as_fd(), |wakeup| wakeup.as_fd());
-        let mut polled = [self.watched.as_fd(), signal]
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut polled =
+            [self.watched.as_fd(), signal].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // An interrupted sleep is a short one.
         let _ = poll(&mut polled, Timespec::try_from(left).ok().as_ref());
         wakeup.inspect(|wakeup| wakeup.end_sleep());

@@ -275,7 +275,7 @@ fn read_long(
 
 impl Session {
     /// Serves the session after an event. `buffer` and `output` are the thread's.
-    fn serve(&mut self, buffer: &mut Vec<u64>, output: &mut Output) -> Result<(), Broken> {
+    fn serve(&mut self, buffer: &mut [u64], output: &mut Output) -> Result<(), Broken> {
         if !self.output.is_empty() {
             if !self.output.send(self.stream.as_fd())? {
                 return Ok(());
@@ -449,8 +449,7 @@ impl Thread {
         let wants_room = !session.output.is_empty();
         if served.is_ok() && wants_room != session.watches_room {
             // Without room for replies, requests stay unread.
-            let events =
-                if wants_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let events = if wants_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             let data = epoll::EventData::new_u64(slot as u64);
             let changed = epoll::modify(&self.epoll, &session.stream, data, events);
             (session.watches_room, served) = (wants_room, changed.map_err(|_| Broken));

@@ -360,8 +360,7 @@ fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
             let words = bytes as usize / WORD_BYTES;
             // The caller has compared the lengths.
             let (payload, later) = rest.split_at(words.min(rest.len()));
-            words_mut(&mut buffers[into as usize], bytes)[..payload.len()]
-                .copy_from_slice(payload);
+            words_mut(&mut buffers[into as usize], bytes)[..payload.len()].copy_from_slice(payload);
             rest = later;
         }
     }

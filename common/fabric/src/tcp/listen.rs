@@ -90,6 +90,14 @@ impl Listener {
         })
     }
 
+    /// The port of the first address.
+    #[cfg(test)]
+    pub(super) fn port(&self) -> u16 {
+        let address = rustix::net::getsockname(&self.sockets[0]).ok();
+        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+        address.map_or(0, |address| address.port())
+    }
+
     /// Starts the threads that execute the chains of sessions.
     ///
     /// # Errors

@@ -28,6 +28,8 @@ mod listen;
 mod output;
 mod record;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 

@@ -171,8 +171,7 @@ mod tests {
         unsafe { output.push_direct(payload.as_ptr(), payload.len()) };
         output.words.extend(1000..70_000);
         let words: Vec<u64> = (0..70_000).collect();
-        let expected =
-            [words[..1000].as_bytes(), &payload, words[1000..].as_bytes()].concat();
+        let expected = [words[..1000].as_bytes(), &payload, words[1000..].as_bytes()].concat();
         assert_eq!(output.bytes(), expected.len());
         let mut received = Vec::new();
         let mut buffer = [0; 50_000];

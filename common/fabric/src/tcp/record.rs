@@ -351,3 +351,119 @@ pub(super) fn decode_failure(header: Header, body: &[u64]) -> ChainError {
         _ => ChainError::Fenced,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn verbs() -> impl Strategy<Value = Verb> {
+        let words = 0u32..40;
+        prop_oneof![
+            (any::<u64>(), words.clone()).prop_map(|(remote, words)| {
+                Verb::Read { remote, into: Buffer::ReadBlock, bytes: words * 8 }
+            }),
+            (any::<u64>(), words).prop_map(|(remote, words)| {
+                Verb::Write { remote, from: Buffer::NewBlock, bytes: words * 8 }
+            }),
+            (any::<u64>(), any::<u32>())
+                .prop_map(|(remote, value)| Verb::WriteU32 { remote, value }),
+            (any::<u64>(), any::<u64>())
+                .prop_map(|(remote, value)| Verb::WriteWord { remote, value }),
+            any::<[u64; 3]>().prop_map(|[remote, expected, desired]| {
+                Verb::CompareSwap { remote, expected, desired }
+            }),
+        ]
+    }
+
+    /// The words of all WRITEs of a chain.
+    fn payload(chain: &[Verb]) -> Vec<u64> {
+        let bytes = chain.iter().map(|verb| match verb {
+            Verb::Write { bytes, .. } => *bytes as usize,
+            _ => 0,
+        });
+        (0..bytes.sum::<usize>() as u64 / 8).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_is_decoded_as_it_was_encoded(
+            lane in 0u16..1024,
+            chain in prop::collection::vec(verbs(), 1..=4),
+            deadline in any::<u64>(),
+        ) {
+            let mut record = vec![7];
+            encode_request(LaneId(lane), &chain, deadline, &mut record);
+            let payload = payload(&chain);
+            record.extend(&payload);
+            let header = Header::of(record[1]).unwrap();
+            prop_assert_eq!(header.request_words(), Ok(record.len() - 1));
+            let request = decode_request(header, &record[2..]).unwrap();
+            prop_assert_eq!(request.chain(), &chain);
+            prop_assert_eq!(request.payload, &payload);
+            prop_assert_eq!(request.deadline, if changes(&chain) { deadline } else { Nanos::MAX });
+            prop_assert_eq!(header.lane, lane);
+            // Not one word less.
+            prop_assert!(decode_request(header, &record[2..record.len() - 1]).is_err());
+        }
+
+        /// Any words: an error or a request whose payload is whole.
+        #[test]
+        fn any_words_are_a_request_or_an_error(
+            kind in 0u8..8,
+            has_deadline in any::<bool>(),
+            mut body in prop::collection::vec(any::<u64>(), 0..20),
+            kinds in prop::collection::vec(0u64..7, 20),
+        ) {
+            // Half of the words look like the first word of a verb.
+            for (at, word) in body.iter_mut().enumerate().step_by(2) {
+                *word = kinds[at] | (*word & 0xff) << 32;
+            }
+            let header = Header { lane: 0, kind, has_deadline, words: body.len() as u32 };
+            if let Ok(request) = decode_request(header, &body) {
+                prop_assert_eq!(request.payload.len(), payload(request.chain()).len());
+                prop_assert!(request.chain().len() == usize::from(kind));
+            }
+        }
+
+        #[test]
+        fn a_header_is_decoded_or_refused(word in any::<u64>()) {
+            if let Ok(header) = Header::of(word) {
+                prop_assert_eq!(header.bits(), word);
+                let _ = reply_kind(header);
+            }
+        }
+
+        #[test]
+        fn a_reply_is_decoded_as_it_was_encoded(
+            chain in prop::collection::vec(verbs(), 1..=4),
+            found in any::<u64>(),
+            error in prop_oneof![
+                any::<[u64; 2]>().prop_map(|[remote, bytes]| ChainError::Outside { remote, bytes }),
+                Just(ChainError::Denied), Just(ChainError::Fenced), Just(ChainError::Late),
+            ],
+            fails in any::<bool>(),
+        ) {
+            let mut record = Vec::new();
+            let reply = PendingReply::begin(&chain, &mut record);
+            let words = reply_words(&chain) - usize::from(has_atomic(&chain));
+            record.extend(0..words as u64);
+            let result = if fails { Err(error) } else { Ok(found) };
+            reply.finish(9, &chain, &result, 0, &mut record);
+            let header = Header::of(record[0]).unwrap();
+            prop_assert_eq!(header.words as usize, record.len() - 1);
+            match result {
+                Ok(found) => {
+                    prop_assert_eq!(reply_kind(header), Ok(ReplyKind::Executed(LaneId(9))));
+                    prop_assert_eq!(record.len() - 1, reply_words(&chain));
+                    prop_assert!(!has_atomic(&chain) || record[1] == found);
+                }
+                Err(error) => {
+                    prop_assert_eq!(reply_kind(header), Ok(ReplyKind::Failed(LaneId(9))));
+                    prop_assert_eq!(decode_failure(header, &record[1..]), error);
+                }
+            }
+        }
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use farside::Client;
 use farside_control::encode_reply;
 use farside_fabric::shm::{HugePages, Listener, RegionMemory};
-use farside_tests::{as_other_user, left_out_over_rdma, left_out_without_root, new_address};
+use farside_tests::{as_other_user, left_out_without_root, left_out_without_shm, new_address};
 
 use super::*;
 
@@ -16,7 +16,7 @@ use super::*;
 #[test]
 fn a_socket_that_answers_with_garbage_is_no_server() {
     let folder = tempfile::tempdir().unwrap();
-    if left_out_over_rdma("it is about the socket") {
+    if left_out_without_shm("it is about the socket") {
         return;
     }
     let address = new_address(folder.path());
@@ -58,7 +58,8 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
 /// The client must not send its token, which would admit the socket's owner to the server.
 #[test]
 fn a_socket_of_another_user_gets_no_secret() {
-    if left_out_over_rdma("it is about the socket") || left_out_without_root("it takes two users") {
+    if left_out_without_shm("it is about the socket") || left_out_without_root("it takes two users")
+    {
         return;
     }
     // All users may create files in this folder, as in /tmp.

@@ -1,0 +1,357 @@
+//! A session and the executors of a server, over a real connection of this host.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::rdma::RemoteRegion;
+use crate::shm::{HugePages, Lease, Region, RegionMemory};
+use crate::{
+    Buffer, ChainError, Completion, Fabric, LaneId, Nanos, REQUEST_BYTES_MAX, RegionIndex, Verb,
+    boot_time_ns,
+};
+
+const REGION: RegionIndex = RegionIndex::FIRST;
+const LANE: LaneId = LaneId(0);
+const REGION_BYTES: u64 = 8 << 20;
+/// The lease is the first word of the region.
+const LEASE: Lease = Lease { offset: 0, number: 7 };
+/// In place of the control crate's messages.
+const WRITER: [u8; REQUEST_BYTES_MAX] = [b'w'; REQUEST_BYTES_MAX];
+const READER: [u8; REQUEST_BYTES_MAX] = [b'r'; REQUEST_BYTES_MAX];
+const REPLY: &[u8] = b"welcome";
+
+/// A server that accepts every session.
+struct Server {
+    address: SocketAddr,
+    region: Arc<Region>,
+    stops: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(threads: usize) -> Self {
+        let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+        memory.region.store(LEASE.offset, LEASE.number).unwrap();
+        let mut listener = Listener::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], listener.port()));
+        let stops = Arc::new(AtomicBool::new(false));
+        let (region, stop) = (memory.region.clone(), stops.clone());
+        let thread = std::thread::spawn(move || {
+            let read_only = memory.reader_descriptor().unwrap();
+            let read_only = Arc::new(Region::map_read_only(&read_only).unwrap());
+            let executors = listener.start_executors(threads).unwrap();
+            let mut connections = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                match listener.next_event().unwrap() {
+                    Some(Event::Request(incoming)) if incoming.request() == WRITER => {
+                        let writable = &memory.region;
+                        let accepted = incoming.accept_data(&executors, writable, LEASE, REPLY);
+                        connections.push(accepted.unwrap());
+                    }
+                    Some(Event::Request(incoming)) if incoming.request() == READER => {
+                        let accepted = incoming.accept_data(&executors, &read_only, LEASE, REPLY);
+                        connections.push(accepted.unwrap());
+                    }
+                    Some(Event::Request(incoming)) => incoming.reject(b"go away"),
+                    Some(Event::Ended(id)) => connections.retain(|other| other.id() != id),
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        });
+        Self { address, region, stops, thread: Some(thread) }
+    }
+
+    fn remote(writable: bool) -> RemoteRegion {
+        RemoteRegion {
+            base_address: 0,
+            region_bytes: REGION_BYTES,
+            rkey: 0,
+            writable,
+            round_trip_min_ns: ROUND_TRIP_MIN_NS,
+        }
+    }
+
+    fn session(&self, lanes: u16) -> TcpFabric {
+        let link = connect_data(self.address, &WRITER, &options()).unwrap();
+        assert_eq!(link.reply(), REPLY);
+        link.into_fabric(Self::remote(true), lanes).unwrap()
+    }
+
+    /// A connection that was accepted as a session's, as bytes.
+    fn raw(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.write_all(&(WRITER.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(&WRITER).unwrap();
+        let mut greeting = [0; 4 + REPLY.len() + 16];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(greeting[4..4 + REPLY.len()], *REPLY);
+        stream
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stops.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    }
+}
+
+fn options() -> Options {
+    Options { connect_timeout: Duration::from_secs(10) }
+}
+
+fn read(remote: u64, bytes: u32) -> Verb {
+    Verb::Read { remote, into: Buffer::ReadBlock, bytes }
+}
+
+fn write(remote: u64, bytes: u32) -> Verb {
+    Verb::Write { remote, from: Buffer::NewBlock, bytes }
+}
+
+fn fill(fabric: &mut TcpFabric, lane: LaneId, bytes: usize, seed: u8) {
+    assert!(fabric.reserve(lane, Buffer::NewBlock, bytes));
+    let buffer = fabric.buffer_mut(lane, Buffer::NewBlock);
+    buffer.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 8) as u8 ^ seed);
+}
+
+#[test]
+fn all_verbs_have_their_effects() {
+    let server = Server::start(1);
+    let mut fabric = server.session(1);
+    let deadline = fabric.now() + LATENESS_MAX_NS;
+    fill(&mut fabric, LANE, 64, 5);
+    let put = [
+        write(4096, 64),
+        Verb::WriteU32 { remote: 4100, value: 9 },
+        Verb::CompareSwap { remote: 8192, expected: 0, desired: 3 },
+    ];
+    assert_eq!(fabric.run(LANE, REGION, &put, deadline), Ok(0));
+    let again = [Verb::CompareSwap { remote: 8192, expected: 0, desired: 4 }, read(4096, 64)];
+    assert_eq!(fabric.run(LANE, REGION, &again, deadline), Ok(3), "the word that it found");
+    let mut expected = fabric.buffer(LANE, Buffer::NewBlock)[..64].to_vec();
+    expected[4..8].copy_from_slice(&9u32.to_le_bytes());
+    assert_eq!(fabric.buffer(LANE, Buffer::ReadBlock)[..64], expected);
+    let word = [Verb::WriteWord { remote: 16, value: u64::MAX - 1 }];
+    assert_eq!(fabric.run(LANE, REGION, &word, deadline), Ok(0));
+    assert_eq!(server.region.load(16), Ok(u64::MAX - 1));
+    let counters = fabric.counters();
+    assert_eq!((counters.round_trips, counters.doorbells, counters.verbs()), (3, 3, 6));
+}
+
+#[test]
+fn failed_chains_say_why_and_break_nothing() {
+    let server = Server::start(1);
+    let mut fabric = server.session(1);
+    let now = fabric.now();
+    let outside = ChainError::Outside { remote: REGION_BYTES, bytes: 8 };
+    assert_eq!(fabric.run(LANE, REGION, &[read(REGION_BYTES, 8)], Nanos::MAX), Err(outside));
+    let long = 64 << 10;
+    let outside = ChainError::Outside { remote: REGION_BYTES, bytes: long.into() };
+    assert_eq!(fabric.run(LANE, REGION, &[read(REGION_BYTES, long)], Nanos::MAX), Err(outside));
+    let word = [Verb::WriteWord { remote: 16, value: 1 }];
+    assert_eq!(fabric.run(LANE, REGION, &word, now - 1), Err(ChainError::Late));
+    assert_eq!(server.region.load(16), Ok(0));
+    let reader = connect_data(server.address, &READER, &options()).unwrap();
+    // A client that ignores its role is refused by the server.
+    for writable in [false, true] {
+        let reader = connect_data(server.address, &READER, &options());
+        let mut reader = reader.unwrap().into_fabric(Server::remote(writable), 1).unwrap();
+        let deadline = now + LATENESS_MAX_NS;
+        assert_eq!(reader.run(LANE, REGION, &word, deadline), Err(ChainError::Denied));
+        assert_eq!(reader.run(LANE, REGION, &[read(0, 8)], Nanos::MAX), Ok(0));
+    }
+    drop(reader);
+    server.region.store(LEASE.offset, 0).unwrap();
+    for chain in [&word[..], &[read(16, 8)], &[read(16, long)]] {
+        let deadline = fabric.now() + LATENESS_MAX_NS;
+        assert_eq!(fabric.run(LANE, REGION, chain, deadline), Err(ChainError::Fenced));
+    }
+    assert_eq!(server.region.load(16), Ok(0));
+}
+
+/// A chain arrives after its deadline by the server's clock, although it left in time.
+#[test]
+fn the_server_refuses_a_chain_that_arrives_late() {
+    let server = Server::start(1);
+    let mut stream = server.raw();
+    let word = [Verb::WriteWord { remote: 16, value: 1 }];
+    let mut record = Vec::new();
+    super::record::encode_request(LANE, &word, boot_time_ns() - 1, &mut record);
+    stream.write_all(zerocopy::IntoBytes::as_bytes(record.as_slice())).unwrap();
+    let mut reply = [0; 24];
+    stream.read_exact(&mut reply).unwrap();
+    // A clock record, then the status "late".
+    assert_eq!((reply[2], reply[18]), (5, 4), "{reply:?}");
+    assert_eq!(server.region.load(16), Ok(0));
+}
+
+/// Long payloads travel without a copy, short ones with others, and all arrive whole. The pipeline
+/// has more in flight than the sockets hold.
+#[test]
+fn chains_of_all_lengths_in_flight_together() {
+    let server = Server::start(2);
+    let lanes = 16;
+    let mut fabric = server.session(lanes);
+    let lengths = [8u32, 64, 4096, 16 << 10, 65_536, 400_000];
+    let start = |lane: u16| 4096 + u64::from(lane) * 400_000;
+    for round in 0..20 {
+        for (changes, first) in [(true, 0), (false, 1)] {
+            let mut left = 0;
+            for lane in 0..lanes {
+                let bytes = lengths[(usize::from(lane) + round) % lengths.len()];
+                let id = LaneId(lane);
+                let deadline = fabric.now() + LATENESS_MAX_NS;
+                let chain = match first {
+                    0 => {
+                        fill(&mut fabric, id, bytes as usize, lane as u8 ^ round as u8);
+                        write(start(lane), bytes)
+                    }
+                    _ => read(start(lane), bytes),
+                };
+                fabric.post(id, REGION, &[chain], if changes { deadline } else { Nanos::MAX });
+                left += 1;
+            }
+            while left > 0 {
+                fabric.ring();
+                match fabric.poll() {
+                    Some(Completion { result, .. }) => {
+                        assert_eq!(result, Ok(0));
+                        left -= 1;
+                    }
+                    None => fabric.relax(),
+                }
+            }
+        }
+        for lane in 0..lanes {
+            let bytes = lengths[(usize::from(lane) + round) % lengths.len()] as usize;
+            let written = &fabric.buffer(LaneId(lane), Buffer::NewBlock)[..bytes];
+            assert!(fabric.buffer(LaneId(lane), Buffer::ReadBlock)[..bytes] == *written);
+        }
+    }
+}
+
+/// A chain in flight that changes the region may still be executed when its connection breaks. So
+/// it completes after its deadline, and a READ at once.
+#[test]
+fn a_chain_whose_connection_breaks_is_unknown_after_its_deadline() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 4 + REQUEST_BYTES_MAX]).unwrap();
+        let mut clock = Vec::new();
+        super::record::encode_clock(boot_time_ns(), &mut clock);
+        stream.write_all(&(REPLY.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(REPLY).unwrap();
+        stream.write_all(zerocopy::IntoBytes::as_bytes(clock.as_slice())).unwrap();
+        // It takes the requests, and dies.
+        stream.read_exact(&mut [0; 24 + 32]).unwrap();
+    });
+    let link = connect_data(address, &WRITER, &options()).unwrap();
+    let mut fabric = link.into_fabric(Server::remote(true), 2).unwrap();
+    let deadline = fabric.now() + 300_000_000;
+    fabric.post(LANE, REGION, &[read(64, 8)], Nanos::MAX);
+    fabric.post(LaneId(1), REGION, &[Verb::WriteWord { remote: 16, value: 1 }], deadline);
+    let mut completions = Vec::new();
+    while completions.len() < 2 {
+        fabric.ring();
+        match fabric.poll() {
+            Some(completion) => completions.push((completion, fabric.now())),
+            None => fabric.relax(),
+        }
+    }
+    server.join().unwrap();
+    let [(first, _), (second, at)] = &completions[..] else { panic!("{completions:?}") };
+    assert_eq!(*first, Completion { lane: LANE, result: Err(ChainError::Fenced) });
+    assert_eq!(*second, Completion { lane: LaneId(1), result: Err(ChainError::Unknown) });
+    assert!(*at >= deadline);
+    assert_eq!(fabric.run(LANE, REGION, &[read(64, 8)], Nanos::MAX), Err(ChainError::Fenced));
+}
+
+/// Garbage, truncated records, silence and connections that send no byte: others go on.
+#[test]
+fn malformed_bytes_end_their_own_connection_only() {
+    let server = Server::start(1);
+    let mut fabric = server.session(1);
+    let mut seed = 7u64;
+    let mut random = move || {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        seed >> 8
+    };
+    let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    for round in 0..200 {
+        let mut stream = server.raw();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut bytes: Vec<u8> = (0..random() % 200).map(|_| random() as u8).collect();
+        if round % 2 == 0 {
+            // A header that announces more than any request has.
+            bytes.splice(0..0, [0, 0, 1, 0, 255, 255, 255, 255]);
+        } else {
+            // A whole header and a part of the rest.
+            bytes.splice(0..0, [0, 0, 1, 0, 200, 0, 0, 0]);
+        }
+        // It fails if the server has closed the connection meanwhile.
+        let _ = stream.write_all(&bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        // The end, maybe after replies.
+        let _ = stream.read_to_end(&mut Vec::new());
+        assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], Nanos::MAX), Ok(0));
+    }
+    drop(silent);
+}
+
+/// A session asks for long READs without end and takes no reply. The server executes no more of them
+/// than fit into its bounded buffers, and serves the other sessions.
+#[test]
+fn a_session_that_takes_no_replies_is_not_served_further() {
+    let server = Server::start(1);
+    let mut stream = server.raw();
+    let mut record = Vec::new();
+    for _ in 0..1000 {
+        super::record::encode_request(LANE, &[read(0, 1 << 20)], Nanos::MAX, &mut record);
+    }
+    let bytes = zerocopy::IntoBytes::as_bytes(record.as_slice());
+    stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut accepted = 0;
+    let limit = 64 << 20;
+    while accepted < limit {
+        match stream.write(bytes) {
+            Ok(sent) => accepted += sent,
+            Err(_) => break,
+        }
+    }
+    assert!(accepted < limit, "the server reads without end");
+    let mut fabric = server.session(1);
+    assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], Nanos::MAX), Ok(0));
+}
+
+#[test]
+fn a_refusal_reaches_the_client() {
+    let server = Server::start(1);
+    let link = connect_data(server.address, &[0; REQUEST_BYTES_MAX], &options()).unwrap();
+    assert_eq!(link.reply(), b"go away");
+    let (_, reply) = connect_control(server.address, b"hello", &options()).unwrap();
+    assert_eq!(reply, b"go away");
+}
+
+/// After a pause a session first asks for the server's clock: without it, the deadline of a chain
+/// could be too late by a sixteenth of the pause.
+#[test]
+fn after_a_pause_a_session_asks_for_the_clock() {
+    let server = Server::start(1);
+    let link = connect_data(server.address, &WRITER, &options()).unwrap();
+    let old = super::clock_bound::ClockBound::new(0, boot_time_ns().saturating_sub(60_000_000_000));
+    let link = DataLink { clock_bound: old, ..link };
+    let mut fabric = link.into_fabric(Server::remote(true), 1).unwrap();
+    let started = Instant::now();
+    let deadline = fabric.now() + LATENESS_MAX_NS;
+    let word = [Verb::WriteWord { remote: 16, value: 1 }];
+    assert_eq!(fabric.run(LANE, REGION, &word, deadline), Ok(0), "{:?}", started.elapsed());
+    assert_eq!(server.region.load(16), Ok(1));
+}
