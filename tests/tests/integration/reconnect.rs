@@ -9,7 +9,7 @@ use farside::ConnectError::Unreachable;
 use farside::{Contact, Error};
 use farside_fabric::Intercept;
 use farside_tests::faults::Fence;
-use farside_tests::{ServerProcess, device, fill};
+use farside_tests::{ServerProcess, device, fill, left_out_over_tcp};
 use rustix::process::{Pid, Signal, kill_process};
 
 const KEYS: u64 = 1000;
@@ -158,6 +158,9 @@ fn a_batch_whose_connection_is_lost_continues_on_the_next() {
 fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     const KEYS: u64 = 12;
     const CHAINS_BEFORE: u64 = 5;
+    if left_out_over_tcp("a dead server answers no chain that is on its way") {
+        return;
+    }
     let server = ServerProcess::start("--memory 32MiB");
     let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
     let fence = FenceAt::new(move || kill_process(pid, Signal::KILL).unwrap());

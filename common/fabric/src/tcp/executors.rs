@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::epoll::{self, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::IntoBytes;
 
 use super::output::{DIRECT_BYTES_MIN, Output};
@@ -148,8 +149,8 @@ impl Drop for Executors {
     }
 }
 
-/// The control thread's end of a session's connection. Dropping it ends the connection. The lease,
-/// not this, is the fence.
+/// The control thread's end of a session's connection. Dropping it ends the connection: requests
+/// that have arrived are still answered. The lease, not this, is the fence.
 pub struct DataConnection {
     id: ConnectionId,
     socket: Arc<OwnedFd>,
@@ -169,7 +170,7 @@ impl DataConnection {
 
 impl Drop for DataConnection {
     fn drop(&mut self) {
-        Stream::shut_down(&self.socket);
+        Stream::stop_receiving(&self.socket);
     }
 }
 
@@ -394,7 +395,7 @@ impl Thread {
     fn new(shared: Arc<Shared>, ended: Arc<EndedConnections>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKEUP);
-        epoll::add(&epoll, &shared.wakeup, data, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &shared.wakeup, data, EventFlags::IN)?;
         let (sessions, output) = (Vec::new(), Output::default());
         Ok(Self { shared, ended, epoll, sessions, buffer: vec![0; INPUT_WORDS], output })
     }
@@ -405,12 +406,13 @@ impl Thread {
             events.clear();
             // An interrupted wait is a short one.
             let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
-            let numbers = || events.iter().map(|event| event.data.u64());
-            for slot in numbers().filter(|number| *number != WAKEUP) {
-                self.serve(slot as usize);
+            let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
+            for event in events.iter().filter(|event| !is_wakeup(event)) {
+                let (slot, flags) = (event.data.u64() as usize, event.flags);
+                self.serve(slot, flags.contains(EventFlags::RDHUP));
             }
             // Afterwards, because a new session may get the slot of one that has just ended.
-            if numbers().any(|number| number == WAKEUP) {
+            if events.iter().any(|event| is_wakeup(&event)) {
                 self.take_new();
             }
         }
@@ -426,7 +428,7 @@ impl Thread {
                 self.sessions.len() - 1
             });
             let data = epoll::EventData::new_u64(slot as u64);
-            let watched = epoll::add(&self.epoll, &session.stream, data, epoll::EventFlags::IN);
+            let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
             // The client waits for the clock before it sends anything.
             encode_clock(session.executor.clock.now(), &mut session.output.words);
             let greeted = session.output.send(session.stream.as_fd());
@@ -439,17 +441,22 @@ impl Thread {
         }
     }
 
-    /// Serves a session. Ends it if its connection is broken.
-    fn serve(&mut self, slot: usize) {
+    /// Serves a session. Ends it if its connection is broken, or if no more arrives and the client
+    /// does not take its replies.
+    fn serve(&mut self, slot: usize, has_ended: bool) {
         let Some(session) = self.sessions.get_mut(slot).and_then(Option::as_mut) else { return };
         let mut served = session.serve(&mut self.buffer, &mut self.output);
+        if has_ended && !session.output.is_empty() {
+            served = Err(Broken);
+        }
         while served.is_ok() && session.has_whole_request() {
             served = session.execute_input(&mut self.output);
         }
         let wants_room = !session.output.is_empty();
         if served.is_ok() && wants_room != session.watches_room {
             // Without room for replies, requests stay unread.
-            let events = if wants_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let events =
+                if wants_room { EventFlags::OUT | EventFlags::RDHUP } else { EventFlags::IN };
             let data = epoll::EventData::new_u64(slot as u64);
             let changed = epoll::modify(&self.epoll, &session.stream, data, events);
             (session.watches_room, served) = (wants_room, changed.map_err(|_| Broken));

@@ -85,6 +85,12 @@ impl Stream {
         let _ = net::shutdown(socket, net::Shutdown::Both);
     }
 
+    /// Receives nothing more: a thread that reads sees the end after the bytes that have arrived.
+    pub(super) fn stop_receiving(socket: &OwnedFd) {
+        // If this fails, the connection has ended already.
+        let _ = net::shutdown(socket, net::Shutdown::Read);
+    }
+
     /// Ends this direction.
     pub(super) fn hang_up(&self) {
         // If this fails, the connection has ended already.
