@@ -26,7 +26,7 @@ demo: ## Loads a real tree of files (DIR=...), dumps and compares it, runs a sho
 	@tools/scripts/needs.sh
 	@tools/scripts/demo.sh
 
-test: ## Checks format, lints and documentation; runs all tests, over RDMA in guests with soft-RoCE
+test: ## Checks format, lints and documentation; runs all tests, over TCP, and over RDMA in guests
 	@tools/scripts/needs.sh --test
 	@tests/vm/needs.sh
 	cargo fmt --check
@@ -34,7 +34,8 @@ test: ## Checks format, lints and documentation; runs all tests, over RDMA in gu
 	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --bins --tests --locked && \
-	    FARSIDE_BUILT=1 cargo test --workspace --locked
+	    FARSIDE_BUILT=1 cargo test --workspace --locked && \
+	    FARSIDE_BUILT=1 tests/over-tcp
 	cargo clippy --workspace --no-default-features --all-targets --locked -- -D warnings
 	. tools/scripts/verbs-env.sh && tools/scripts/seeds-beside.sh sh -c \
 	    'tests/vm/suite && tests/vm/two-hosts'

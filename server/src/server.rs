@@ -77,15 +77,14 @@ impl Server {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(system("create an event"))?;
         let service = ControlService::new(config, listener, memory.clone(), opened, &stop)?;
+        let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
+        tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         let thread = thread::Builder::new()
             .name("farside-control".to_owned())
             .spawn(move || service.run())
             .map_err(system("start a thread"))?;
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
         let mut server = Self { address, stop, thread, background: None };
-        let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
-        let address = &server.address;
-        tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),

@@ -95,7 +95,7 @@ impl ControlService {
         let (acceptor, own) = listener.open(config, &memory, &opened)?;
         let admission = Admission::new(config, acceptor, &opened);
         admission.watch(&connections)?;
-        let probe_ms = if admission.is_remote() { config.probe_ms } else { 0 };
+        let probe_ms = if admission.needs_probes() { config.probe_ms } else { 0 };
         Ok(Self {
             connections,
             admission,

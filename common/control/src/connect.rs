@@ -349,7 +349,8 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     let is_base =
         base_address.is_multiple_of(8) && base_address.checked_add(region_bytes).is_some();
     is_known("base address", base_address, is_base)?;
-    // An rkey belongs to an address. Both are 0 except over RDMA, and the next two on shared memory.
+    // An rkey belongs to an address: both are 0 except over RDMA. The next two are 0 on shared
+    // memory.
     is_known("rkey", rkey.into(), base_address != 0 || rkey == 0)?;
     let is_shared = welcome.session_secret == 0;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };

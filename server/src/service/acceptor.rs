@@ -35,6 +35,11 @@ pub(crate) trait Acceptor: AsFd + Send {
     /// The system cannot accept a connection at present. Most likely it is out of descriptors.
     fn next(&mut self) -> io::Result<Option<Arrival>>;
 
+    /// Whether the hosts of clients have to be probed, because the system does not do it.
+    fn needs_probes(&self) -> bool {
+        false
+    }
+
     /// Returns the region's descriptor for clients of this role, if they map the region.
     fn descriptor(&self, _: Role) -> Option<BorrowedFd<'_>> {
         None

@@ -72,9 +72,9 @@ impl Admission {
         }
     }
 
-    /// Whether clients connect through a device.
-    pub(super) fn is_remote(&self) -> bool {
-        self.acceptor.remote(Role::Writer).is_some()
+    /// Whether the hosts of clients have to be probed.
+    pub(super) fn needs_probes(&self) -> bool {
+        self.acceptor.needs_probes()
     }
 
     /// Returns the next arrival; `None` if no arrival waits, or if the system is out of

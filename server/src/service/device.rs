@@ -109,6 +109,10 @@ impl Acceptor for DeviceAcceptor {
         })
     }
 
+    fn needs_probes(&self) -> bool {
+        true
+    }
+
     fn remote(&self, role: Role) -> Option<RemoteRegion> {
         Some(self.protections.of(role).remote())
     }

@@ -14,8 +14,11 @@ use farside_control::{
 };
 use farside_fabric::rdma::Options;
 use farside_fabric::shm::Connection;
+use farside_fabric::tcp;
 use farside_layout::SizeClass;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, device_or_left_out, scaled, wait_until};
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, device_or_left_out, is_over_tcp, scaled, wait_until,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -49,6 +52,10 @@ fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
             let mut reply = [0; 256];
             let (bytes, _) = connection.receive(&mut reply).unwrap();
             reply[..bytes].to_vec()
+        }
+        Some(address) if is_over_tcp() => {
+            let options = tcp::Options { connect_timeout: TEST_TIMEOUT };
+            tcp::connect_control(*address, bytes, &options).unwrap().1
         }
         Some(address) => answer_over_rdma(*address, bytes, for_data),
     };

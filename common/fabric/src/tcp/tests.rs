@@ -306,8 +306,8 @@ fn malformed_bytes_end_their_own_connection_only() {
     drop(silent);
 }
 
-/// A session asks for long READs without end and takes no reply. The server executes no more of them
-/// than fit into its bounded buffers, and serves the other sessions.
+/// A session asks for long READs without end and takes no reply. The server executes no more of
+/// them than fit into its bounded buffers, and serves the other sessions.
 #[test]
 fn a_session_that_takes_no_replies_is_not_served_further() {
     let server = Server::start(1);
