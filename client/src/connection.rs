@@ -40,10 +40,14 @@ pub(crate) struct ServerConnection {
 impl ServerConnection {
     /// Connects, with as many attempts as the timeout allows.
     pub(crate) fn establish(options: &ConnectOptions) -> std::result::Result<Self, ConnectError> {
-        let Attached { welcome, factory, channel } = options.connect()?;
+        let Attached { address, welcome, factory, channel } = options.connect()?;
+        if !options.others.is_empty() {
+            tracing::info!(%address, "connected at the best address that answered");
+        }
         let control = Control::start(channel)?;
         let cache = ConnectionCache::default();
-        Ok(Self { welcome, factory, connect_options: options.clone(), control, cache })
+        let connect_options = ConnectOptions { address, ..options.clone() };
+        Ok(Self { welcome, factory, connect_options, control, cache })
     }
 
     /// Opens an engine for one session, with `intercept` in front of its fabric, and the region.

@@ -12,12 +12,12 @@
 //! # let folder = tempfile::tempdir()?;
 //! # let socket = folder.path().join("kv.sock");
 //! let config = ServerConfig {
-//!     listen: Some(format!("shm://{}", socket.display()).parse()?),
+//!     listen: vec![format!("shm://{}", socket.display()).parse()?],
 //!     memory: Some(ByteSize::mib(16)),
 //!     ..Default::default()
 //! };
 //! let server = Server::start(&config)?;
-//! println!("clients connect to {}", server.address());
+//! println!("clients connect to {}", server.addresses()[0]);
 //! server.stop();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -33,9 +33,9 @@ struct Flags {
     /// Refuse a config file with secrets that other users can read, instead of a warning
     #[arg(long)]
     strict_config: bool,
-    /// Where clients connect, such as shm:///run/farside/kv.sock
-    #[arg(long, value_name = "ADDRESS")]
-    listen: Option<Address>,
+    /// Where clients connect, such as shm:///run/farside/kv.sock; several times for several addresses
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    listen: Vec<Address>,
     /// Size of the region, such as 1GiB
     #[arg(long, value_name = "SIZE")]
     memory: Option<ByteSize>,
@@ -136,7 +136,9 @@ fn configure(flags: Flags) -> Result<ServerConfig> {
         Some(path) => ServerConfig::load(path)?,
         None => ServerConfig::default(),
     };
-    config.listen = flags.listen.or(config.listen);
+    if !flags.listen.is_empty() {
+        config.listen = flags.listen;
+    }
     config.memory = flags.memory.or(config.memory);
     config.region_file = flags.region_file.or(config.region_file);
     config.evict |= flags.evict;

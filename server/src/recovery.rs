@@ -208,7 +208,7 @@ fn check_size(config: &ServerConfig, path: &Path, format: &Format) -> Result<(),
 fn check_grace(config: &ServerConfig, path: &Path, format: &Format) -> Result<(), ServerError> {
     let lateness_max_ns = config.lateness_max_ns();
     let (grace_ms, grace_ms_min) = (format.grace_ms, grace_ms_min(lateness_max_ns));
-    let is_shm = config.listen.as_ref().is_none_or(Address::is_shm);
+    let is_shm = config.listen.iter().all(Address::is_shm);
     if !is_shm && u64::from(grace_ms) < grace_ms_min {
         let lateness_ms = lateness_max_ns / 1_000_000;
         let path = path.to_owned();
@@ -351,7 +351,7 @@ mod tests {
     const BYTES: u64 = 8 << 20;
 
     fn config(listen: &str, path: &Path, grace_ms: u32) -> ServerConfig {
-        let (listen, region_file) = (listen.parse().ok(), Some(path.to_owned()));
+        let (listen, region_file) = (vec![listen.parse().unwrap()], Some(path.to_owned()));
         ServerConfig { listen, region_file, grace_ms, ..Default::default() }
     }
 

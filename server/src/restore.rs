@@ -232,7 +232,7 @@ mod tests {
 
     fn config(region: &Path) -> ServerConfig {
         let (memory, region_file) = (Some(ByteSize::mib(8)), Some(region.to_owned()));
-        let listen = Some(Address::Shm(region.with_extension("sock")));
+        let listen = vec![Address::Shm(region.with_extension("sock"))];
         ServerConfig { listen, memory, region_file, ..Default::default() }
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
 
-use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
+use farside_config::{ServerConfig, addresses_text};
 use farside_control::address::Address;
 use rustix::event::EventfdFlags;
 
@@ -17,13 +17,13 @@ use crate::recovery::{self, region_memory};
 use crate::restore::restored_memory;
 use crate::service::{ControlService, listen};
 
-/// A running server: a region, a listener, and a thread that sleeps until a client needs it: to
+/// A running server: a region, its listeners, and a thread that sleeps until a client needs it: to
 /// connect, to get blocks or to sign off. Dropping the server stops it.
 ///
 /// It handles no signal, has no global state and installs no log subscriber.
 #[derive(Debug)]
 pub struct Server {
-    address: Address,
+    addresses: Vec<Address>,
     stop: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
     /// Makes 2 MiB pages of a large region.
@@ -48,17 +48,20 @@ impl Server {
     /// [`RestoreError::Stopped`](crate::RestoreError::Stopped).
     pub fn start_unless(config: &ServerConfig, stop: &AtomicBool) -> Result<Self, ServerError> {
         config.validate()?;
-        let address = config.address()?.clone();
+        let addresses = config.listen.clone();
+        let is_rdma = config.listens_at(Address::is_rdma);
         let is_new = !config.region_file.as_deref().is_some_and(Path::exists);
         if is_new {
             // Checked before memory for the region is allocated.
             config.check_grace()?;
         }
-        let listener = listen(&address, config)?;
+        let listeners = addresses.iter().map(|address| listen(address, config));
+        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
             None => region_memory(config)?,
         };
+        let address = addresses_text(&addresses);
         let replaces_unfinished = memory.replaces_unfinished();
         let opened = recovery::open(&memory, config)?;
         memory.name_file()?;
@@ -72,11 +75,11 @@ impl Server {
         let bytes = ByteSize(opened.format.region_bytes);
         let incarnation = opened.incarnation;
         // Makes the pages before a device pins the memory, because pinned pages cannot be replaced.
-        let pages_left = huge_pages::make(&memory, address.is_rdma(), stop);
+        let pages_left = huge_pages::make(&memory, is_rdma, stop);
         let memory = Arc::new(memory);
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(system("create an event"))?;
-        let service = ControlService::new(config, listener, memory.clone(), opened, &stop)?;
+        let service = ControlService::new(config, listeners, memory.clone(), opened, &stop)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         let thread = thread::Builder::new()
@@ -84,7 +87,7 @@ impl Server {
             .spawn(move || service.run())
             .map_err(system("start a thread"))?;
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
-        let mut server = Self { address, stop, thread, background: None };
+        let mut server = Self { addresses, stop, thread, background: None };
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),
@@ -92,9 +95,9 @@ impl Server {
         Ok(server)
     }
 
-    /// Returns the address at which clients connect.
-    pub fn address(&self) -> &Address {
-        &self.address
+    /// Returns the addresses at which clients connect.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
     }
 
     /// Disconnects all clients, closes the region, and waits until both are done.

@@ -85,16 +85,23 @@ pub(crate) struct ControlService {
 impl ControlService {
     pub(crate) fn new(
         config: &ServerConfig,
-        listener: Box<dyn BoundListener>,
+        listeners: Vec<Box<dyn BoundListener>>,
         memory: Arc<RegionMemory>,
         opened: ServedRegion,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let connections = Connections::new()?;
         connections.watch(stop, STOP).map_err(system("watch for the end"))?;
-        let (acceptor, own) = listener.open(config, &memory, &opened)?;
-        let admission = Admission::new(config, acceptor, &opened);
-        admission.watch(&connections)?;
+        let (mut acceptors, mut own) = (Vec::new(), None);
+        for listener in listeners {
+            let (acceptor, endpoint) = listener.open(config, &memory, &opened)?;
+            acceptors.push(acceptor);
+            // All acceptors reach the region through the same executor, so one endpoint is enough.
+            own.get_or_insert(endpoint);
+        }
+        let own = own.ok_or_else(|| system("listen")(io::Error::from(io::ErrorKind::NotFound)))?;
+        let admission = Admission::new(config, acceptors, &opened);
+        admission.watch_all(&connections)?;
         let probe_ms = if admission.needs_probes() { config.probe_ms } else { 0 };
         Ok(Self {
             connections,
@@ -131,7 +138,7 @@ impl ControlService {
                 return Ok(());
             }
             if numbers().any(|number| number == LISTENER) {
-                self.accept()?;
+                (0..self.admission.acceptors.len()).try_for_each(|at| self.accept(at))?;
             }
             for connection_number in numbers().filter(|number| *number >= FIRST_CONNECTION) {
                 self.connections.enqueue(connection_number);
@@ -148,7 +155,7 @@ impl ControlService {
         }
         let due = [
             self.keeper.next_step_at(),
-            self.admission.accept_again_at,
+            self.admission.accept_again_at(),
             self.next_probe_at(),
             self.roll_call.next_step_at(),
         ];
@@ -158,10 +165,10 @@ impl ControlService {
         Some(Timespec { tv_sec, tv_nsec })
     }
 
-    /// Takes the arrivals of the listener.
-    fn accept(&mut self) -> Result<(), ChainError> {
-        for _ in 0..self.admission.acceptor.arrivals_max() {
-            match self.admission.next_arrival(&self.connections) {
+    /// Takes the arrivals of a listener.
+    fn accept(&mut self, acceptor: usize) -> Result<(), ChainError> {
+        for _ in 0..self.admission.acceptors[acceptor].arrivals_max() {
+            match self.admission.next_arrival(acceptor, &self.connections) {
                 None => break,
                 Some(Arrival::Unidentified(connection)) => {
                     let surplus =

@@ -110,7 +110,9 @@ impl<F> std::ops::Deref for TestEngine<F> {
 pub fn attach(address: &str) -> Attached {
     let (role, token) = (Role::Writer, Token::NONE);
     let (address, timeout) = (address.parse().unwrap(), TEST_TIMEOUT);
-    ConnectOptions { address, role, token, timeout, rdma: Default::default() }.connect().unwrap()
+    ConnectOptions { address, others: Vec::new(), role, token, timeout, rdma: Default::default() }
+        .connect()
+        .unwrap()
 }
 
 /// Opens the region with this index in an engine's fabric: the region that `welcome` describes.
@@ -129,7 +131,7 @@ pub fn open_region<F: Fabric>(
 
 /// Returns an engine over the fabric that `around` makes of a shared-memory fabric.
 pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
-    let (Attached { welcome, factory, channel }, lanes) = (attach(address), 64);
+    let (Attached { welcome, factory, channel, .. }, lanes) = (attach(address), 64);
     let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };
     let engine = Engine::new(around(fabric), lanes);
     let region = open_region(&engine, RegionIndex::FIRST, &welcome, channel);

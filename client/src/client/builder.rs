@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE};
+use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE, first_and_others};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
 use farside_fabric::Intercept;
@@ -76,7 +76,9 @@ impl ClientBuilder {
         Self { server: configured.server.clone().or(self.server), ..configured }
     }
 
-    /// The server's address, for example `shm:///run/farside/kv.sock`.
+    /// The server's address, for example `shm:///run/farside/kv.sock`. If the server has several,
+    /// write commas between them: the client uses the best that answers, `shm://` before `rdma://`
+    /// before `tcp://`.
     pub fn server(mut self, address: &str) -> Self {
         self.server = Some(address.to_owned());
         self
@@ -205,10 +207,11 @@ impl ClientBuilder {
         if !PIPELINE_DEPTH_RANGE.contains(&lanes) {
             return Err(SetupError::PipelineDepth { depth: lanes });
         }
-        let address = self.server.unwrap_or_default().parse()?;
+        let (address, others) = first_and_others(&self.server.unwrap_or_default())?;
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let connect_options = ConnectOptions { address, role, token, timeout, rdma: self.rdma };
+        let rdma = self.rdma;
+        let connect_options = ConnectOptions { address, others, role, token, timeout, rdma };
         let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
         let counts_operations = self.operation_counters;
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };

@@ -85,6 +85,24 @@ where
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
+/// One address, or a list of them.
+fn addresses_from_text<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Address>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "an address, or a list of addresses")]
+    enum OneOrSeveral {
+        One(String),
+        Several(Vec<String>),
+    }
+    let texts = match OneOrSeveral::deserialize(deserializer)? {
+        OneOrSeveral::One(text) => vec![text],
+        OneOrSeveral::Several(texts) => texts,
+    };
+    let parsed = texts.iter().map(|text| text.parse()).collect::<Result<_, AddressError>>();
+    parsed.map_err(serde::de::Error::custom)
+}
+
 fn size_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteSize, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
@@ -101,9 +119,9 @@ enum RoleName {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// The address at which clients connect. Required.
-    #[serde(deserialize_with = "from_text")]
-    pub listen: Option<Address>,
+    /// The addresses at which clients connect. At least one is required.
+    #[serde(deserialize_with = "addresses_from_text")]
+    pub listen: Vec<Address>,
     /// The permissions of the socket; if unset, those that the process's umask leaves.
     #[serde(deserialize_with = "from_text")]
     pub socket_mode: Option<SocketMode>,
@@ -157,7 +175,7 @@ pub struct ServerConfig {
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
-            listen: None,
+            listen: Vec::new(),
             socket_mode: None,
             socket_group: None,
             memory: None,
@@ -196,7 +214,8 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError::Value`] or [`ConfigError::Missing`], with the key and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if !self.address()?.is_shm() {
+        self.check_addresses()?;
+        if !self.listens_at(Address::is_shm) {
             socket::refuse_without_socket(self)?;
         }
         self.rdma.validate()?;
@@ -234,19 +253,36 @@ impl ServerConfig {
         }
     }
 
-    /// Returns the address at which clients connect.
-    ///
-    /// # Errors
-    /// [`ConfigError::Missing`] if it is unset.
-    pub fn address(&self) -> Result<&Address, ConfigError> {
-        let advice = "write for example listen = \"shm:///run/farside/kv.sock\", or use --listen";
-        self.listen.as_ref().ok_or(ConfigError::Missing { key: "listen", advice })
+    /// Whether one of the addresses has this property.
+    pub fn listens_at(&self, has_property: impl Fn(&Address) -> bool) -> bool {
+        self.listen.iter().any(has_property)
+    }
+
+    /// Checks that there are addresses, and that one executor can serve them all (invariant I11).
+    fn check_addresses(&self) -> Result<(), ConfigError> {
+        if self.listen.is_empty() {
+            let advice =
+                "write for example listen = \"shm:///run/farside/kv.sock\", or use --listen";
+            return Err(ConfigError::Missing { key: "listen", advice });
+        }
+        let (is_rdma, is_shm) = (Address::is_rdma, Address::is_shm);
+        let advice = match self.listen.len() {
+            2.. if self.listens_at(is_rdma) && self.listens_at(is_shm) => {
+                "atomic verbs of an RDMA device and of processors do not exclude each other: serve \
+                 rdma:// and shm:// with two servers"
+            }
+            2.. if self.listens_at(is_rdma) => {
+                "an rdma:// address has to be the only one: its region is registered with one device"
+            }
+            _ => return Ok(()),
+        };
+        Err(bad_value("listen", addresses_text(&self.listen), advice))
     }
 
     /// Returns how late after its post a verb of a client can take effect: L in `docs/protocol.md`.
     pub fn lateness_max_ns(&self) -> Nanos {
         let lateness = |address| lateness_max_ns(address, &self.rdma.options());
-        self.listen.as_ref().map_or(0, lateness)
+        self.listen.iter().map(lateness).max().unwrap_or(0)
     }
 
     /// Checks that GRACE is long enough for proofs of words: T_word in docs/protocol.md must be
@@ -255,10 +291,10 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError::Value`] with the shortest GRACE that is long enough.
     pub fn check_grace(&self) -> Result<(), ConfigError> {
-        let is_rdma = self.listen.as_ref().is_some_and(Address::is_rdma);
+        let is_rdma = self.listens_at(Address::is_rdma);
         let lateness_max_ns = self.lateness_max_ns();
         let (min, late_ms) = (grace_ms_min(lateness_max_ns), lateness_max_ns / 1_000_000);
-        if u64::from(self.grace_ms) >= min || self.listen.as_ref().is_some_and(Address::is_shm) {
+        if u64::from(self.grace_ms) >= min || self.listen.iter().all(Address::is_shm) {
             return Ok(());
         }
         let advice = match is_rdma {
@@ -292,6 +328,11 @@ impl ServerConfig {
     }
 }
 
+/// Returns addresses as a user writes them, with commas between them.
+pub fn addresses_text(addresses: &[Address]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
 /// Checks the bounds of the format. The errors name the keys of the configuration.
 fn check_format(format: &Format) -> Result<(), ConfigError> {
     match format.check() {
@@ -311,7 +352,7 @@ fn check_format(format: &Format) -> Result<(), ConfigError> {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientConfig {
-    /// The server's address.
+    /// The server's address, or several addresses of it with commas between them.
     pub server: Option<String>,
     /// The client's role.
     #[serde(with = "RoleName")]
@@ -368,8 +409,10 @@ impl ClientConfig {
     /// # Errors
     /// [`AddressError`] if `server` is unset or no address.
     pub fn connect_options(&self, role: Role) -> Result<ConnectOptions, AddressError> {
+        let (address, others) = first_and_others(self.server.as_deref().unwrap_or_default())?;
         Ok(ConnectOptions {
-            address: self.server.as_deref().unwrap_or_default().parse()?,
+            address,
+            others,
             role,
             token: self.token(),
             timeout: Duration::from_millis(self.connect_timeout_ms),
@@ -393,7 +436,7 @@ impl ClientConfig {
     /// [`ConfigError::Value`], with the key and what to write.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Some(server) = &self.server
-            && let Err(error) = server.parse::<Address>()
+            && let Err(error) = Address::parse_several(server)
         {
             return Err(bad_value("server", server, error.to_string()));
         }
@@ -407,6 +450,17 @@ impl ClientConfig {
         }
         self.rdma.validate()
     }
+}
+
+/// Returns the addresses in this text: the one that a client prefers, and the others.
+///
+/// # Errors
+/// [`AddressError`] for a part that is no address.
+pub fn first_and_others(text: &str) -> Result<(Address, Vec<Address>), AddressError> {
+    let mut addresses = Address::parse_several(text)?;
+    // A text has at least one part, and each part is an address.
+    let first = addresses.remove(0);
+    Ok((first, addresses))
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

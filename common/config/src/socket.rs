@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn socket_keys_are_refused_without_a_socket() {
         let mut config = ServerConfig {
-            listen: "rdma://10.9.0.1:7400".parse().ok(),
+            listen: vec!["rdma://10.9.0.1:7400".parse().unwrap()],
             socket_mode: Some(SocketMode(0o660)),
             ..Default::default()
         };

@@ -30,7 +30,7 @@ fn the_files_in_config_are_valid() {
     server.validate().unwrap();
     let client: ClientConfig = toml::from_str(CLIENT_FILE).unwrap();
     client.validate().unwrap();
-    assert_eq!(server.listen.unwrap().to_string(), client.server.unwrap());
+    assert_eq!(addresses_text(&server.listen), client.server.unwrap());
 }
 
 /// A verb takes effect 8.2 s late at most over RDMA, by default, and 1 s over TCP.
@@ -38,7 +38,7 @@ fn the_files_in_config_are_valid() {
 fn a_fabric_on_which_verbs_come_late_needs_a_longer_grace() {
     let refused = |listen: &str, ack_timeout, grace_ms| {
         let rdma = RdmaConfig { ack_timeout, ..RdmaConfig::default() };
-        let listen = listen.parse().ok();
+        let listen = vec![listen.parse().unwrap()];
         let config = ServerConfig { listen, rdma, grace_ms, ..Default::default() };
         config.check_grace().is_err()
     };
@@ -116,13 +116,13 @@ fn sizes_round_trip_or_the_error_says_what_to_write() {
 }
 
 fn server() -> ServerConfig {
-    ServerConfig { listen: "shm:///tmp/kv.sock".parse().ok(), ..Default::default() }
+    ServerConfig { listen: vec!["shm:///tmp/kv.sock".parse().unwrap()], ..Default::default() }
 }
 
 #[test]
 fn the_error_for_a_bad_value_names_the_key_and_what_to_write() {
     let mistakes = [
-        (ServerConfig { listen: None, ..server() }, "listen is missing: write for example"),
+        (ServerConfig { listen: Vec::new(), ..server() }, "listen is missing: write for example"),
         (ServerConfig { memory: Some(ByteSize(1)), ..server() }, "memory = 2MiB: write a size"),
         (
             ServerConfig { memory: Some(ByteSize::mib(7)), ..server() },

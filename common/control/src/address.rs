@@ -40,6 +40,21 @@ impl Address {
         matches!(self, Self::Shm(_))
     }
 
+    /// Returns the addresses in a text such as `shm:///run/farside/kv.sock,tcp://kv-1:7400`, those
+    /// first that a client prefers: shared memory, then RDMA, then TCP.
+    ///
+    /// # Errors
+    /// [`AddressError`] for the first part that is no address.
+    pub fn parse_several(text: &str) -> Result<Vec<Self>, AddressError> {
+        let mut addresses = text.split(',').map(str::parse).collect::<Result<Vec<Self>, _>>()?;
+        addresses.sort_by_key(|address| match address {
+            Self::Shm(_) => 0,
+            Self::Rdma { .. } => 1,
+            Self::Tcp { .. } => 2,
+        });
+        Ok(addresses)
+    }
+
     /// Returns the socket addresses of a host; none for an [`Address::Shm`].
     ///
     /// # Errors
@@ -138,6 +153,17 @@ mod tests {
         for rest in ["10.9.0.1", ":7400", "a:0", "a:65536", "a:", "a/b:7400", "::1:7400", "[a]:1"] {
             let error = format!("tcp://{rest}").parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn several_addresses_are_tried_in_the_order_of_preference() {
+        let text = "tcp://a:1,rdma://a:2,shm:///a,tcp://b:3";
+        let addresses = Address::parse_several(text).unwrap();
+        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, ["shm:///a", "rdma://a:2", "tcp://a:1", "tcp://b:3"]);
+        for text in ["", "tcp://a:1,", "tcp://a:1, tcp://b:2"] {
+            assert!(Address::parse_several(text).is_err(), "{text}");
         }
     }
 

@@ -12,7 +12,7 @@ mod verbs;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, VerbsError};
 use farside_fabric::{AnyFabric, Nanos, RegionIndex};
@@ -23,6 +23,7 @@ use crate::{
     ConnectRequest, ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token,
     Welcome, decode_reply,
 };
+use retry::ATTEMPT_TIMEOUT_MIN;
 pub use retry::{Attempts, Contact};
 
 /// How to connect to a server.
@@ -30,6 +31,8 @@ pub use retry::{Attempts, Contact};
 pub struct ConnectOptions {
     /// The server's address.
     pub address: Address,
+    /// Further addresses of the same server. Each is tried if those before it do not answer.
+    pub others: Vec<Address>,
     /// The client's role.
     pub role: Role,
     /// The proof that the client knows the secret for this role.
@@ -42,6 +45,8 @@ pub struct ConnectOptions {
 
 /// A connection to a server. It ends when the server process exits.
 pub struct Attached {
+    /// The address that answered.
+    pub address: Address,
     /// The server's answer.
     pub welcome: Welcome,
     /// Makes fabrics for sessions.
@@ -163,11 +168,30 @@ impl ConnectError {
 type Result<T> = std::result::Result<T, ConnectError>;
 
 impl ConnectOptions {
-    /// Makes one attempt to connect, with this timeout. [`ConnectOptions::connect`] makes several.
+    /// Makes one attempt to connect at each address, within this timeout.
+    /// [`ConnectOptions::connect`] makes several.
     ///
     /// # Errors
-    /// [`ConnectError`]. After [`ConnectError::Unreachable`] another attempt may succeed.
+    /// [`ConnectError`], of the last address. After [`ConnectError::Unreachable`] another attempt
+    /// may succeed.
     pub fn attach(&self, timeout: Duration) -> Result<Attached> {
+        let started = Instant::now();
+        let share = timeout / (self.others.len() as u32 + 1);
+        let mut attached = self.attach_at_address(share);
+        for (at, address) in self.others.iter().enumerate() {
+            // This host does not reach the address before, or cannot use its fabric.
+            let Err(ConnectError::Unreachable { .. } | ConnectError::Rdma(_)) = attached else {
+                return attached;
+            };
+            let left_addresses = (self.others.len() - at) as u32;
+            let left = timeout.saturating_sub(started.elapsed()) / left_addresses;
+            let options = Self { address: address.clone(), others: Vec::new(), ..self.clone() };
+            attached = options.attach_at_address(left.max(ATTEMPT_TIMEOUT_MIN));
+        }
+        attached
+    }
+
+    fn attach_at_address(&self, timeout: Duration) -> Result<Attached> {
         match &self.address {
             Address::Shm(path) => shm::attach(self, path, timeout),
             Address::Tcp { .. } => tcp::attach(self, timeout),
@@ -253,6 +277,7 @@ mod tests {
     fn a_build_without_rdma_refuses_an_rdma_address() {
         let options = ConnectOptions {
             address: "rdma://127.0.0.1:7400".parse().unwrap(),
+            others: Vec::new(),
             role: Role::Writer,
             token: Token::NONE,
             timeout: Duration::from_secs(1),

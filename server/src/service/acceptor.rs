@@ -44,11 +44,6 @@ pub(crate) trait Acceptor: AsFd + Send {
     fn descriptor(&self, _: Role) -> Option<BorrowedFd<'_>> {
         None
     }
-
-    /// Returns the region as clients of this role reach it, if they do not map it.
-    fn remote(&self, _: Role) -> Option<RemoteRegion> {
-        None
-    }
 }
 
 /// An event of a listener.
@@ -76,6 +71,9 @@ pub(crate) trait ConnectionRequest {
     fn reaches_region(&self) -> bool {
         true
     }
+
+    /// Returns the region as clients of this role reach it through this connection.
+    fn remote(&self, role: Role) -> RemoteRegion;
 
     /// Refuses the request. If the reason does not reach the peer, it sees only the refusal.
     fn reject(self: Box<Self>, reason: &[u8]);

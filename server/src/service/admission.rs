@@ -36,9 +36,9 @@ type Refused = (Box<dyn ConnectionRequest>, Refusal);
 
 /// Accepts connections and admits clients.
 pub(super) struct Admission {
-    pub(super) acceptor: Box<dyn Acceptor>,
-    /// When to call [`Admission::resume`].
-    pub(super) accept_again_at: Option<Nanos>,
+    pub(super) acceptors: Vec<Box<dyn Acceptor>>,
+    /// The acceptors that pause after a failure, and when each goes on.
+    paused: Vec<(usize, Nanos)>,
     pub(super) clients: Clients,
     secrets: SecretTokens,
     /// The fields of the welcome message that are the same for all clients.
@@ -51,13 +51,13 @@ pub(super) struct Admission {
 impl Admission {
     pub(super) fn new(
         config: &ServerConfig,
-        acceptor: Box<dyn Acceptor>,
+        acceptors: Vec<Box<dyn Acceptor>>,
         opened: &ServedRegion,
     ) -> Self {
         let ServedRegion { region, geometry, incarnation, format, .. } = opened;
         Self {
-            acceptor,
-            accept_again_at: None,
+            acceptors,
+            paused: Vec::new(),
             clients: Clients::new(region, *geometry, *incarnation, config.clients_max),
             secrets: SecretTokens::new(config),
             welcome: Welcome {
@@ -74,39 +74,54 @@ impl Admission {
 
     /// Whether the hosts of clients have to be probed.
     pub(super) fn needs_probes(&self) -> bool {
-        self.acceptor.needs_probes()
+        self.acceptors.iter().any(|acceptor| acceptor.needs_probes())
     }
 
-    /// Returns the next arrival; `None` if no arrival waits, or if the system is out of
-    /// descriptors. In the second case the server accepts no connection for `ACCEPT_PAUSE_NS`.
-    pub(super) fn next_arrival(&mut self, connections: &Connections) -> Option<Arrival> {
-        match self.acceptor.next() {
+    /// Returns the next arrival of an acceptor; `None` if no arrival waits, or if the system is out
+    /// of descriptors. In the second case the acceptor pauses for `ACCEPT_PAUSE_NS`.
+    pub(super) fn next_arrival(
+        &mut self,
+        acceptor: usize,
+        connections: &Connections,
+    ) -> Option<Arrival> {
+        match self.acceptors[acceptor].next() {
             Ok(arrival) => arrival,
             Err(error) => {
                 warn_rarely!(self.failed, "cannot accept a client just now: {error}");
-                if connections.unwatch(&self.acceptor).is_ok() {
-                    self.accept_again_at = Some(boot_time_ns() + ACCEPT_PAUSE_NS);
+                if connections.unwatch(&self.acceptors[acceptor]).is_ok() {
+                    self.paused.push((acceptor, boot_time_ns() + ACCEPT_PAUSE_NS));
                 }
                 None
             }
         }
     }
 
-    /// Accepts connections again if the pause after a failure has passed.
+    /// When to call [`Admission::resume`]; `None` while no acceptor pauses.
+    pub(super) fn accept_again_at(&self) -> Option<Nanos> {
+        self.paused.iter().map(|(_, at)| *at).min()
+    }
+
+    /// Lets the acceptors whose pause has passed go on.
     pub(super) fn resume(
         &mut self,
         connections: &Connections,
         now: Nanos,
     ) -> Result<(), ServerError> {
-        if self.accept_again_at.take_if(|at| *at <= now).is_some() {
-            self.watch(connections)?;
+        while let Some(first) = self.paused.iter().position(|(_, at)| *at <= now) {
+            let (acceptor, _) = self.paused.swap_remove(first);
+            self.watch(acceptor, connections)?;
         }
         Ok(())
     }
 
-    /// Adds the listener to the descriptors that the serving thread polls.
-    pub(super) fn watch(&self, connections: &Connections) -> Result<(), ServerError> {
-        connections.watch(&self.acceptor, LISTENER).map_err(system("watch for clients"))
+    /// Adds all listeners to the descriptors that the serving thread polls.
+    pub(super) fn watch_all(&self, connections: &Connections) -> Result<(), ServerError> {
+        (0..self.acceptors.len()).try_for_each(|acceptor| self.watch(acceptor, connections))
+    }
+
+    fn watch(&self, acceptor: usize, connections: &Connections) -> Result<(), ServerError> {
+        let watched = connections.watch(&self.acceptors[acceptor], LISTENER);
+        watched.map_err(system("watch for clients"))
     }
 
     /// Adds a connection that has not identified itself. Returns the number of the connection to
@@ -168,7 +183,8 @@ impl Admission {
             }
         };
         let reply = encode_reply(&Ok(Welcome { client_id: id, lease, ..self.welcome }));
-        let sent = match self.acceptor.descriptor(role) {
+        let descriptor = self.acceptors.iter().find_map(|acceptor| acceptor.descriptor(role));
+        let sent = match descriptor {
             Some(descriptor) => connection.channel.send_with_descriptor(&reply, descriptor),
             None => connection.channel.send(&reply),
         };
@@ -224,8 +240,7 @@ impl Admission {
         };
         let secret = new_session_secret().map_err(|error| error.to_string());
         let added = secret.and_then(|session_secret| {
-            let welcome = self.welcome_with_key((id, lease), session_secret, role);
-            let welcome = welcome.ok_or("there is no device")?;
+            let welcome = self.welcome_with_key((id, lease), session_secret, incoming.remote(role));
             let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
             let (channel, connection_id) = accepted.map_err(|error| error.to_string())?;
             let client = ClientIdentity::Client { id, role, lease, session_secret };
@@ -263,10 +278,9 @@ impl Admission {
         });
         let unknown = Refusal::UnknownClient { client: client_id.into() };
         let Some((connection_number, lease)) = found else { return Err((incoming, unknown)) };
-        let welcome = self.welcome_with_key((client_id, lease), session_secret, role);
-        let (Some(welcome), Some(client)) =
-            (welcome, connections.by_number.get_mut(&connection_number))
-        else {
+        let remote = incoming.remote(role);
+        let welcome = self.welcome_with_key((client_id, lease), session_secret, remote);
+        let Some(client) = connections.by_number.get_mut(&connection_number) else {
             return Ok(());
         };
         if client.data.len() >= SESSIONS_MAX {
@@ -285,11 +299,10 @@ impl Admission {
         &self,
         (client_id, lease): (u16, u64),
         session_secret: u64,
-        role: Role,
-    ) -> Option<Welcome> {
-        let remote = self.acceptor.remote(role)?;
+        remote: RemoteRegion,
+    ) -> Welcome {
         let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
-        Some(Welcome {
+        Welcome {
             client_id,
             lease,
             base_address,
@@ -297,7 +310,7 @@ impl Admission {
             round_trip_min_ns,
             session_secret,
             ..self.welcome
-        })
+        }
     }
 
     /// Returns an id and a lease for one more client in this role, of this user. The limit for a

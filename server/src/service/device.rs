@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use farside_config::ServerConfig;
+use farside_config::{ServerConfig, addresses_text};
 use farside_control::{Role, Welcome, encode_reply};
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
@@ -44,7 +44,7 @@ impl Protections {
 
 /// The configured address, for error messages.
 fn listen_address(config: &ServerConfig) -> String {
-    config.listen.as_ref().map(ToString::to_string).unwrap_or_default()
+    addresses_text(&config.listen)
 }
 
 /// Binds a listener to the first of these addresses that belongs to an RDMA device.
@@ -112,10 +112,6 @@ impl Acceptor for DeviceAcceptor {
     fn needs_probes(&self) -> bool {
         true
     }
-
-    fn remote(&self, role: Role) -> Option<RemoteRegion> {
-        Some(self.protections.of(role).remote())
-    }
 }
 
 impl AsFd for DeviceAcceptor {
@@ -136,6 +132,10 @@ impl ConnectionRequest for DeviceRequest {
 
     fn reaches_region(&self) -> bool {
         self.protections.writers.serves(&self.incoming)
+    }
+
+    fn remote(&self, role: Role) -> RemoteRegion {
+        self.protections.of(role).remote()
     }
 
     fn reject(self: Box<Self>, reason: &[u8]) {

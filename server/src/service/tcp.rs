@@ -10,8 +10,8 @@ use farside_config::ServerConfig;
 use farside_control::address::Address;
 use farside_control::{Role, Welcome, encode_reply};
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
-use farside_fabric::shm::{Lease, Region, RegionMemory};
-use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, ROUND_TRIP_MIN_NS};
+use farside_fabric::shm::{self, Lease, Region, RegionMemory};
+use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener};
 use farside_layout::Geometry;
 
 use super::acceptor::{
@@ -38,6 +38,8 @@ struct SharedRegion {
     /// Mapped for reading, so that the memory itself refuses a reader's changes.
     for_readers: Arc<Region>,
     geometry: Geometry,
+    /// No chain of any client takes less time, on whatever fabric.
+    round_trip_min_ns: u32,
 }
 
 /// Binds a listener to all of these addresses.
@@ -63,6 +65,10 @@ impl BoundListener for Listener {
             for_writers: opened.region.clone(),
             for_readers: Arc::new(Region::map_read_only(&for_readers).map_err(failed())?),
             geometry: opened.geometry,
+            round_trip_min_ns: match config.listens_at(Address::is_shm) {
+                true => shm::ROUND_TRIP_MIN_NS as u32,
+                false => tcp::ROUND_TRIP_MIN_NS,
+            },
         };
         let acceptor = TcpAcceptor { listener: *self, shared: Arc::new(shared) };
         Ok((Box::new(acceptor), OwnEndpoint::over_memory(&opened.region)))
@@ -83,16 +89,6 @@ impl Acceptor for TcpAcceptor {
             Event::Ended(id) => Arrival::Ended(id),
         }))
     }
-
-    fn remote(&self, role: Role) -> Option<RemoteRegion> {
-        Some(RemoteRegion {
-            base_address: 0,
-            region_bytes: self.shared.for_writers.bytes(),
-            rkey: 0,
-            writable: role == Role::Writer,
-            round_trip_min_ns: ROUND_TRIP_MIN_NS,
-        })
-    }
 }
 
 impl AsFd for TcpAcceptor {
@@ -109,6 +105,16 @@ struct TcpRequest {
 impl ConnectionRequest for TcpRequest {
     fn connect_request(&self) -> &[u8] {
         self.incoming.request()
+    }
+
+    fn remote(&self, role: Role) -> RemoteRegion {
+        RemoteRegion {
+            base_address: 0,
+            region_bytes: self.shared.for_writers.bytes(),
+            rkey: 0,
+            writable: role == Role::Writer,
+            round_trip_min_ns: self.shared.round_trip_min_ns,
+        }
     }
 
     fn reject(self: Box<Self>, reason: &[u8]) {

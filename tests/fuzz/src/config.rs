@@ -47,7 +47,7 @@ pub(crate) fn server(bytes: &[u8]) -> bool {
     let config = farside_config::parse::<ServerConfig>(text, Path::new("server.toml"));
     let config = config.and_then(|config| config.validate().map(|()| config));
     let Some(config) = decoded(config) else { return false };
-    check_address_round_trips(config.address().unwrap());
+    config.listen.iter().for_each(check_address_round_trips);
     [config.memory, config.index].into_iter().flatten().for_each(check_size_round_trips);
     let region_bytes = config.region_bytes();
     assert!(region_bytes.is_multiple_of(CHUNK_BYTES));
@@ -63,7 +63,7 @@ pub(crate) fn client(bytes: &[u8]) -> bool {
     let config = config.and_then(|config| config.validate().map(|()| config));
     let Some(config) = decoded(config) else { return false };
     if let Some(server) = &config.server {
-        check_address_round_trips(&server.parse().unwrap());
+        Address::parse_several(server).unwrap().iter().for_each(check_address_round_trips);
     }
     check_size_round_trips(config.cache_bytes);
     assert!(PIPELINE_DEPTH_RANGE.contains(&config.pipeline_depth));

@@ -39,6 +39,7 @@ mod reader;
 mod reconnect;
 mod refusals;
 mod server_cli;
+mod several_addresses;
 mod shared_chains;
 mod slow_link;
 mod slow_pipeline;

@@ -89,7 +89,7 @@ fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 
 fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
     let (address, timeout) = (address.parse().unwrap(), Duration::from_secs(20));
-    ConnectOptions { address, role, token, timeout, rdma: Options::default() }
+    ConnectOptions { address, others: Vec::new(), role, token, timeout, rdma: Options::default() }
 }
 
 /// Returns a server with a secret, and options that connect to it.

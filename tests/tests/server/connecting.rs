@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn a_writer_gets_a_welcome_a_region_and_a_lease() {
     let (folder, server) = serving();
-    assert_eq!(server.address(), folder.config.listen.as_ref().unwrap());
+    assert_eq!(server.addresses(), folder.config.listen);
     let client = folder.writer();
     let (superblock, format) = client.superblock();
     assert_eq!(client.welcome.region_bytes, REGION_BYTES);

@@ -51,7 +51,7 @@ impl TestFolder {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = ServerConfig {
-            listen: Some(Address::Shm(dir.path().join("kv.sock"))),
+            listen: vec![Address::Shm(dir.path().join("kv.sock"))],
             memory: Some(ByteSize(REGION_BYTES)),
             // Several subtables, so that tests can confuse them on purpose.
             index: Some(ByteSize(64 << 10)),

@@ -14,7 +14,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// The shortest timeout of an attempt. The last attempt gets it, because it begins when no time is
 /// left.
-const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(50);
+pub(super) const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 /// How far an attempt to reach a server came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -88,7 +88,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
     let lease = Lease { offset: lease_offset(&region, &welcome)?, number: welcome.lease };
     let channel = ShmChannel::over(connection).map_err(system("setting up the socket"))?;
     let factory = Box::new(ShmFactory { region: Arc::new(region), lease });
-    Ok(Attached { welcome, factory, channel: Box::new(channel) })
+    Ok(Attached { address: options.address.clone(), welcome, factory, channel: Box::new(channel) })
 }
 
 /// Returns the offset of this client's entry in the client table.
@@ -121,6 +121,7 @@ mod tests {
         rustix::net::listen(&listener, 0).unwrap();
         let options = ConnectOptions {
             address: Address::Shm(path),
+            others: Vec::new(),
             role: Role::Writer,
             token: Token::NONE,
             timeout: Duration::from_millis(1),

@@ -101,7 +101,12 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
             // Sessions that are opened later get the whole timeout.
             options: Options { connect_timeout: options.timeout },
         };
-        return Ok(Attached { welcome, factory: Box::new(factory), channel: Box::new(channel) });
+        return Ok(Attached {
+            address: options.address.clone(),
+            welcome,
+            factory: Box::new(factory),
+            channel: Box::new(channel),
+        });
     }
     Err(failure)
 }
@@ -120,6 +125,7 @@ mod tests {
     fn options(port: u16) -> ConnectOptions {
         ConnectOptions {
             address: Address::Tcp { host: "127.0.0.1".into(), port },
+            others: Vec::new(),
             role: Role::Writer,
             token: Token::NONE,
             timeout: Duration::from_millis(50),

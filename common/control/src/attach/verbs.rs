@@ -115,7 +115,12 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
             // Sessions that are opened later get the whole timeout.
             rdma: Options { connect_timeout: options.timeout, ..options.rdma },
         };
-        return Ok(Attached { welcome, factory: Box::new(factory), channel: Box::new(channel) });
+        return Ok(Attached {
+            address: options.address.clone(),
+            welcome,
+            factory: Box::new(factory),
+            channel: Box::new(channel),
+        });
     }
     Err(failure)
 }

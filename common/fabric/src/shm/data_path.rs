@@ -15,10 +15,10 @@ use crate::{
     Timing, Verb, Wakeup,
 };
 
-/// Before another client can claim the same slot, a claim executes two locked instructions, a
-/// fence, a copy of 256 bytes and at least three reads of the clock, all in order. These are some
-/// 140 cycles, which take longer than this on any processor.
-const ROUND_TRIP_MIN_NS: Nanos = 20;
+/// RTT_min of `docs/protocol.md`. Before another client can claim the same slot, a claim executes
+/// two locked instructions, a fence, a copy of 256 bytes and at least three reads of the clock, all
+/// in order. These are some 140 cycles, which take longer than this on any processor.
+pub const ROUND_TRIP_MIN_NS: Nanos = 20;
 /// L of `docs/protocol.md`: a chain that is executed later than this after its post is refused.
 pub const LATENESS_MAX_NS: Nanos = 50_000_000;
 /// The longest part of a WRITE between two checks of lease and clock, in words of 8 bytes.

@@ -26,6 +26,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
     let valid = encode_reply(&Ok(false_welcome()));
     let options = ConnectOptions {
         address: address.parse().unwrap(),
+        others: Vec::new(),
         role: Role::Reader,
         token: Token::NONE,
         timeout: Duration::from_secs(20),
