@@ -224,6 +224,21 @@ impl AsyncClient {
         Ok(self.plain(Action::Delete, key.as_ref(), &[]).await?.applied)
     }
 
+    /// Removes a key only if its value is still the one that the write `expected` stored. Returns
+    /// false if it is not, or if the key is absent. Round trips as for
+    /// [`Session::delete_if_version`](crate::Session::delete_if_version).
+    ///
+    /// # Errors
+    /// As [`AsyncClient::delete`].
+    pub async fn delete_if_version(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Version,
+    ) -> Result<bool> {
+        let action = Action::delete_if_version(expected);
+        Ok(self.plain(action, key.as_ref(), &[]).await?.applied)
+    }
+
     /// Removes a key and returns its value; `None` if the key was absent. Round trips as for
     /// [`Session::take`](crate::Session::take).
     ///

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use farside_protocol::{Action, Lifetime};
+use farside_protocol::{Action, Lifetime, Version};
 
 use crate::reconnecting::ReconnectBudget;
 use crate::{

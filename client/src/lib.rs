@@ -49,6 +49,7 @@
 //! | change a value | [`increment`](Session::increment), [`append`](Session::append) |
 //! | change when it expires | [`touch`](Session::touch), [`persist`](Session::persist) |
 //! | remove a key | [`delete`](Session::delete), [`take`](Session::take) |
+//! | remove a known version | [`delete_if_version`](Session::delete_if_version) |
 //! | remove several | [`delete_many`](Session::delete_many) |
 //! | remove all with a prefix | [`delete_prefix`](Session::delete_prefix) |
 //! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |

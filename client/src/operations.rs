@@ -111,6 +111,20 @@ macro_rules! define_operations {
             self.begin(Action::Delete, key.as_ref(), &[])
         }
 
+        /// A DELETE that takes effect only if the key's value is still the one that the write
+        /// `expected` stored, as [`Session::delete_if_version`](crate::Session::delete_if_version).
+        ///
+        /// ```
+        /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+        /// let version = session.get_or_insert("a", "1")?.version;
+        /// assert!(session.batch().delete_if_version("a", version).run()?.remove(0)?.applied);
+        /// session.pipeline()?.delete_if_version("a", version)?; // no effect: it is absent
+        /// # Ok(()) }
+        /// ```
+        pub fn delete_if_version(self: $this, key: impl AsRef<[u8]>, expected: Version) -> $result {
+            self.begin(Action::delete_if_version(expected), key.as_ref(), &[])
+        }
+
         /// A DELETE that returns the value, as [`Session::take`](crate::Session::take).
         ///
         /// ```

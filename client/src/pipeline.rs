@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use farside_fabric::{Counters, LaneId, Wakeup};
 
-use farside_protocol::{Action, Lifetime};
+use farside_protocol::{Action, Lifetime, Version};
 
 use self::lanes::LaneScheduler;
 pub(crate) use self::lanes::PipelineMemory;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside_protocol::{Action, Change, Expected, Lifetime, Version};
+use farside_protocol::{Action, Expected, Lifetime, Version};
 
 use crate::{Outcome, Result, Session, Store, Value};
 
@@ -134,6 +134,29 @@ impl Session {
         Ok(self.outcome(taken).value)
     }
 
+    /// Removes a key only if its value is still the one that the write `expected` stored. Returns
+    /// false if it is not, or if the key is absent.
+    ///
+    /// Round trips as for [`Session::take`]: the value is READ, because only its block shows the
+    /// whole version. One round trip less if the value is another one.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("job", "build")?;
+    /// let read = session.get("job")?.expect("it was just put");
+    /// session.put("job", "test")?; // usually another client does this
+    /// assert!(!session.delete_if_version("job", read.version)?);
+    /// let read = session.get("job")?.expect("it was just put");
+    /// assert!(session.delete_if_version("job", read.version)?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::delete`].
+    pub fn delete_if_version(&mut self, key: impl AsRef<[u8]>, expected: Version) -> Result<bool> {
+        Ok(self.change(Action::delete_if_version(expected), key.as_ref(), &[])?.applied)
+    }
+
     /// Returns the key's value; if the key is absent, stores `value` first.
     ///
     /// The round trips of a GET, and those of [`Session::insert`] if the key is absent.
@@ -152,8 +175,7 @@ impl Session {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<Value> {
-        let action = Action::modify(Change::Leave, true, Lifetime::Forever, true);
-        let answer = self.change(action, key.as_ref(), value.as_ref())?;
+        let answer = self.change(Action::get_or_insert(), key.as_ref(), value.as_ref())?;
         let outcome = self.outcome(answer);
         let version = outcome.version.unwrap_or(Version::from_u64(0));
         Ok(outcome.value.unwrap_or_else(|| Value { data: value.as_ref().to_vec(), version }))

@@ -140,7 +140,7 @@ fn recorded(action: Action<'_>, key: u64) -> (HistoryOperation, u64) {
         Action::Modify(Modification { change: Change::Append, .. }) => {
             (HistoryOperation::Append, NONE)
         }
-        Action::Modify(Modification { change: Change::Remove, .. }) => {
+        Action::Modify(Modification { change: Change::Remove(None), .. }) => {
             (HistoryOperation::Take, NONE)
         }
         Action::Version | Action::Modify(_) => unreachable!("no such operation is recorded"),
@@ -168,7 +168,7 @@ fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) 
         Action::Modify(Modification { change: Change::Append, .. }) => {
             session.append(key, value).map(|_| changed(true))
         }
-        Action::Modify(Modification { change: Change::Remove, .. }) => {
+        Action::Modify(Modification { change: Change::Remove(None), .. }) => {
             session.take(key).map(|found| (ended(found.is_some()), found))
         }
         Action::Version | Action::Modify(_) => unreachable!("no such operation is recorded"),

@@ -1,6 +1,6 @@
 //! The kinds of operations.
 
-use crate::{Change, Expected, Lifetime, Modification};
+use crate::{Change, Expected, Lifetime, Modification, Version};
 
 /// An operation on a key, without the key and the new value.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,11 @@ impl Action<'static> {
         Action::modify(Change::Append, true, Lifetime::Kept, true)
     }
 
+    /// Reads the value. Stores the staged one if the key is absent.
+    pub fn get_or_insert() -> Self {
+        Action::modify(Change::Leave, true, Lifetime::Forever, true)
+    }
+
     /// Gives the present value another lifetime.
     pub fn touch(lifetime: Lifetime) -> Self {
         Action::modify(Change::Retain, false, lifetime, false)
@@ -41,7 +46,12 @@ impl Action<'static> {
 
     /// Removes the key and returns its value.
     pub fn take() -> Self {
-        Action::modify(Change::Remove, false, Lifetime::Forever, true)
+        Action::modify(Change::Remove(None), false, Lifetime::Forever, true)
+    }
+
+    /// Removes the key if its value is still the one that the write `expected` stored.
+    pub fn delete_if_version(expected: Version) -> Self {
+        Action::modify(Change::Remove(Some(expected)), false, Lifetime::Forever, false)
     }
 }
 

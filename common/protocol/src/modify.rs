@@ -1,4 +1,5 @@
-//! Operations that depend on the key's present value: exchange, increment, append, touch, take.
+//! Operations that depend on the key's present value: exchange, increment, append, touch, take, and
+//! DELETE by version.
 //!
 //! All are one loop: a GET finds the value and proves its slot, and a swing replaces exactly the
 //! word that led to it. If another client changed the word meanwhile, the swing fails and the loop
@@ -11,7 +12,7 @@
 //! | `Add` | the number in the value, plus another one | the other number |
 //! | `Append` | the value, then the staged value | the staged value |
 //! | `Retain` | the same value, with another lifetime | |
-//! | `Remove` | nothing: the key is absent afterwards | |
+//! | `Remove` | nothing: the key is absent afterwards, if the condition holds | |
 //! | `Leave` | no change: the value is only returned | the staged value |
 //! | `Refuse` | the same, but the INSERT comes before the GET | the staged value |
 
@@ -52,8 +53,9 @@ pub enum Change<'v> {
     Append,
     /// It stays, with the new lifetime.
     Retain,
-    /// The key is removed.
-    Remove,
+    /// The key is removed, if its value is still the one that this write stored. Without a
+    /// condition it always is.
+    Remove(Option<Version>),
     /// Nothing changes.
     Leave,
     /// Nothing changes. The key is likely absent, so the operation begins with the INSERT.
@@ -113,7 +115,7 @@ impl<F: Fabric> Operation<'_, F> {
                 // The expiry is known, so no chain has to READ the block again.
                 let target = ProvenSlot { expires_at_ms: Some(present.expires_at_ms), ..target };
                 let modified = match change {
-                    Change::Remove => self.remove(&target).await?,
+                    Change::Remove(_) => self.remove(&target).await?,
                     _ => {
                         let (value_bytes, number) =
                             self.stage_change(change, Some(&present), &mut staged_at)?;
@@ -137,7 +139,9 @@ impl<F: Fabric> Operation<'_, F> {
     fn leaves(&self, change: Change<'_>, present: &Found) -> bool {
         match change {
             Change::Leave | Change::Refuse => true,
-            Change::Store(Some(Expected::Version(version))) => present.version != version,
+            Change::Store(Some(Expected::Version(version))) | Change::Remove(Some(version)) => {
+                present.version != version
+            }
             Change::Store(Some(Expected::Value(value))) => {
                 let block = self.engine.endpoint.buffer(self.lane, Buffer::ReadBlock);
                 present.value_in(&block) != value
@@ -202,7 +206,7 @@ impl<F: Fabric> Operation<'_, F> {
                 }
                 (old_bytes + staged_bytes, 0)
             }
-            Change::Store(_) | Change::Remove | Change::Leave | Change::Refuse => {
+            Change::Store(_) | Change::Remove(_) | Change::Leave | Change::Refuse => {
                 (self.value_bytes, 0)
             }
         })

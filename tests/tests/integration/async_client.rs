@@ -72,6 +72,13 @@ async fn operate(client: AsyncClient, prefix: &'static str) {
     assert_eq!(client.take(&key).await.unwrap(), None);
     assert_eq!(client.increment(&key, 40).await.unwrap(), 40);
     assert_eq!(client.increment(&key, 2).await.unwrap(), 42);
+    let version = client.version(&key).await.unwrap().unwrap();
+    assert_eq!(client.increment(&key, 1).await.unwrap(), 43);
+    assert!(!client.delete_if_version(&key, version).await.unwrap());
+    let version = client.version(&key).await.unwrap().unwrap();
+    assert!(client.delete_if_version(&key, version).await.unwrap());
+    assert!(!client.delete_if_version(&key, version).await.unwrap());
+    client.put(&key, "fourth").await.unwrap();
     assert!(client.delete(&key).await.unwrap());
     assert!(!client.delete(&key).await.unwrap());
     let mut buffer = b"stale".to_vec();

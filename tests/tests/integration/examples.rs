@@ -35,7 +35,7 @@ fn the_lock_has_one_holder() {
     assert_eq!(
         run("lock"),
         "first acquires: true\nsecond acquires: false\nfirst renews: true\nfirst releases: true\n\
-         second acquires, for 50ms\nfirst acquires after that\nsecond renews: false\n\
+         second acquires, for 50ms: true\nfirst acquires after that\nsecond renews: false\n\
          first releases: true\n"
     );
 }

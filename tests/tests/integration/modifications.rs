@@ -49,6 +49,22 @@ fn a_modification_costs_one_round_trip_more_than_a_get() {
     assert_eq!(price(session, take), (2, 1, 1, 1), "take, cached");
     session.put("n", "1").unwrap();
     assert_eq!(uncached(session, take), (3, 2, 1, 1), "take, uncached");
+    for is_cached in [true, false] {
+        let first = session.get_or_insert("n", "1").unwrap().version;
+        session.put("n", "1").unwrap();
+        let present = session.get("n").unwrap().unwrap().version;
+        let mut cost = |expected, applies| {
+            let delete = |session: &mut Session| {
+                assert_eq!(session.delete_if_version("n", expected).unwrap(), applies);
+            };
+            if is_cached { price(session, delete) } else { uncached(session, delete) }
+        };
+        let (refused, removed) =
+            if is_cached { ((1, 1, 0, 0), (2, 1, 1, 1)) } else { ((2, 2, 0, 0), (3, 2, 1, 1)) };
+        assert_eq!(cost(first, false), refused, "DELETE by another version, {is_cached}");
+        assert_eq!(cost(present, true), removed, "DELETE by version, {is_cached}");
+        assert_eq!(cost(present, false), (1, 1, 0, 0), "DELETE by version, absent, {is_cached}");
+    }
     let absent = |session: &mut Session| {
         assert_eq!(session.take("n").unwrap(), None);
         assert!(!session.touch("n", HOUR).unwrap());
@@ -199,6 +215,16 @@ fn a_pipeline_has_all_operations() {
     assert_eq!(run(&mut |it| assert!(it.version("a").is_ok())), (true, 0, None));
     assert_eq!(run(&mut |it| assert!(it.take("a").is_ok())), (true, 0, value("42!")));
     assert_eq!(run(&mut |it| assert!(it.take("a").is_ok())), (false, 0, None));
+    drop(pipeline);
+    let first = session.get_or_insert("a", "1").unwrap().version;
+    session.put("a", "1").unwrap();
+    let second = session.get("a").unwrap().unwrap().version;
+    let batch = session.batch().delete_if_version("a", first);
+    let refused = batch.run().unwrap().remove(0).unwrap();
+    assert_eq!((refused.applied, refused.version), (false, Some(second)));
+    let mut pipeline = session.pipeline().unwrap();
+    pipeline.delete_if_version("a", second).unwrap();
+    assert!(pipeline.wait().unwrap().result.unwrap().applied);
 }
 
 #[test]
