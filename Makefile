@@ -26,12 +26,13 @@ demo: ## Loads a real tree of files (DIR=...), dumps and compares it, runs a sho
 	@tools/scripts/needs.sh
 	@tools/scripts/demo.sh
 
-test: ## Checks format, lints and documentation; runs all tests, over TCP, and over RDMA in guests
+test: ## Checks format, lints, packages and documentation; runs all tests, over TCP and RDMA too
 	@tools/scripts/needs.sh --test
 	@tests/vm/needs.sh
 	cargo fmt --check
 	. tools/scripts/verbs-env.sh && \
 	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
+	    CARGO_NET_OFFLINE=true tools/scripts/package.sh --no-build && \
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --bins --tests --locked && \
 	    FARSIDE_BUILT=1 cargo test --workspace --locked && \

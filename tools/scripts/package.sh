@@ -3,6 +3,9 @@
 # package, and that the packages build without the repository, from target/package/unpacked. With
 # CARGO_NET_OFFLINE=true it needs no network once everything was built.
 #
+#   tools/scripts/package.sh               packages, checks and builds
+#   tools/scripts/package.sh --no-build    packages and checks, in seconds
+#
 # Also packages changes that are not committed. `cargo publish` refuses those.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -39,6 +42,11 @@ for name in "${names[@]}"; do
     bytes=$(stat -c %s "$packages/$name-$version.crate")
     [ "$bytes" -lt 1000000 ] || fail "$name has $bytes bytes"
 done
+
+if [ "${1:-}" = --no-build ]; then
+    echo "${#names[@]} packages are complete: $packages/*.crate"
+    exit
+fi
 
 # The packages as a workspace, with the lock file and profiles of this one. So what was built for
 # this workspace is used again.
