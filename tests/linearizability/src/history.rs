@@ -19,6 +19,19 @@ pub enum HistoryOperation {
     Take,
     Increment,
     Append,
+    DeleteVersion,
+    GetOrInsert,
+    /// A store that keeps the expiry of the value that it replaces.
+    PutKeepTtl,
+    /// Only the simulator checks it: a history has no expiries.
+    Touch,
+}
+
+impl HistoryOperation {
+    /// Whether the operation has an argument.
+    pub fn stores(self) -> bool {
+        !matches!(self, Self::Get | Self::Delete | Self::DeleteVersion | Self::Take)
+    }
 }
 
 /// The result of an operation.
@@ -48,13 +61,13 @@ pub struct Record {
     /// The value to be stored. For an increment the addend, for an append the digits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub argument: Option<String>,
-    /// The value, or the version, that an exchange required.
+    /// The value, or the version, that an exchange or a DELETE required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
     /// The operation's result.
     pub result: Ended,
-    /// The value that a GET or take found, that an exchange found instead of the required one, or
-    /// that an increment stored.
+    /// The value that a GET or take found, that an exchange found instead of the required one, that
+    /// kept a get-or-insert from storing, or that an increment stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
     /// The version of the found value.

@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, HashMap};
 
 pub use history::{Ended, HistoryOperation, Record, read, write};
 pub use register::{
-    CONFIGURATIONS_MAX, HistoryAnswer, HistoryCall, OPAQUE_MIN, Register, RegisterFault, Value,
-    numeric,
+    CONFIGURATIONS_MAX, Held, HistoryAnswer, HistoryCall, OPAQUE_MIN, Register, RegisterFault,
+    Value, numeric,
 };
 
 /// The reason why a history was not accepted.
@@ -220,23 +220,24 @@ impl<'r> Values<'r> {
         };
         let operation = record.operation;
         let argument = match operation {
-            HistoryOperation::Get | HistoryOperation::Delete | HistoryOperation::Take => 0,
+            HistoryOperation::Touch => return Err(Violation::Record(Box::new(record.clone()))),
+            _ if !operation.stores() => 0,
             _ => number(&record.argument)?,
         };
         let expected = match operation {
             HistoryOperation::Exchange => Some(number(&record.expected)?),
-            HistoryOperation::ExchangeVersion => {
+            HistoryOperation::ExchangeVersion | HistoryOperation::DeleteVersion => {
                 let version = record.expected.as_ref();
                 version.and_then(|version| self.versions.get(version.as_str())).copied()
             }
             _ => None,
         };
-        Ok(HistoryCall { operation, argument, expected })
+        Ok(HistoryCall { operation, argument, expected: expected.map(Held::from) })
     }
 
     /// Returns the answer that the caller got; `None` if the operation ended without an answer.
     fn answer(&self, record: &Record) -> Option<HistoryAnswer> {
-        let found = record.found.as_ref().map(|text| self.numbers[text.as_str()]);
+        let found = record.found.as_ref().map(|text| self.numbers[text.as_str()].into());
         match record.result {
             Ended::Done => Some(HistoryAnswer { done: true, found }),
             Ended::Refused => Some(HistoryAnswer { done: false, found }),

@@ -16,6 +16,21 @@ pub type Value = i64;
 /// Every text that is no decimal number, or too large a one, has a number from this one on.
 pub const OPAQUE_MIN: Value = 1 << 40;
 
+/// What a key holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Held {
+    /// The value.
+    pub value: Value,
+    /// A number for the time at which it expires; 0 for never, and where it is not known.
+    pub expiry: Value,
+}
+
+impl From<Value> for Held {
+    fn from(value: Value) -> Self {
+        Self { value, expiry: 0 }
+    }
+}
+
 /// Returns the value of a decimal text; `None` for any other text.
 pub fn numeric(text: &str) -> Option<Value> {
     let value: Value = text.parse().ok()?;
@@ -28,11 +43,11 @@ pub struct HistoryCall {
     /// The operation.
     pub operation: HistoryOperation,
     /// The value to be stored, if the operation stores one. For an increment the addend, for an
-    /// append one digit.
+    /// append one digit, for a touch the new expiry.
     pub argument: Value,
-    /// The value that an exchange requires. `None` for a version that no answer contains, so its
-    /// value is unknown.
-    pub expected: Option<Value>,
+    /// What an exchange or a DELETE requires: of an exchange by value only the value counts. `None`
+    /// for a version that no answer contains, so its value is unknown.
+    pub expected: Option<Held>,
 }
 
 /// The answer of an operation.
@@ -40,9 +55,9 @@ pub struct HistoryCall {
 pub struct HistoryAnswer {
     /// A GET found the key, or the change was made.
     pub done: bool,
-    /// The value that a GET or take found, that an exchange found instead of the expected one, or
-    /// that an increment stored.
-    pub found: Option<Value>,
+    /// What a GET or take found, what an exchange found instead of the expected value, what kept a
+    /// get-or-insert from storing, or the sum that an increment stored.
+    pub found: Option<Held>,
 }
 
 impl HistoryCall {
@@ -52,44 +67,55 @@ impl HistoryCall {
     }
 
     /// Applies the operation to a key with the value `held`. Returns the new value and the answer.
-    pub(super) fn apply(self, held: Option<Value>) -> (Option<Value>, HistoryAnswer) {
-        let stored = || (Some(self.argument), HistoryAnswer { done: true, found: None });
+    pub(super) fn apply(self, held: Option<Held>) -> (Option<Held>, HistoryAnswer) {
+        let changed = |new| (new, HistoryAnswer { done: true, found: None });
+        let stored = || changed(Some(self.argument.into()));
+        let removed = || changed(None);
         let refused = |found| (held, HistoryAnswer { done: false, found });
+        let value = held.map_or(0, |held| held.value);
+        let expiry = held.map_or(0, |held| held.expiry);
+        let is_expected = |is: fn(Held, Held) -> bool| {
+            held.zip(self.expected).is_some_and(|(held, expected)| is(held, expected))
+        };
         match self.operation {
             HistoryOperation::Get => (held, HistoryAnswer { done: held.is_some(), found: held }),
             HistoryOperation::Put => stored(),
-            HistoryOperation::Insert if held.is_none() => stored(),
+            HistoryOperation::PutKeepTtl => changed(Some(Held { value: self.argument, expiry })),
+            HistoryOperation::Insert | HistoryOperation::GetOrInsert if held.is_none() => stored(),
             HistoryOperation::Update if held.is_some() => stored(),
-            HistoryOperation::Delete if held.is_some() => {
-                (None, HistoryAnswer { done: true, found: None })
+            HistoryOperation::Touch if held.is_some() => {
+                changed(Some(Held { value, expiry: self.argument }))
             }
+            HistoryOperation::Delete if held.is_some() => removed(),
+            HistoryOperation::DeleteVersion if is_expected(|held, it| held == it) => removed(),
             HistoryOperation::Take if held.is_some() => {
                 (None, HistoryAnswer { done: true, found: held })
             }
             HistoryOperation::Insert
             | HistoryOperation::Update
+            | HistoryOperation::Touch
             | HistoryOperation::Delete
+            | HistoryOperation::DeleteVersion
             | HistoryOperation::Take => refused(None),
             // These fail for a value that is no number.
-            HistoryOperation::Increment | HistoryOperation::Append
-                if held.is_some_and(|held| held >= OPAQUE_MIN) =>
-            {
+            HistoryOperation::Increment | HistoryOperation::Append if value >= OPAQUE_MIN => {
                 refused(None)
             }
             HistoryOperation::Increment => {
-                let sum = Some(held.unwrap_or(0) + self.argument);
-                (sum, HistoryAnswer { done: true, found: sum })
+                let value = value + self.argument;
+                let answer = HistoryAnswer { done: true, found: Some(value.into()) };
+                (Some(Held { value, expiry }), answer)
             }
             HistoryOperation::Append => {
-                let longer = Some(held.unwrap_or(0) * 10 + self.argument);
-                (longer, HistoryAnswer { done: true, found: None })
+                changed(Some(Held { value: value * 10 + self.argument, expiry }))
             }
-            HistoryOperation::Exchange | HistoryOperation::ExchangeVersion
-                if self.expected.is_some() && held == self.expected =>
-            {
+            HistoryOperation::Exchange if is_expected(|held, it| held.value == it.value) => {
                 stored()
             }
-            HistoryOperation::Exchange | HistoryOperation::ExchangeVersion => refused(held),
+            HistoryOperation::ExchangeVersion if is_expected(|held, it| held == it) => stored(),
+            HistoryOperation::Exchange
+            | HistoryOperation::ExchangeVersion
+            | HistoryOperation::GetOrInsert => refused(held),
         }
     }
 
@@ -97,15 +123,17 @@ impl HistoryCall {
     /// pairs with this answer.
     fn outcomes(
         self,
-        held: Option<Value>,
+        held: Option<Held>,
         known_answer: Option<HistoryAnswer>,
-    ) -> impl Iterator<Item = (Option<Value>, HistoryAnswer)> {
+    ) -> impl Iterator<Item = (Option<Held>, HistoryAnswer)> {
         // The unknown version may be the current value's version.
-        let may_match = self.operation == HistoryOperation::ExchangeVersion
-            && self.expected.is_none()
-            && held.is_some();
-        let matched = (Some(self.argument), HistoryAnswer { done: true, found: None });
-        let outcomes = [self.apply(held)].into_iter().chain(may_match.then_some(matched));
+        let by_version = matches!(
+            self.operation,
+            HistoryOperation::ExchangeVersion | HistoryOperation::DeleteVersion
+        );
+        let is_unknown = by_version && self.expected.is_none() && held.is_some();
+        let matched = is_unknown.then(|| Self { expected: held, ..self }.apply(held));
+        let outcomes = [self.apply(held)].into_iter().chain(matched);
         outcomes.filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
     }
 }
@@ -113,7 +141,7 @@ impl HistoryCall {
 /// One explanation of the answers so far.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Configuration {
-    held: Option<Value>,
+    held: Option<Held>,
     /// The unanswered operations that have taken effect, and their future answers, sorted by id.
     applied: Vec<(u32, HistoryAnswer)>,
 }
@@ -125,7 +153,7 @@ impl Configuration {
         Some(self.applied[index].1)
     }
 
-    fn apply(&self, id: u32, (held, answer): (Option<Value>, HistoryAnswer)) -> Self {
+    fn apply(&self, id: u32, (held, answer): (Option<Held>, HistoryAnswer)) -> Self {
         let mut applied = self.applied.clone();
         let index = applied.partition_point(|(other, _)| *other < id);
         applied.insert(index, (id, answer));

@@ -46,7 +46,7 @@ fn at(invoke: u64, returned: u64, record: Record) -> Record {
 
 /// Whether some order of these operations explains all answers. `done` are the operations that are
 /// already in the order; operations without an answer are optional.
-fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Value>) -> bool {
+fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Held>) -> bool {
     let values = Values::new("k", &records.iter().collect::<Vec<_>>(), false).unwrap();
     let is_left = |index: &usize| !done.contains(index);
     let rest: Vec<usize> = (0..records.len()).filter(is_left).collect();
@@ -296,6 +296,56 @@ fn histories_round_trip_through_json_lines() {
     assert!(text.starts_with(&format!(r#"{first}"invoke":0,"return":1}}"#)), "{text}");
     assert_eq!(read(&bytes[..]).unwrap(), history);
     assert!(read(&b"{}\n"[..]).unwrap_err().starts_with("line 1: "));
+}
+
+#[test]
+fn a_delete_by_version_removes_this_version_only() {
+    let delete = |version: &str| Record {
+        expected: Some(version.to_owned()),
+        ..record(1, HistoryOperation::DeleteVersion, None)
+    };
+    let first = [at(0, 1, put(1, 1)), read_version(2, 1, "a")];
+    let with = |more: &[Record]| check(&[&first[..], more].concat());
+    assert_eq!(with(&[at(4, 5, delete("a")), at(6, 7, get(2, None))]), Ok(()));
+    assert!(with(&[at(4, 5, put(1, 2)), at(6, 7, delete("a"))]).is_err());
+    // A version that no GET has found may be the present one.
+    assert_eq!(with(&[at(4, 5, delete("b")), at(6, 7, get(2, None))]), Ok(()));
+    let refused = Record { result: Ended::Refused, ..delete("a") };
+    assert!(with(&[at(4, 5, refused)]).is_err());
+}
+
+/// A get-or-insert stores only if the key is absent, and returns what kept it from storing.
+#[test]
+fn a_second_get_or_insert_finds_the_value_of_the_first() {
+    let stored = |process, value| record(process, HistoryOperation::GetOrInsert, Some(value));
+    let found = |process, value, found: u32| {
+        let (result, found) = (Ended::Refused, Some(found.to_string()));
+        Record { result, found, ..stored(process, value) }
+    };
+    assert_eq!(check(&[at(0, 5, stored(1, 7)), at(1, 6, found(2, 8, 7))]), Ok(()));
+    assert!(check(&[at(0, 5, stored(1, 7)), at(1, 6, stored(2, 8))]).is_err());
+    assert!(check(&[at(0, 5, stored(1, 7)), at(1, 6, found(2, 8, 8))]).is_err());
+}
+
+/// A touch changes the expiry, and a store that keeps it the value.
+#[test]
+fn a_register_knows_expiries() {
+    let mut register = Register::default();
+    let mut run = |id, operation, argument, found| {
+        let call = HistoryCall { operation, argument, expected: None };
+        register.invoke(id, call, None);
+        register.respond(id, HistoryAnswer { done: true, found })
+    };
+    let held = |value, expiry| Some(Held { value, expiry });
+    assert_eq!(run(0, HistoryOperation::Put, 1, None), Ok(()));
+    assert_eq!(run(1, HistoryOperation::Touch, 5, None), Ok(()));
+    assert_eq!(run(2, HistoryOperation::PutKeepTtl, 2, None), Ok(()));
+    assert_eq!(run(3, HistoryOperation::Get, 0, held(2, 5)), Ok(()));
+    assert_eq!(run(4, HistoryOperation::Put, 3, None), Ok(()));
+    let kept = run(5, HistoryOperation::Get, 0, held(3, 5));
+    assert_eq!(kept, Err(RegisterFault::NotLinearizable(5)));
+    let touch = at(0, 1, record(1, HistoryOperation::Touch, Some(5)));
+    assert!(matches!(check(&[touch]), Err(Violation::Record(_))), "a history has no expiries");
 }
 
 #[test]

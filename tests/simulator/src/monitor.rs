@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use farside_linearizability::{
-    Ended, HistoryAnswer, HistoryCall, HistoryOperation, OPAQUE_MIN, Record, Register,
+    Ended, Held, HistoryAnswer, HistoryCall, HistoryOperation, OPAQUE_MIN, Record, Register,
     RegisterFault, Value, numeric,
 };
 use farside_protocol::OperationError;
@@ -11,7 +11,7 @@ use farside_protocol::OperationError;
 use crate::memory::mix;
 use crate::region::{KEYS, Key};
 use crate::script::Op;
-use crate::session::Reply;
+use crate::session::{FoundValue, Reply};
 
 /// The reason why an execution is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,8 +42,42 @@ pub(crate) struct RequestedOperation {
     pub(crate) op: Op,
     /// The value to be stored.
     pub(crate) value: String,
-    /// The value that an exchange requires, and the version if the exchange requires one.
-    pub(crate) expected: Option<(String, Option<String>)>,
+    pub(crate) expected: Option<ExpectedContent>,
+}
+
+/// What an exchange or a DELETE requires.
+#[derive(Clone, Debug)]
+pub(crate) enum ExpectedContent {
+    /// This value.
+    Value(&'static str),
+    /// The version of this value.
+    Seen(FoundValue),
+}
+
+impl ExpectedContent {
+    /// The value.
+    fn text(&self) -> &str {
+        match self {
+            Self::Value(text) => text,
+            Self::Seen(found) => &found.text,
+        }
+    }
+
+    /// The number of the value's expiry, as far as it counts.
+    fn expiry(&self) -> Value {
+        match self {
+            Self::Value(_) => 0,
+            Self::Seen(found) => found.expiry as Value,
+        }
+    }
+
+    /// The value, or the version, for a report.
+    fn shown(&self) -> String {
+        match self {
+            Self::Value(text) => (*text).to_owned(),
+            Self::Seen(found) => found.version.to_string(),
+        }
+    }
 }
 
 impl RequestedOperation {
@@ -60,7 +94,11 @@ impl RequestedOperation {
             Op::Delete(key) => (HistoryOperation::Delete, key),
             Op::Exchange(key, _) => (HistoryOperation::Exchange, key),
             Op::ExchangeSeen(key) => (HistoryOperation::ExchangeVersion, key),
+            Op::DeleteSeen(key) => (HistoryOperation::DeleteVersion, key),
             Op::Take(key) => (HistoryOperation::Take, key),
+            Op::GetOrInsert(key) => (HistoryOperation::GetOrInsert, key),
+            Op::Touch(key) => (HistoryOperation::Touch, key),
+            Op::PutKeepTtl(key) => (HistoryOperation::PutKeepTtl, key),
             Op::Increment(key) => (HistoryOperation::Increment, key),
             Op::Append(key) => (HistoryOperation::Append, key),
             Op::Yield | Op::GiveBack | Op::Sleep(_) | Op::RaiseBoth => {
@@ -75,7 +113,7 @@ pub(crate) struct Monitor {
     registers: Vec<Register>,
     numbers: HashMap<String, Value>,
     versions: HashMap<String, Value>,
-    version_of_value: HashMap<Value, String>,
+    version_of_value: HashMap<Held, String>,
     pub(crate) history: Vec<Record>,
     /// The index of each operation in the history.
     records: HashMap<u32, usize>,
@@ -112,22 +150,21 @@ impl Monitor {
     pub(crate) fn invoke(&mut self, process: usize, n: u32, requested: &RequestedOperation) -> u32 {
         let (operation, key) = requested.operation();
         let value = self.number(&requested.value);
-        let expected = requested.expected.as_ref().map(|(text, _)| self.number(text));
+        let expected = requested.expected.as_ref().map(|expected| Held {
+            value: self.number(expected.text()),
+            expiry: expected.expiry(),
+        });
         let call = HistoryCall { operation, argument: value, expected };
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
         self.registers[key].invoke(id, call, None);
-        let stores = !matches!(
-            operation,
-            HistoryOperation::Get | HistoryOperation::Delete | HistoryOperation::Take
-        );
         self.time += 1;
         self.history.push(Record {
             process: process as u64,
             operation,
             key: format!("k{key}"),
-            argument: stores.then(|| requested.value.clone()),
-            expected: requested.expected.clone().map(|(value, version)| version.unwrap_or(value)),
+            argument: operation.stores().then(|| requested.value.clone()),
+            expected: requested.expected.as_ref().map(ExpectedContent::shown),
             result: Ended::Unknown,
             found: None,
             version: None,
@@ -165,17 +202,19 @@ impl Monitor {
         let mut answer = HistoryAnswer { done: reply.done, found: None };
         // An append's answer in a history has no value.
         let is_append = self.history[at].operation == HistoryOperation::Append;
-        if let Some((value, version)) = reply.found.as_ref().filter(|_| !is_append) {
-            let (text, version) = (String::from_utf8_lossy(value), version.to_string());
-            let value = self.number(&text);
-            answer.found = Some(value);
-            self.history[at].found = Some(text.into_owned());
+        if let Some(found) = reply.found.as_ref().filter(|_| !is_append) {
+            let version = found.version.to_string();
+            let held = Held { value: self.number(&found.text), expiry: found.expiry as Value };
+            answer.found = Some(held);
+            self.history[at].found = Some(found.text.clone());
             self.history[at].version = Some(version.clone());
-            let same_value = *self.versions.entry(version.clone()).or_insert(value) == value;
+            // The sum of an increment comes without its expiry, so only the value is compared.
+            let known = *self.versions.entry(version.clone()).or_insert(held.value);
+            let same_value = known == held.value;
             let version_of_value =
-                self.version_of_value.entry(value).or_insert_with(|| version.clone());
+                self.version_of_value.entry(held).or_insert_with(|| version.clone());
             // A sum may be stored again after the key was deleted.
-            if !same_value || value >= OPAQUE_MIN && *version_of_value != version {
+            if !same_value || held.value >= OPAQUE_MIN && *version_of_value != version {
                 return Err(Violation::Version(version));
             }
         }

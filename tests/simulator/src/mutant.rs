@@ -89,6 +89,9 @@ pub enum Mutant {
     UnknownIsNothing,
     /// PUT counts as overwritten by a conditional operation.
     AbsorbedByConditional,
+    /// A modification that lost its slot tries again with the value and the expiry that it READ
+    /// first (I4).
+    FirstBlockKept,
     /// PUT relies on an old READ of the window when it decides that it was overwritten.
     AbsorbedByOldWindow,
     /// A DELETE that lost to a PUT reports that it removed the key.

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 
 use farside_fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, BlockStamp, HINT_OFFSET, HeaderWord,
-    INCARNATIONS, Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, BlockStamp, HINT_OFFSET,
+    HeaderWord, INCARNATIONS, Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -21,6 +21,9 @@ use crate::mutant::Mutant;
 use crate::mutant_fabric::inserts::{later, with_incarnation};
 use crate::mutant_fabric::splits::{MutantSplitState, nothing};
 use crate::region::{GRACE_MS, hash, keys};
+
+/// The length of a block of the smallest class.
+const BLOCK_WORDS: usize = 8;
 
 /// The scratch buffers of a lane.
 pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
@@ -38,6 +41,8 @@ pub(crate) struct MutantFabric {
     window: Option<Vec<u64>>,
     /// The first word that a READ of one word brought.
     word: Option<u64>,
+    /// The first whole block that was READ.
+    block: Option<[u64; BLOCK_WORDS]>,
     /// The word that the posted compare-and-swap reports instead of the one that it finds.
     pub(crate) reported: Option<u64>,
     /// The last compare-and-swap failed because it found another LIVE word.
@@ -58,6 +63,7 @@ impl MutantFabric {
             words: HashMap::new(),
             window: None,
             word: None,
+            block: None,
             reported: None,
             lost: false,
             delay: 0,
@@ -305,6 +311,11 @@ impl MutantFabric {
                 block[0] = block[0] & 0xffff_ffff | u64::from(generation) << 32;
                 reseal(remote, block);
             }
+            Mutant::FirstBlockKept if is_whole(remote, block) => {
+                let first = self.block.get_or_insert(std::array::from_fn(|at| block[at]));
+                block[1..BLOCK_WORDS].copy_from_slice(&first[1..]);
+                reseal(remote, block);
+            }
             Mutant::NoChecksum | Mutant::PatienceWithoutMargin | Mutant::StoppedClock => {
                 reseal(remote, block)
             }
@@ -371,6 +382,12 @@ fn leads_to(remote: u64, block: &[u64]) -> Slot {
     };
     let (block, hash) = (BlockRef { address, class, generation_low }, hash(&keys()[0]));
     Slot::new(SlotWord::live_in(0, hash.fingerprint(), block, false), hash.hint(0))
+}
+
+/// Whether the checksum of a block is right.
+fn is_whole(remote: u64, block: &[u64]) -> bool {
+    let bytes = &block.as_bytes()[..BLOCK_WORDS * size_of::<u64>()];
+    BlockAddress::from_offset(remote).is_some_and(|address| Block::decode(bytes, address).is_ok())
 }
 
 /// Corrects the checksum of a block, so that the client accepts its content.

@@ -25,7 +25,14 @@ pub enum Op {
     /// Exchange by the version that the script's last GET of the key found. Skipped if that GET
     /// found no value.
     ExchangeSeen(Key),
+    /// DELETE by that version, as `ExchangeSeen`.
+    DeleteSeen(Key),
     Take(Key),
+    GetOrInsert(Key),
+    /// Gives the value an expiry that no other operation gives.
+    Touch(Key),
+    /// PUT that keeps the expiry of the value that it replaces.
+    PutKeepTtl(Key),
     /// Adds 1.
     Increment(Key),
     /// Appends a digit.
@@ -188,6 +195,26 @@ impl Script {
     /// Compare-and-exchange by the version seen last.
     pub fn exchange_seen(self, key: Key) -> Self {
         self.then(Op::ExchangeSeen(key))
+    }
+
+    /// DELETE by the version seen last.
+    pub fn delete_seen(self, key: Key) -> Self {
+        self.then(Op::DeleteSeen(key))
+    }
+
+    /// GET, and INSERT if the key is absent.
+    pub fn get_or_insert(self, key: Key) -> Self {
+        self.then(Op::GetOrInsert(key))
+    }
+
+    /// Gives the value another expiry.
+    pub fn touch(self, key: Key) -> Self {
+        self.then(Op::Touch(key))
+    }
+
+    /// PUT that keeps the expiry.
+    pub fn put_keep_ttl(self, key: Key) -> Self {
+        self.then(Op::PutKeepTtl(key))
     }
 
     /// The client changes two other regions, one after the other.

@@ -18,8 +18,21 @@ pub(crate) struct Reply {
     /// A GET found the key, or the change was made.
     pub(crate) done: bool,
     /// The value that a GET found, or that an exchange found instead of the expected one.
-    pub(crate) found: Option<(Vec<u8>, Version)>,
+    pub(crate) found: Option<FoundValue>,
 }
+
+/// A value that an operation returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FoundValue {
+    pub(crate) text: String,
+    pub(crate) version: Version,
+    /// The number of its expiry, after [`EXPIRY_BASE_MS`]; 0 for never.
+    pub(crate) expiry: u64,
+}
+
+/// The expiries of touched values are later than this, in milliseconds since 1970: in the year
+/// 4199. So no value expires in an execution.
+pub(crate) const EXPIRY_BASE_MS: u64 = 1 << 46;
 
 /// A session over the simulated fabric.
 pub(crate) struct TestSession {
@@ -81,12 +94,17 @@ impl TestSession {
         let Answer { applied, version, number, found } =
             operation.perform(action).await.map_err(error)?;
         let buffer = self.engine.endpoint.buffer(lane, Buffer::ReadBlock);
-        let found = found.map(|found| (found.value_in(&buffer).to_vec(), found.version));
+        let found = found.map(|found| FoundValue {
+            text: String::from_utf8_lossy(found.value_in(&buffer)).into_owned(),
+            version: found.version,
+            expiry: found.expires_at_ms().saturating_sub(EXPIRY_BASE_MS),
+        });
         // An increment returns the number that it stored.
         let is_increment =
             matches!(action, Action::Modify(Modification { change: Change::Add(_), .. }));
         let stored = version.filter(|_| is_increment);
-        let found = found.or_else(|| Some((number.to_string().into_bytes(), stored?)));
+        let sum = |version| FoundValue { text: number.to_string(), version, expiry: 0 };
+        let found = found.or_else(|| stored.map(sum));
         Ok(Reply { done: applied, found })
     }
 

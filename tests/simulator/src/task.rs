@@ -7,12 +7,12 @@ use std::task::Poll;
 
 use farside_fabric::LaneId;
 use farside_protocol::split::SplitProgress;
-use farside_protocol::{Action, Expected, Lifetime, OperationError, Version};
+use farside_protocol::{Action, Change, Expected, Lifetime, OperationError};
 
-use crate::monitor::RequestedOperation;
+use crate::monitor::{ExpectedContent, RequestedOperation};
 use crate::region::{KEYS, LARGE_BYTES, keys};
 use crate::script::Op;
-use crate::session::{Reply, TestSession};
+use crate::session::{EXPIRY_BASE_MS, FoundValue, Reply, TestSession};
 use crate::two_regions::raise;
 
 /// A message of a process to the execution that polls it.
@@ -35,8 +35,8 @@ pub(crate) enum Event {
     Finished,
 }
 
-/// The value and version that a script's last GET of each key found.
-pub(crate) type Seen = Vec<Option<(String, Version)>>;
+/// What a script's last GET of each key found.
+pub(crate) type Seen = Vec<Option<FoundValue>>;
 
 pub(crate) type Events = Rc<RefCell<VecDeque<Event>>>;
 
@@ -92,45 +92,58 @@ pub(crate) async fn run_script(
         if let Op::Increment(_) | Op::Append(_) = op {
             value = "1".to_owned();
         }
+        // The number of the expiry. Scripts have fewer than 16 operations, if they touch a key.
+        let expiry = name.bytes().fold(0, |number, byte| number << 8 | u64::from(byte)) << 4;
+        let expiry = expiry + n as u64 + 1;
+        if let Op::Touch(_) = op {
+            value = expiry.to_string();
+        }
         if matches!(op, Op::PutLarge(_)) {
             value.extend(std::iter::repeat_n('\0', LARGE_BYTES - value.len()));
         }
         let expected = match op {
-            Op::Exchange(_, expected) => Some((expected.to_owned(), None)),
-            Op::ExchangeSeen(key) => {
-                let Some((value, version)) = seen[key].clone() else {
+            Op::Exchange(_, expected) => Some(ExpectedContent::Value(expected)),
+            Op::ExchangeSeen(key) | Op::DeleteSeen(key) => {
+                let Some(found) = seen[key].clone() else {
                     events.borrow_mut().push_back(Event::Skip);
                     continue;
                 };
-                Some((value, Some(version.to_string())))
+                Some(ExpectedContent::Seen(found))
             }
             _ => None,
         };
-        let requested = RequestedOperation { op, value: value.clone(), expected: expected.clone() };
+        let requested = RequestedOperation { op, value: value.clone(), expected };
         let key = requested.key();
         if !std::mem::take(&mut is_invoked) {
             events.borrow_mut().push_back(Event::Invoke(requested));
         }
         let required = match (op, &seen[key]) {
             (Op::Exchange(_, expected), _) => Some(Expected::Value(expected.as_bytes())),
-            (Op::ExchangeSeen(_), Some((_, version))) => Some(Expected::Version(*version)),
+            (Op::ExchangeSeen(_), Some(found)) => Some(Expected::Version(found.version)),
             _ => None,
         };
         let forever = Lifetime::Forever;
+        let put_keep_ttl = Action::modify(Change::Store(None), true, Lifetime::Kept, false);
         let (action, value) = match (op, required) {
             (Op::Get(_), _) => (Action::Get, ""),
             (Op::Put(_) | Op::PutLarge(_), _) => (Action::Put(forever), &*value),
             (Op::Insert(_), _) => (Action::Insert(forever), &*value),
             (Op::Update(_), _) => (Action::Update(forever), &*value),
             (Op::Take(_), _) => (Action::take(), ""),
+            (Op::GetOrInsert(_), _) => (Action::get_or_insert(), &*value),
+            (Op::Touch(_), _) => (Action::touch(Lifetime::Until(EXPIRY_BASE_MS + expiry)), ""),
+            (Op::PutKeepTtl(_), _) => (put_keep_ttl, &*value),
             (Op::Increment(_), _) => (Action::increment(1), ""),
             (Op::Append(_), _) => (Action::append(), &*value),
             (_, Some(required)) => (Action::Exchange(required, forever), &*value),
-            (_, None) => (Action::Delete, ""),
+            (_, None) => match (op, &seen[key]) {
+                (Op::DeleteSeen(_), Some(found)) => (Action::delete_if_version(found.version), ""),
+                _ => (Action::Delete, ""),
+            },
         };
         let reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
-        if let (Op::Get(_), Ok(Reply { found: Some((value, version)), .. })) = (op, &reply) {
-            seen[key] = Some((String::from_utf8_lossy(value).into_owned(), *version));
+        if let (Op::Get(_), Ok(Reply { found: Some(found), .. })) = (op, &reply) {
+            seen[key] = Some(found.clone());
         }
         let mut events = events.borrow_mut();
         let is_invoked = matches!(reply, Err(None));

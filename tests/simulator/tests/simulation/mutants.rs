@@ -2,7 +2,9 @@
 //! must find nothing wrong in the same scenarios without a mutant.
 
 use farside_layout::INCARNATIONS;
-use farside_simulator::{Bounds, Explored, Failure, Mutant, Scenario, Script, Violation, client};
+use farside_simulator::{
+    Bounds, Explored, Failure, Mutant, Op, Scenario, Script, Violation, client,
+};
 
 use crate::{GRACE_NS, core_seconds};
 
@@ -259,6 +261,45 @@ fn absorbed_by_conditional_is_caught() {
     let scenario = Scenario::new().stored(0).client(client().put(0));
     let scenario = scenario.client(client().knows(0).exchange(0, "i0"));
     assert_caught_for_all(Mutant::AbsorbedByConditional, scenario);
+}
+
+/// A touch copies the value, and a store that keeps the TTL the expiry.
+#[test]
+fn first_block_kept_is_caught() {
+    for (first, second) in [
+        (Op::Touch(0), Op::Put(0)),
+        (Op::PutKeepTtl(0), Op::Touch(0)),
+        (Op::Increment(0), Op::Increment(0)),
+    ] {
+        let scenario = |mutant| {
+            let stored = client().op(Op::Increment(0)).op(second);
+            let changes = client().op(first).op(first).mutant(mutant);
+            Scenario::new().client(stored).client(changes)
+        };
+        let failure = assert_caught(scenario(Some(Mutant::FirstBlockKept)), scenario(None));
+        assert_eq!(failure.violation, Violation::NotLinearizable, "{first:?}");
+    }
+}
+
+/// Two clients that both find the key absent.
+#[test]
+fn get_or_insert_none_aborted_is_caught() {
+    let scenario = Scenario::new().used(2).seed(2).client(client().get_or_insert(0));
+    let scenario = scenario.client(client().get_or_insert(0));
+    assert_caught_for_all(Mutant::NoneAborted, scenario);
+}
+
+#[test]
+fn absorbed_by_touch_is_caught() {
+    let scenario = Scenario::new().stored(0).client(client().put(0));
+    let scenario = scenario.client(client().knows(0).touch(0));
+    assert_caught_for_all(Mutant::AbsorbedByConditional, scenario);
+}
+
+#[test]
+fn delete_by_version_absorbed_is_caught() {
+    let scenario = Scenario::new().stored(0).client(client().get(0).delete_seen(0));
+    assert_caught_for_all(Mutant::DeleteAbsorbed, scenario.client(client().update(0)));
 }
 
 /// The first READ of the window is for an absent key.

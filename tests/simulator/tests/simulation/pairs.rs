@@ -60,10 +60,13 @@ fn every_pair_of_neighbours() {
 /// DELETE. The key is absent, or has a number that the first client has cached, or both. The
 /// checker knows what an append makes of a number only, so none stands beside a PUT or INSERT.
 fn beside_every_modification(first: Op) {
-    let modifications = [Op::Increment(0), Op::Append(0), Op::Take(0)];
-    let others = [Op::Put(0), Op::Insert(0), Op::Delete(0)];
+    let modifications = [Op::Increment(0), Op::Append(0), Op::Take(0), Op::Touch(0)];
+    let others = [Op::GetOrInsert(0), Op::PutKeepTtl(0), Op::Put(0), Op::Insert(0), Op::Delete(0)];
     for second in modifications.into_iter().chain(others) {
-        if let (Op::Append(_), Op::Put(_) | Op::Insert(_)) = (first, second) {
+        let is_append = |op| matches!(op, Op::Append(_));
+        if is_append(first) && others[..4].contains(&second)
+            || is_append(second) && others[..4].contains(&first)
+        {
             continue;
         }
         let (one, two) = (client().op(first), client().op(second).get(0));
@@ -72,6 +75,11 @@ fn beside_every_modification(first: Op) {
         passes(Scenario::new().client(one.clone()).client(two), 2);
         let two = client().op(Op::Increment(0)).op(second).get(0);
         passes(Scenario::new().client(one).client(two), 1);
+        if matches!(first, Op::Touch(_) | Op::PutKeepTtl(_)) && !is_append(second) {
+            // The value has an expiry already, and is no number.
+            let one = client().touch(0).op(first);
+            passes(Scenario::new().stored(0).client(one).client(client().op(second).get(0)), 1);
+        }
     }
 }
 
@@ -88,4 +96,33 @@ fn an_append_beside_every_modification() {
 #[test]
 fn a_take_beside_every_modification() {
     beside_every_modification(Op::Take(0));
+}
+
+#[test]
+fn a_touch_beside_every_modification() {
+    beside_every_modification(Op::Touch(0));
+}
+
+#[test]
+fn a_get_or_insert_beside_every_modification() {
+    beside_every_modification(Op::GetOrInsert(0));
+}
+
+#[test]
+fn a_put_that_keeps_the_ttl_beside_every_modification() {
+    beside_every_modification(Op::PutKeepTtl(0));
+}
+
+/// DELETE and exchange by a version that a GET found, beside what makes another version.
+#[test]
+fn a_change_by_version_beside_every_operation() {
+    let others = [Op::Touch(0), Op::PutKeepTtl(0), Op::Take(0), Op::GetOrInsert(0)];
+    for change in [Op::DeleteSeen(0), Op::ExchangeSeen(0)] {
+        for second in OPS.into_iter().chain(others).chain([Op::DeleteSeen(0)]) {
+            let (one, two) = (client().get(0).op(change), client().get(0).op(second).get(0));
+            passes(Scenario::new().stored(0).client(one.clone()).client(two), 1);
+            let two = client().delete(0).op(second);
+            passes(Scenario::new().stored(0).client(one).client(two), 2);
+        }
+    }
 }

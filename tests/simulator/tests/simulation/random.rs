@@ -69,6 +69,17 @@ fn returning() -> Scenario {
     scenario.client(first).client(second)
 }
 
+/// All clients change the present values of two keys, and when they expire.
+fn mixture() -> Scenario {
+    let first = client().knows(0).touch(0).put_keep_ttl(0).get(0).delete_seen(0).get_or_insert(0);
+    let second = client().get(0).put_keep_ttl(0).touch(1).get(1).exchange_seen(1).delete_seen(0);
+    let third = client().get_or_insert(0).get(1).delete_seen(1).get_or_insert(1).touch(0).get(0);
+    let lanes = client().knows(0).touch(0).put(1).lane().put_keep_ttl(0).delete(1).update(0);
+    let scenario = Scenario::new().slots(3).used(1).stored(0).deaths(1).sweeps();
+    let scenario = scenario.jumps(2, &[1_300_000, GRACE_NS, 8_100_000_000]).chains(64);
+    scenario.client(first).client(second).client(third).client(lanes)
+}
+
 /// Returns the number in an environment variable, or the default.
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
@@ -78,7 +89,7 @@ fn variable(name: &str, default: u64) -> u64 {
 #[test]
 fn seeds() {
     let first = variable("FARSIDE_SIMULATION_SEED", 0);
-    let separate = [brawl(), chase(), rush(), moving(), wreck(), returning()];
+    let separate = [brawl(), chase(), rush(), moving(), wreck(), returning(), mixture()];
     let shared = separate.clone().map(Scenario::shares_locations);
     let seconds = variable("FARSIDE_SIMULATION_SECONDS", 10);
     let share = Duration::from_secs(seconds) / (separate.len() + shared.len()) as u32;
