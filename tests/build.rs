@@ -42,6 +42,7 @@ fn examples(content: &str, prefixes: &[&str]) -> Vec<(usize, String)> {
 /// Returns the test of an example; `None` if the example needs no server.
 fn test(name: &str, code: &str) -> Option<String> {
     let end = match code {
+        _ if code.contains("async fn example(") => "Ok(smol::block_on(example(&async_client()?))?)",
         _ if code.contains("fn example(") => "Ok(example(&mut session())?)",
         _ if code.contains("fn main(") => "main()",
         _ if code.contains(".connect()?") => "",

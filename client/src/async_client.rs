@@ -83,6 +83,13 @@ impl Client {
     /// Returns a client for async tasks, with a session and a thread of its own. Waits as
     /// [`Client::session`] does, so call it outside of async code, or where blocking is allowed.
     ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// let for_tasks = client.async_client()?;
+    /// let other = for_tasks.clone(); // for another task; both share the session and the thread
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Client::session`].
     pub fn async_client(&self) -> Result<AsyncClient> {
@@ -132,6 +139,13 @@ impl AsyncClient {
     /// Returns the value of a key; `None` if the key is absent. Round trips as for
     /// [`Session::get`](crate::Session::get).
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("greeting", "hello").await?;
+    /// assert_eq!(client.get("greeting").await?.expect("it was just put"), "hello");
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::get`](crate::Session::get).
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
@@ -141,6 +155,15 @@ impl AsyncClient {
     /// As [`AsyncClient::get`], into the caller's buffer, whose content is replaced. The buffer is
     /// empty afterwards if the key is absent. Allocates nothing in the steady state, if the buffer
     /// is large enough and the value has at most 4 KiB.
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("greeting", "hello").await?;
+    /// let mut buffer = Vec::new(); // for many calls
+    /// assert!(client.get_into("greeting", &mut buffer).await?.is_some());
+    /// assert_eq!(buffer, b"hello");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::get`].
@@ -155,6 +178,14 @@ impl AsyncClient {
     /// Returns the version of the key's value; `None` if the key is absent. Round trips as for
     /// [`Session::version`](crate::Session::version).
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("greeting", "hello").await?;
+    /// let read = client.get("greeting").await?.expect("it was just put");
+    /// assert_eq!(client.version("greeting").await?, Some(read.version));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncClient::get`].
     pub async fn version(&self, key: impl AsRef<[u8]>) -> Result<Option<Version>> {
@@ -162,6 +193,13 @@ impl AsyncClient {
     }
 
     /// Whether the key is present. Round trips as for [`AsyncClient::version`].
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("greeting", "hello").await?;
+    /// assert!(client.exists("greeting").await?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::get`].
@@ -172,6 +210,13 @@ impl AsyncClient {
     /// Stores a value, whether or not the key is present. Round trips as for
     /// [`Session::put`](crate::Session::put).
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("greeting", "hello").await?;
+    /// client.put([0x00, 0xff], vec![7; 1000]).await?; // any bytes
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::put`](crate::Session::put).
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
@@ -181,6 +226,18 @@ impl AsyncClient {
 
     /// Stores a value with a condition, a TTL, or both. [`Outcome::applied`] is false if the
     /// condition did not hold. Round trips as for [`Session::store`](crate::Session::store).
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// use std::time::Duration;
+    /// use farside::Store;
+    ///
+    /// let lock = Store::if_absent().ttl(Duration::from_secs(10)).returning();
+    /// assert!(client.store("lock", "first", lock).await?.applied);
+    /// let outcome = client.store("lock", "second", lock).await?;
+    /// assert_eq!(outcome.value.expect("the key is present"), "first");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::put`].
@@ -198,6 +255,13 @@ impl AsyncClient {
     /// Stores a value only if the key is absent. Returns false if it was present. Round trips as
     /// for [`Session::insert`](crate::Session::insert).
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// assert!(client.insert("owner", "first").await?);
+    /// assert!(!client.insert("owner", "second").await?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncClient::put`].
     pub async fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
@@ -207,6 +271,14 @@ impl AsyncClient {
 
     /// Stores a value only if the key is present. Returns false if it was absent. Round trips as
     /// for [`Session::update`](crate::Session::update).
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// assert!(!client.update("owner", "first").await?);
+    /// client.put("owner", "first").await?;
+    /// assert!(client.update("owner", "second").await?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::put`].
@@ -218,6 +290,14 @@ impl AsyncClient {
     /// Removes a key. Returns false if it was absent. Round trips as for
     /// [`Session::delete`](crate::Session::delete).
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("greeting", "hello").await?;
+    /// assert!(client.delete("greeting").await?);
+    /// assert!(!client.delete("greeting").await?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::delete`](crate::Session::delete).
     pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool> {
@@ -227,6 +307,15 @@ impl AsyncClient {
     /// Removes a key only if its value is still the one that the write `expected` stored. Returns
     /// false if it is not, or if the key is absent. Round trips as for
     /// [`Session::delete_if_version`](crate::Session::delete_if_version).
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("job", "build").await?;
+    /// let version = client.version("job").await?.expect("it was just put");
+    /// assert!(client.delete_if_version("job", version).await?);
+    /// assert!(!client.delete_if_version("job", version).await?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::delete`].
@@ -244,6 +333,14 @@ impl AsyncClient {
     ///
     /// If the future is dropped, the key may be removed and the value lost.
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// client.put("job", "build").await?;
+    /// assert_eq!(client.take("job").await?.expect("it was just put"), "build");
+    /// assert!(client.take("job").await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncClient::delete`].
     pub async fn take(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
@@ -253,6 +350,13 @@ impl AsyncClient {
     /// Adds `delta` to the decimal number in the key's value, and returns the sum. Behaves as
     /// [`Session::increment`](crate::Session::increment), with its round trips.
     ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// assert_eq!(client.increment("visits", 1).await?, 1);
+    /// assert_eq!(client.increment("visits", -3).await?, -2);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`Session::increment`](crate::Session::increment).
     pub async fn increment(&self, key: impl AsRef<[u8]>, delta: i64) -> Result<i64> {
@@ -261,6 +365,13 @@ impl AsyncClient {
 
     /// Appends bytes to the key's value, and returns the new length in bytes. Behaves as
     /// [`Session::append`](crate::Session::append), with its round trips.
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// assert_eq!(client.append("log", "one,").await?, 4);
+    /// assert_eq!(client.append("log", "two,").await?, 8);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::put`].
@@ -273,6 +384,15 @@ impl AsyncClient {
 
     /// Makes the key's value expire after `ttl`, instead of when it would have. Returns false if
     /// the key is absent. Round trips as for [`Session::touch`](crate::Session::touch).
+    ///
+    /// ```
+    /// # async fn example(client: &farside::AsyncClient) -> farside::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// client.put("session:42", "alice").await?;
+    /// assert!(client.touch("session:42", Duration::from_secs(15 * 60)).await?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncClient::put`].

@@ -27,6 +27,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Keys and values
+//!
+//! A key is any bytes but none at all, and a value any bytes: texts, arrays and vectors are passed
+//! as they are. [`Session::limits`] tells how long they may be. What is read is a [`Value`]: bytes
+//! that compare with texts, and the [`Version`] of the write that stored them. Conditional stores
+//! and removals return an [`Outcome`], or whether they applied.
+//!
 //! # Operations
 //!
 //! Each method has an example, and says how many round trips it takes.
@@ -63,8 +70,8 @@
 //! value's life, [`keep_ttl`](Store::keep_ttl) keeps the present limit, and
 //! [`returning`](Store::returning) asks for the value before.
 //!
-//! An [`AsyncClient`] has most of these methods as futures. [`Client::admin`] returns what an
-//! administrator does: statistics, collection and compaction.
+//! An [`AsyncClient`] has most of these methods as futures. [`Client::admin`] returns an [`Admin`],
+//! with what an administrator does: statistics, collection and compaction.
 //!
 //! The folder `examples` of this crate has whole programs: `cache_aside`, `counter`, `lock`,
 //! `feature_store` and, with async tasks, `web_handler`.

@@ -5,7 +5,7 @@
 
 use std::error::Error;
 
-use farside::Session;
+use farside::{AsyncClient, Session};
 use farside_tests::ServerProcess;
 
 std::thread_local!(static SERVER: ServerProcess = ServerProcess::start("--memory 64MiB"));
@@ -18,6 +18,11 @@ fn address() -> String {
 /// The session of an example that gets one as an argument.
 fn session() -> Session {
     SERVER.with(ServerProcess::session)
+}
+
+/// The client of an example with async code.
+fn async_client() -> farside::Result<AsyncClient> {
+    SERVER.with(ServerProcess::client).async_client()
 }
 
 /// Runs an example on a thread of its own, whose end stops the server.
