@@ -8,6 +8,7 @@ use crate::{Outcome, Result, Session, Store, Value};
 
 /// When a present value expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ttl {
     /// Never.
     Forever,

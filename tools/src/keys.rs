@@ -89,6 +89,7 @@ pub(crate) fn ttl(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
         None => report_no("is absent", &key),
         Some(Ttl::Forever) => print_line("never"),
         Some(Ttl::For(ttl)) => print_line(format_args!("{:.3}", ttl.as_secs_f64())),
+        Some(other) => anyhow::bail!("this kv-cli does not know the TTL {other:?}"),
     }
 }
 

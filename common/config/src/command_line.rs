@@ -24,11 +24,7 @@ pub mod exit_code {
         match error {
             ConnectError::Unreachable { .. } | ConnectError::Refused { .. } => NO_SERVER,
             ConnectError::Layout(_) => DAMAGE,
-            ConnectError::Untrusted { .. }
-            | ConnectError::Control(_)
-            | ConnectError::OtherFabric
-            | ConnectError::Rdma(_)
-            | ConnectError::System { .. } => FAILED,
+            _ => FAILED,
         }
     }
 }

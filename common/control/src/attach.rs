@@ -76,6 +76,7 @@ pub trait FabricFactory: Send + Sync {
 
 /// Why an attempt to attach failed.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// No server answers, or it stopped answering: `contact` says which. A later attempt may
     /// succeed.

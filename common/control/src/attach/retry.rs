@@ -18,6 +18,7 @@ pub(super) const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 
 /// How far an attempt to reach a server came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Contact {
     /// No server answers at the address.
     None,
