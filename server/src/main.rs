@@ -33,7 +33,7 @@ struct Flags {
     /// Refuse a config file with secrets that other users can read, instead of a warning
     #[arg(long)]
     strict_config: bool,
-    /// Where clients connect, such as shm:///run/farside/kv.sock; several times for several addresses
+    /// Where clients connect, such as shm:///run/farside/kv.sock; can be given several times
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     listen: Vec<Address>,
     /// Size of the region, such as 1GiB

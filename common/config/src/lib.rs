@@ -272,7 +272,7 @@ impl ServerConfig {
                  rdma:// and shm:// with two servers"
             }
             2.. if self.listens_at(is_rdma) => {
-                "an rdma:// address has to be the only one: its region is registered with one device"
+                "an rdma:// address has to be the only one, as its device executes all atomic verbs"
             }
             _ => return Ok(()),
         };

@@ -291,8 +291,8 @@ impl LocationCache {
         Some(((cell, entry), proofs.at(entry.stamp())))
     }
 
-    /// As [`LocationCache::put`], for a LIVE word that replaced the one of this entry: the cell need
-    /// not be looked up again, unless the entry was changed or has moved meanwhile.
+    /// As [`LocationCache::put`], for a LIVE word that replaced the one of this entry. The cell is
+    /// not looked up again, unless the entry was changed or has moved meanwhile.
     #[inline(always)]
     pub(crate) fn replace(
         &self,

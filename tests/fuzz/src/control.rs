@@ -126,14 +126,14 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         round_trip_min_ns: 900,
         session_secret: 1 << 50,
     };
-    let shared =
-        Welcome { base_address: 0, rkey: 0, round_trip_min_ns: 0, session_secret: 0, ..over_rdma };
+    let over_tcp = Welcome { base_address: 0, rkey: 0, ..over_rdma };
+    let shared = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
     let refusals = [
         Refusal::Version { server: 1, client: 2 },
         Refusal::Full { clients: 5 },
         Refusal::UnknownClient { client: 12 },
     ];
-    let replies = [Ok(over_rdma), Ok(shared)].into_iter().chain(refusals.map(Err));
+    let replies = [Ok(over_rdma), Ok(over_tcp), Ok(shared)].into_iter().chain(refusals.map(Err));
     let mut encoded: Vec<_> = replies.map(|reply| encode_reply(&reply).to_vec()).collect();
     let mut padded = encoded[0].clone();
     padded.resize(REPLY_BYTES_MAX, 0);

@@ -1,4 +1,4 @@
-//! One server at several addresses, of different fabrics: clients of each see the same region, and a
+//! One server at several addresses, of different fabrics: clients of each see the same region. A
 //! client that knows all addresses uses the best one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,7 +93,7 @@ fn addresses_that_no_executor_can_serve_are_refused() {
         let output = farside_tests::command::CommandOutput::of(
             farside_tests::command::command("kv-server").args(["--listen", listen]),
         );
-        output.expect_line(2, &["listen = ", listen]);
+        output.expect_line(1, &["listen = ", listen]);
         output.stderr
     };
     let line = refused("rdma://10.9.0.1:7400,shm:///tmp/kv.sock");

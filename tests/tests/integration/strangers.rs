@@ -54,8 +54,7 @@ fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
             reply[..bytes].to_vec()
         }
         Some(address) if is_over_tcp() => {
-            let options = tcp::Options { connect_timeout: TEST_TIMEOUT };
-            tcp::connect_control(*address, bytes, &options).unwrap().1
+            tcp::connect_control(*address, bytes, TEST_TIMEOUT).unwrap().1
         }
         Some(address) => answer_over_rdma(*address, bytes, for_data),
     };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::RemoteRegion;
-use farside_fabric::tcp::{self, DataLink, Options};
+use farside_fabric::tcp::{self, DataLink};
 use farside_fabric::{AnyFabric, RegionIndex};
 
 use super::{
@@ -21,7 +21,7 @@ struct TcpFactory {
     request: [u8; REQUEST_BYTES_MAX],
     welcome: Welcome,
     region: RemoteRegion,
-    options: Options,
+    timeout: Duration,
 }
 
 impl FabricFactory for TcpFactory {
@@ -40,7 +40,7 @@ impl FabricFactory for TcpFactory {
 impl TcpFactory {
     /// Makes a session's connection to the server that answered before.
     fn connect(&self) -> Result<DataLink> {
-        let link = tcp::connect_data(self.address, &self.request, &self.options);
+        let link = tcp::connect_data(self.address, &self.request, self.timeout);
         let link = link.map_err(|error| match error.kind() {
             // The server may only be busy or stopped, so the client keeps its connection.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
@@ -68,8 +68,8 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
         // An address that does not answer leaves time for the others.
         let left = timeout.saturating_sub(started.elapsed()) / left_addresses.max(1);
         left_addresses -= 1;
-        let connect = Options { connect_timeout: left.max(Duration::from_millis(1)) };
-        let (channel, reply) = match tcp::connect_control(address, &request, &connect) {
+        let left = left.max(Duration::from_millis(1));
+        let (channel, reply) = match tcp::connect_control(address, &request, left) {
             Ok(connected) => connected,
             Err(error) => {
                 failure = match error.kind() {
@@ -99,7 +99,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
             welcome,
             region,
             // Sessions that are opened later get the whole timeout.
-            options: Options { connect_timeout: options.timeout },
+            timeout: options.timeout,
         };
         return Ok(Attached {
             address: options.address.clone(),

@@ -5,11 +5,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use super::TcpFabric;
 use super::clock_bound::ClockBound;
 use super::control_channel::TcpChannel;
 use super::record::{CLOCK_WORDS, Header, ReplyKind, WORD_BYTES, reply_kind};
 use super::stream::Stream;
-use super::{Options, TcpFabric};
 use crate::rdma::{ConnectionId, RemoteRegion};
 use crate::{ControlChannel, REPLY_BYTES_MAX, boot_time_ns};
 
@@ -42,11 +42,11 @@ impl DataLink {
 fn greet(
     address: SocketAddr,
     request: &[u8],
-    options: &Options,
+    timeout: Duration,
 ) -> io::Result<(TcpChannel, Vec<u8>)> {
     let started = Instant::now();
     let left = || {
-        let left = options.connect_timeout.saturating_sub(started.elapsed());
+        let left = timeout.saturating_sub(started.elapsed());
         left.max(Duration::from_millis(1))
     };
     let mut channel = TcpChannel::over(Stream::connect(address, left())?, NO_ID);
@@ -62,8 +62,8 @@ fn greet(
             None => {}
         }
         let mut polled = [rustix::event::PollFd::new(&channel, rustix::event::PollFlags::IN)];
-        let timeout = rustix::event::Timespec::try_from(left()).ok();
-        if rustix::event::poll(&mut polled, timeout.as_ref()) == Ok(0) {
+        let left = rustix::event::Timespec::try_from(left()).ok();
+        if rustix::event::poll(&mut polled, left.as_ref()) == Ok(0) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
     }
@@ -78,9 +78,9 @@ fn greet(
 pub fn connect_control(
     address: SocketAddr,
     request: &[u8],
-    options: &Options,
+    timeout: Duration,
 ) -> io::Result<(TcpChannel, Vec<u8>)> {
-    greet(address, request, options)
+    greet(address, request, timeout)
 }
 
 /// Makes a session's connection. The reply may be a refusal.
@@ -90,17 +90,17 @@ pub fn connect_control(
 pub fn connect_data(
     address: SocketAddr,
     request: &[u8],
-    options: &Options,
+    timeout: Duration,
 ) -> io::Result<DataLink> {
     let started = Instant::now();
-    let (channel, reply) = greet(address, request, options)?;
+    let (channel, reply) = greet(address, request, timeout)?;
     // The server's clock follows a welcome. Without it, the server refused the session.
     let (buffered, mut stream) = channel.into_parts();
     let mut clock = [0; CLOCK_WORDS * WORD_BYTES];
     let mut filled = buffered.len().min(clock.len());
     clock[..filled].copy_from_slice(&buffered[..filled]);
     while filled < clock.len() {
-        let left = options.connect_timeout.saturating_sub(started.elapsed());
+        let left = timeout.saturating_sub(started.elapsed());
         stream.set_wait_max(left.max(Duration::from_millis(1)))?;
         match stream.receive(&mut clock[filled..], true)? {
             // A refusal.

@@ -53,10 +53,3 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest time without an answer to chains in flight before a session closes its connection.
 /// The longest over RDMA, by default, is the same.
 const SILENCE_NS_MAX: Nanos = 7_500_000_000;
-
-/// How to connect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// How long connecting may take, with the server's reply.
-    pub connect_timeout: Duration,
-}

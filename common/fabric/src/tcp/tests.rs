@@ -77,7 +77,7 @@ impl Server {
     }
 
     fn session(&self, lanes: u16) -> TcpFabric {
-        let link = connect_data(self.address, &WRITER, &options()).unwrap();
+        let link = connect_data(self.address, &WRITER, TIMEOUT).unwrap();
         assert_eq!(link.reply(), REPLY);
         link.into_fabric(Self::remote(true), lanes).unwrap()
     }
@@ -102,9 +102,7 @@ impl Drop for Server {
     }
 }
 
-fn options() -> Options {
-    Options { connect_timeout: Duration::from_secs(10) }
-}
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn read(remote: u64, bytes: u32) -> Verb {
     Verb::Read { remote, into: Buffer::ReadBlock, bytes }
@@ -157,10 +155,10 @@ fn failed_chains_say_why_and_break_nothing() {
     let word = [Verb::WriteWord { remote: 16, value: 1 }];
     assert_eq!(fabric.run(LANE, REGION, &word, now - 1), Err(ChainError::Late));
     assert_eq!(server.region.load(16), Ok(0));
-    let reader = connect_data(server.address, &READER, &options()).unwrap();
+    let reader = connect_data(server.address, &READER, TIMEOUT).unwrap();
     // A client that ignores its role is refused by the server.
     for writable in [false, true] {
-        let reader = connect_data(server.address, &READER, &options());
+        let reader = connect_data(server.address, &READER, TIMEOUT);
         let mut reader = reader.unwrap().into_fabric(Server::remote(writable), 1).unwrap();
         let deadline = now + LATENESS_MAX_NS;
         assert_eq!(reader.run(LANE, REGION, &word, deadline), Err(ChainError::Denied));
@@ -253,7 +251,7 @@ fn a_chain_whose_connection_breaks_is_unknown_after_its_deadline() {
         // It takes the requests, and dies.
         stream.read_exact(&mut [0; 24 + 32]).unwrap();
     });
-    let link = connect_data(address, &WRITER, &options()).unwrap();
+    let link = connect_data(address, &WRITER, TIMEOUT).unwrap();
     let mut fabric = link.into_fabric(Server::remote(true), 2).unwrap();
     let deadline = fabric.now() + 300_000_000;
     fabric.post(LANE, REGION, &[read(64, 8)], Nanos::MAX);
@@ -334,9 +332,9 @@ fn a_session_that_takes_no_replies_is_not_served_further() {
 #[test]
 fn a_refusal_reaches_the_client() {
     let server = Server::start(1);
-    let link = connect_data(server.address, &[0; REQUEST_BYTES_MAX], &options()).unwrap();
+    let link = connect_data(server.address, &[0; REQUEST_BYTES_MAX], TIMEOUT).unwrap();
     assert_eq!(link.reply(), b"go away");
-    let (_, reply) = connect_control(server.address, b"hello", &options()).unwrap();
+    let (_, reply) = connect_control(server.address, b"hello", TIMEOUT).unwrap();
     assert_eq!(reply, b"go away");
 }
 
@@ -345,7 +343,7 @@ fn a_refusal_reaches_the_client() {
 #[test]
 fn after_a_pause_a_session_asks_for_the_clock() {
     let server = Server::start(1);
-    let link = connect_data(server.address, &WRITER, &options()).unwrap();
+    let link = connect_data(server.address, &WRITER, TIMEOUT).unwrap();
     let old = super::clock_bound::ClockBound::new(0, boot_time_ns().saturating_sub(60_000_000_000));
     let link = DataLink { clock_bound: old, ..link };
     let mut fabric = link.into_fabric(Server::remote(true), 1).unwrap();
