@@ -4,7 +4,8 @@
 # itself. Valgrind counts, so other load on the machine does not matter.
 #
 # There are two figures for each load: `get` has all instructions of the measured loop, with those of
-# kv-bench, and `client_get` those inside the entry points of Session and Pipeline.
+# kv-bench, and `client_get` those inside the entry points of Session and Pipeline. `floor_get` has
+# those of the least that a GET could do: bench/examples/get-floor.rs.
 #
 #   tools/scripts/instructions.sh            compares
 #   tools/scripts/instructions.sh --record   writes bench/instructions.txt anew
@@ -17,9 +18,9 @@ command -v valgrind >/dev/null || {
 }
 # With use-libc, because otherwise rustix reads the kernel's vDSO, which fails under valgrind.
 cargo build --release --locked --no-default-features --features rustix/use-libc \
-    -p farside-bench -p farside-server --bin kv-bench --bin kv-server \
+    -p farside-bench -p farside-server --bin kv-bench --bin kv-server --example get-floor \
     --target-dir "${CARGO_TARGET_DIR:-target}/instructions"
-bench=${CARGO_TARGET_DIR:-target}/instructions/release/kv-bench
+release=${CARGO_TARGET_DIR:-target}/instructions/release
 output=$(mktemp)
 profile=$(mktemp)
 trap 'rm -f "$output" "$profile"' EXIT
@@ -37,7 +38,7 @@ count() {
     shift
     valgrind --fair-sched=yes --tool=callgrind --callgrind-out-file="$profile" \
         --compress-strings=no --compress-pos=no \
-        --toggle-collect='*phases::Shared*::measure*' "$bench" ycsb --records 1000 \
+        --toggle-collect='*phases::Shared*::measure*' "$release/kv-bench" ycsb --records 1000 \
         --limit-seconds 0 --warmup-seconds 0 --operations $operations "$@" >"$output" 2>&1 ||
         { cat "$output" >&2; exit 1; }
     echo "$name $(($(sed -n 's/.*Collected *: *//p' "$output") / operations))"
@@ -50,6 +51,16 @@ count() {
         { echo "the entry points of the client are not in the profile" >&2; exit 1; }
 }
 
+# Prints the instructions of the calls of a function of get-floor, divided by the operations.
+count_floor() {
+    local name=$1 function=$2 depth=$3 operations=204800 # whole batches of kv-bench
+    valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+        --toggle-collect="get_floor::$function" \
+        "$release/examples/get-floor" 1000 "$depth" $operations >"$output" 2>&1 ||
+        { cat "$output" >&2; exit 1; }
+    echo "$name $(($(sed -n 's/.*Collected *: *//p' "$output") / operations))"
+}
+
 counted=$(
     count get --workload c --depth 1
     count get_in_flight --workload c --depth 16
@@ -57,6 +68,8 @@ counted=$(
     count get_and_put_in_flight --workload a --depth 16
     count put "${only_puts[@]}" --depth 1
     count put_in_flight "${only_puts[@]}" --depth 16
+    count_floor floor_get get_one 1
+    count_floor floor_get_in_flight get_interleaved 16
 )
 if [ "${1:-}" = --record ]; then
     tee bench/instructions.txt <<<"$counted"
