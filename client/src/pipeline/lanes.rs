@@ -96,6 +96,13 @@ impl<'s> PipelineLane<'s> {
             _ => Ok(false),
         }
     }
+
+    /// Stores the answer of the operation. Returns its first follower, if there is one.
+    #[inline]
+    fn answer(&mut self, answer: LaneAnswer) -> Option<LaneId> {
+        self.answer = Some(answer);
+        self.next_follower.take()
+    }
 }
 
 /// Schedules the operations in flight on the lanes of a session.
@@ -313,7 +320,10 @@ impl<'s> LaneScheduler<'s> {
         let completed = handle.complete_cached_read(&*fabric, now, id, key, &lane.read);
         drop(fabric);
         match completed {
-            Some(found) => self.finish_with(id, Ok(Answer::found(found))),
+            Some(found) => {
+                let first_follower = lane.answer(Ok(Answer::found(found)));
+                self.finish(id, first_follower);
+            }
             None => {
                 lane.job.successor = handle.successor_by_mark(id, &lane.read);
                 self.run_in_task(id);
@@ -378,11 +388,16 @@ impl<'s> LaneScheduler<'s> {
     /// Makes an operation that has this answer ready to be taken, and completes its followers.
     #[inline(always)]
     fn finish_with(&mut self, id: LaneId, answer: LaneAnswer) {
+        let first_follower = self.lanes[usize::from(id.0)].answer(answer);
+        self.finish(id, first_follower);
+    }
+
+    /// [`Self::finish_with`] of a lane that has its answer.
+    #[inline(always)]
+    fn finish(&mut self, id: LaneId, first_follower: Option<LaneId>) {
         self.begun -= 1;
         self.queues.answered.push(id);
-        let lane = &mut self.lanes[usize::from(id.0)];
-        lane.answer = Some(answer);
-        if let Some(first) = lane.next_follower.take() {
+        if let Some(first) = first_follower {
             self.complete_followers(id, first);
         }
     }
@@ -475,7 +490,7 @@ impl<'s> LaneScheduler<'s> {
             }
         }
         let has_queued = !self.queues.gets.is_empty() || !self.queues.changes.is_empty();
-        if has_queued && self.has_room_for_another() {
+        if has_queued && self.queues.waiting_for_room.is_empty() && self.has_room_for_another() {
             // Read the clock again: the lanes above may have taken long to copy large values.
             self.engine.endpoint.tick();
             self.queues.candidates.clear();
@@ -491,15 +506,14 @@ impl<'s> LaneScheduler<'s> {
         }
     }
 
-    /// Returns whether another operation may begin. An operation that has begun counts with the
-    /// average bytes of an operation, not with those that it has posted so far. A GET without a
-    /// cached location READs only a small window first, and then a value of any size. The window
-    /// must not become too old while the value waits for room.
+    /// Returns whether another operation may begin if no lane waits for room. An operation that has
+    /// begun counts with the average bytes of an operation, not with those that it has posted so
+    /// far. A GET without a cached location READs only a small window first, and then a value of
+    /// any size. The window must not become too old while the value waits for room.
     #[inline]
     fn has_room_for_another(&self) -> bool {
         let under_way_bytes = self.begun * self.operation_bytes;
-        self.queues.waiting_for_room.is_empty()
-            && self.engine.endpoint.has_room(self.region.index, under_way_bytes)
+        self.engine.endpoint.has_room(self.region.index, under_way_bytes)
     }
 
     #[inline]
