@@ -80,9 +80,14 @@ impl FolderEntry {
             match self.open() {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if is_link(&error) => return Err(not_own()),
-                // Another server has removed the file since.
-                Ok(file) if file.metadata()?.nlink() == 0 => {}
-                opened => return opened.and_then(check_own),
+                opened => {
+                    let file = opened?;
+                    let found = file.metadata()?;
+                    // Without a name, another server has removed the file since.
+                    if found.nlink() > 0 {
+                        return check_own(&found).map(|()| file);
+                    }
+                }
             }
         }
         Err(Errno::AGAIN.into())
@@ -142,11 +147,10 @@ fn not_own() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-fn check_own(file: File) -> io::Result<File> {
-    let found = file.metadata()?;
+fn check_own(found: &Metadata) -> io::Result<()> {
     let fits = found.is_file() && found.nlink() == 1;
-    match (fits, is_own(&found)) {
-        (true, true) => Ok(file),
+    match (fits, is_own(found)) {
+        (true, true) => Ok(()),
         (true, false) => Err(io::ErrorKind::PermissionDenied.into()),
         (false, _) => Err(not_own()),
     }

@@ -228,7 +228,7 @@ impl TcpFabric {
         for at in 0..self.links.len() {
             let link = &self.links[at];
             let is_silent = now.saturating_sub(link.heard_at) > SILENCE_NS_MAX;
-            if link.in_flight > 0 && link.stream.is_some() && is_silent {
+            if link.awaits_bytes() && is_silent {
                 self.break_link(RegionIndex(at as u16));
             }
         }

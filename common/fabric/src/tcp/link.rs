@@ -80,7 +80,7 @@ pub(super) struct Link {
     received: usize,
     processed: usize,
     direct: Option<DirectReply>,
-    /// When the last bytes arrived, or when the first of the chains in flight left.
+    /// When the last bytes arrived, or when the first request left since then.
     pub(super) heard_at: Nanos,
 }
 
@@ -118,6 +118,9 @@ impl Link {
         }
         if !self.asks_for_clock {
             self.asks_for_clock = true;
+            if self.in_flight == 0 {
+                self.heard_at = now;
+            }
             record::encode_clock_request(&mut self.output.words);
         }
         false

@@ -27,6 +27,9 @@ const LISTENER: u64 = 0;
 /// The number of the ended connections' descriptor in epoll's events.
 const ENDED: u64 = 1;
 const EVENTS_MAX: usize = 64;
+/// Limit on connections that one event accepts at each address. With more than [`GREETING_MAX`], one
+/// could be closed before its request is read.
+const ACCEPTS_MAX: usize = 64;
 
 /// Accepts connections at one port. Its descriptor is readable when there is an [`Event`].
 pub struct Listener {
@@ -140,7 +143,7 @@ impl Listener {
 
     fn accept_all(&mut self) -> io::Result<()> {
         for at in 0..self.sockets.len() {
-            loop {
+            for _ in 0..ACCEPTS_MAX {
                 let flags = rustix::net::SocketFlags::CLOEXEC;
                 let socket = match rustix::net::accept_with(&self.sockets[at], flags) {
                     Ok(socket) => socket,

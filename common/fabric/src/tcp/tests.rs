@@ -353,3 +353,51 @@ fn after_a_pause_a_session_asks_for_the_clock() {
     assert_eq!(fabric.run(LANE, REGION, &word, deadline), Ok(0), "{:?}", started.elapsed());
     assert_eq!(server.region.load(16), Ok(1));
 }
+
+/// More silent connections than the listener keeps: the oldest are closed, and a session that comes
+/// after them, or is there already, goes on.
+#[test]
+fn silent_connections_crowd_out_no_session() {
+    let server = Server::start(1);
+    let mut before = server.session(1);
+    let silent: Vec<_> = (0..1000).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let mut after = server.session(1);
+    for fabric in [&mut before, &mut after] {
+        assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], Nanos::MAX), Ok(0));
+    }
+    let mut oldest = &silent[0];
+    oldest.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The end, or a reset.
+    assert!(!matches!(oldest.read(&mut [0; 8]), Ok(1..)));
+}
+
+/// A server that is stopped answers not even a request for its clock. A change that waits for that
+/// ends as well.
+#[test]
+fn a_silent_server_is_noticed_while_a_session_asks_for_its_clock() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 4 + REQUEST_BYTES_MAX]).unwrap();
+        let mut clock = Vec::new();
+        super::record::encode_clock(boot_time_ns(), &mut clock);
+        stream.write_all(&(REPLY.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(REPLY).unwrap();
+        stream.write_all(zerocopy::IntoBytes::as_bytes(clock.as_slice())).unwrap();
+        // Until the session gives up.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let link = connect_data(address, &WRITER, TIMEOUT).unwrap();
+    let old = super::clock_bound::ClockBound::new(0, boot_time_ns().saturating_sub(60_000_000_000));
+    let link = DataLink { clock_bound: old, ..link };
+    let mut fabric = link.into_fabric(Server::remote(true), 1).unwrap();
+    let word = [Verb::WriteWord { remote: 16, value: 1 }];
+    let mut result = Err(ChainError::Late);
+    while result == Err(ChainError::Late) {
+        let deadline = fabric.now() + LATENESS_MAX_NS;
+        result = fabric.run(LANE, REGION, &word, deadline);
+    }
+    assert_eq!(result, Err(ChainError::Fenced));
+    server.join().unwrap();
+}

@@ -100,7 +100,10 @@ fn one_of_many_servers_that_start_together_gets_the_new_file() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let (got, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
-        assert!(refused.into_iter().all(|it| matches!(it, Err(MemoryError::Locked { .. }))));
+        for refused in refused {
+            let error = refused.err().unwrap();
+            assert!(matches!(error, MemoryError::Locked { .. }), "round {round}: {error}");
+        }
         assert_eq!(got.len(), 1, "round {round}");
         let winner = got.into_iter().next().unwrap().unwrap();
         assert_eq!(fs::metadata(path).unwrap().ino(), winner.file.metadata().unwrap().ino());
