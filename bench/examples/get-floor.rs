@@ -3,8 +3,8 @@
 //! the copy, compares sum and key, and copies the 64 bytes of the value out.
 //! Nothing changes a block meanwhile. Keys, hash, checksum and lengths are those of Farside.
 //!
-//! `get-floor RECORDS DEPTH OPERATIONS` prints the throughput. A DEPTH of 16 interleaves 16 keys and
-//! prefetches. `tools/scripts/instructions.sh` counts the functions.
+//! `get-floor RECORDS DEPTH OPERATIONS` prints the throughput. A DEPTH of 16 interleaves 16 keys
+//! and prefetches. `tools/scripts/instructions.sh` counts the functions.
 
 use std::hint::black_box;
 

@@ -15,7 +15,7 @@ fn run(test: &str) -> (bool, String) {
 fn a_test_that_is_left_out_is_named_with_the_reason() {
     let test = "demo::the_demo_does_not_mind_a_tree_that_changes";
     let (passed, said) = run(test);
-    let line = format!("left out over RDMA: {test}: the demo has no RDMA");
+    let line = format!("left out without shm: {test}: the demo uses shared memory");
     assert!(passed && said.contains(&line), "{said}");
 }
 

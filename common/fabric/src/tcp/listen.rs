@@ -27,8 +27,8 @@ const LISTENER: u64 = 0;
 /// The number of the ended connections' descriptor in epoll's events.
 const ENDED: u64 = 1;
 const EVENTS_MAX: usize = 64;
-/// Limit on connections that one event accepts at each address. With more than [`GREETING_MAX`], one
-/// could be closed before its request is read.
+/// Limit on connections that one event accepts at each address. With more than [`GREETING_MAX`],
+/// one could be closed before its request is read.
 const ACCEPTS_MAX: usize = 64;
 
 /// Accepts connections at one port. Its descriptor is readable when there is an [`Event`].
