@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
+use farside_fabric::rdma::RemoteRegion;
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN};
 
 use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
@@ -271,6 +272,25 @@ pub struct Welcome {
     /// A random number that no other client gets: connections of the client's sessions must present
     /// it. 0 on shared memory, which has no such connections.
     pub session_secret: u64,
+}
+
+impl Welcome {
+    /// Returns the region as a client of this role reaches it over a connection for each session.
+    pub(crate) fn remote_region(&self, role: Role) -> RemoteRegion {
+        RemoteRegion {
+            base_address: self.base_address,
+            region_bytes: self.region_bytes,
+            rkey: self.rkey,
+            writable: role == Role::Writer,
+            round_trip_min_ns: self.round_trip_min_ns,
+        }
+    }
+
+    /// Returns the purpose of a session's connection.
+    pub(crate) fn data_purpose(&self) -> Purpose {
+        let Self { client_id, session_secret, .. } = *self;
+        Purpose::Data { client_id, session_secret }
+    }
 }
 
 /// Encodes the server's answer to a connection request.

@@ -104,9 +104,14 @@ pub(crate) trait DataConnection: Send {
     /// Returns the identifier of this connection in events of the device.
     fn id(&self) -> ConnectionId;
 
-    /// Returns the state of the last probe.
-    fn probe_state(&mut self) -> io::Result<ProbeState>;
+    /// Returns the state of the last probe. Where the system probes, there is none.
+    fn probe_state(&mut self) -> io::Result<ProbeState> {
+        Ok(ProbeState::Idle)
+    }
 
-    /// Posts a verb that completes only if the peer's device is alive.
-    fn probe(&mut self) -> io::Result<()>;
+    /// Posts a verb that completes only if the peer's device is alive. Where the system probes, it
+    /// does nothing.
+    fn probe(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farside_config::ServerConfig;
 use farside_control::address::Address;
 use farside_control::{Role, Welcome, encode_reply};
-use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
+use farside_fabric::rdma::{ConnectionId, RemoteRegion};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
 use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener};
 use farside_layout::Geometry;
@@ -147,14 +147,5 @@ impl ConnectionRequest for TcpRequest {
 impl DataConnection for tcp::DataConnection {
     fn id(&self) -> ConnectionId {
         Self::id(self)
-    }
-
-    fn probe_state(&mut self) -> io::Result<ProbeState> {
-        Ok(Self::probe_state(self))
-    }
-
-    /// The system probes idle connections by itself.
-    fn probe(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

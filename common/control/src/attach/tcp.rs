@@ -12,7 +12,7 @@ use super::{
     Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused, system,
     unreachable_untimed,
 };
-use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
+use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
 
 /// Makes fabrics that reach a region over TCP.
 struct TcpFactory {
@@ -84,20 +84,12 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
             }
         };
         let welcome = options.welcome(&reply)?;
-        let Welcome { client_id, session_secret, region_bytes, round_trip_min_ns, .. } = welcome;
-        let region = RemoteRegion {
-            base_address: 0,
-            region_bytes,
-            rkey: 0,
-            writable: options.role == Role::Writer,
-            round_trip_min_ns,
-        };
         let factory = TcpFactory {
             server: options.address.to_string(),
             address,
-            request: options.request(Purpose::Data { client_id, session_secret }),
+            request: options.request(welcome.data_purpose()),
             welcome,
-            region,
+            region: welcome.remote_region(options.role),
             // Sessions that are opened later get the whole timeout.
             timeout: options.timeout,
         };
@@ -118,8 +110,8 @@ mod tests {
     use farside_fabric::rdma;
 
     use super::*;
-    use crate::Token;
     use crate::address::Address;
+    use crate::{Role, Token};
 
     /// Options for a server at this port.
     fn options(port: u16) -> ConnectOptions {

@@ -12,7 +12,7 @@ use super::{
     Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused,
     unreachable_untimed,
 };
-use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Role, Welcome, decode_reply};
+use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
 
 /// The shortest timeout of one attempt to connect over RDMA, unless less time is left.
 const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
@@ -99,19 +99,12 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
             },
         };
         let welcome = options.welcome(&reply)?;
-        let Welcome { client_id, session_secret, base_address, region_bytes, rkey, .. } = welcome;
         let factory = VerbsFactory {
             server: options.address.to_string(),
             address,
-            request: options.request(Purpose::Data { client_id, session_secret }),
+            request: options.request(welcome.data_purpose()),
             welcome,
-            region: RemoteRegion {
-                base_address,
-                region_bytes,
-                rkey,
-                writable: options.role == Role::Writer,
-                round_trip_min_ns: welcome.round_trip_min_ns,
-            },
+            region: welcome.remote_region(options.role),
             // Sessions that are opened later get the whole timeout.
             rdma: Options { connect_timeout: options.timeout, ..options.rdma },
         };

@@ -21,7 +21,7 @@ use super::record::{
     Header, PendingReply, RecordError, Request, WORD_BYTES, decode_request, encode_clock,
 };
 use super::stream::Stream;
-use crate::rdma::{ConnectionId, ProbeState};
+use crate::rdma::ConnectionId;
 use crate::shm::{ChainMemory, Executor, Lease, Region};
 use crate::{Buffer, ChainError, Verb};
 
@@ -160,11 +160,6 @@ impl DataConnection {
     /// The number of the connection.
     pub fn id(&self) -> ConnectionId {
         self.id
-    }
-
-    /// The system probes idle connections by itself.
-    pub fn probe_state(&self) -> ProbeState {
-        ProbeState::Idle
     }
 }
 
