@@ -20,6 +20,13 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// The sum of the lanes' counts, with the doorbells of all.
+    pub(crate) fn sum<'l>(doorbells: u64, lanes: impl Iterator<Item = &'l Self>) -> Self {
+        let mut all = Self { doorbells, ..Self::default() };
+        lanes.for_each(|lane| all += *lane);
+        all
+    }
+
     /// Counts a chain as it is posted; returns its payload, in bytes.
     #[inline]
     pub fn count(&mut self, chain: &[Verb]) -> u64 {

@@ -18,6 +18,7 @@ mod counters;
 mod endpoint;
 mod flight;
 mod intercept;
+mod lane_chain;
 pub mod rdma;
 pub mod shm;
 pub mod tcp;
@@ -94,6 +95,20 @@ pub enum Verb {
     /// Replaces the word at `remote` by `desired` if it is `expected`. The chain's result is the
     /// word that its last atomic verb found.
     CompareSwap { remote: u64, expected: u64, desired: u64 },
+}
+
+impl Verb {
+    /// Whether the verb changes the region, and so must not be executed late (invariants I4, I13).
+    #[inline]
+    pub(crate) fn changes_region(self) -> bool {
+        !matches!(self, Self::Read { .. })
+    }
+
+    /// Whether the verb returns the word that it found.
+    #[inline]
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap { .. })
+    }
 }
 
 /// A report that a lane's chain or wait has ended.

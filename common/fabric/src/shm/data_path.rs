@@ -570,9 +570,7 @@ impl Fabric for ShmFabric {
     }
 
     fn counters(&self) -> Counters {
-        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
-        self.lanes.iter().for_each(|lane| all += lane.counters);
-        all
+        Counters::sum(self.doorbells, self.lanes.iter().map(|lane| &lane.counters))
     }
 
     #[inline]

@@ -38,8 +38,13 @@ impl DataLink {
     }
 }
 
-/// Connects, sends the request, and waits for the reply.
-fn greet(
+/// Connects a control channel. Returns it with the server's reply, which may be a refusal.
+///
+/// # Errors
+/// The system's error: `WouldBlock` if the server accepted the connection and did not answer in
+/// time, `UnexpectedEof` if it closed the connection without an answer, `TimedOut` if its host does
+/// not answer.
+pub fn connect_control(
     address: SocketAddr,
     request: &[u8],
     timeout: Duration,
@@ -69,20 +74,6 @@ fn greet(
     }
 }
 
-/// Connects a control channel. Returns it with the server's reply, which may be a refusal.
-///
-/// # Errors
-/// The system's error: `WouldBlock` if the server accepted the connection and did not answer in
-/// time, `UnexpectedEof` if it closed the connection without an answer, `TimedOut` if its host does
-/// not answer.
-pub fn connect_control(
-    address: SocketAddr,
-    request: &[u8],
-    timeout: Duration,
-) -> io::Result<(TcpChannel, Vec<u8>)> {
-    greet(address, request, timeout)
-}
-
 /// Makes a session's connection. The reply may be a refusal.
 ///
 /// # Errors
@@ -93,7 +84,7 @@ pub fn connect_data(
     timeout: Duration,
 ) -> io::Result<DataLink> {
     let started = Instant::now();
-    let (channel, reply) = greet(address, request, timeout)?;
+    let (channel, reply) = connect_control(address, request, timeout)?;
     // The server's clock follows a welcome. Without it, the server refused the session.
     let (buffered, mut stream) = channel.into_parts();
     let mut clock = [0; CLOCK_WORDS * WORD_BYTES];

@@ -10,10 +10,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use zerocopy::IntoBytes;
 
 use super::connect::DataLink;
-use super::link::{Lane, Link, Stage, WAIT_MAX};
+use super::link::{Lane, Link, WAIT_MAX};
 use super::record::changes;
 use super::{LATENESS_MAX_NS, SILENCE_NS_MAX};
 use crate::clock::Clock;
+use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
 use crate::shm::words_mut;
 use crate::waits::SleepingLanes;
@@ -25,7 +26,6 @@ use crate::{
 /// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
 /// caller that never calls `relax`.
 const POLLS_PER_LOOK: u32 = 64;
-const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 /// Sends chains to servers, which execute them. The chains of one doorbell leave with one system
 /// call for each region.
@@ -60,12 +60,7 @@ impl TcpFabric {
     pub(super) fn new(link: DataLink, region: RemoteRegion, lanes: u16) -> io::Result<Self> {
         let count = usize::from(lanes);
         let lane = |_| Lane {
-            region: RegionIndex::FIRST,
-            chain: [NO_VERB; CHAIN_VERBS_MAX],
-            verbs: 0,
-            payload_bytes: 0,
-            deadline: Nanos::MAX,
-            stage: Stage::Idle,
+            chain: LaneChain::NONE,
             buffers: Default::default(),
             counters: Counters::default(),
         };
@@ -100,7 +95,7 @@ impl TcpFabric {
 
     #[inline]
     fn finish(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
-        self.lanes[usize::from(lane.0)].stage = Stage::Idle;
+        self.lanes[usize::from(lane.0)].chain.stage = Stage::Idle;
         self.completed.push_back(Completion { lane, result });
     }
 
@@ -114,12 +109,12 @@ impl TcpFabric {
         link.in_flight = 0;
         let latest = self.clock.now() + LATENESS_MAX_NS;
         for number in 0..self.lanes.len() {
-            let (id, lane) = (LaneId(number as u16), &self.lanes[number]);
-            if lane.stage != Stage::InFlight || lane.region != region {
+            let (id, chain) = (LaneId(number as u16), &self.lanes[number].chain);
+            if chain.stage != Stage::InFlight || chain.region != region {
                 continue;
             }
-            match lane.deadline {
-                Nanos::MAX if !changes(lane.chain()) => {
+            match chain.deadline {
+                Nanos::MAX if !changes(chain.verbs()) => {
                     self.finish(id, Err(ChainError::Fenced));
                 }
                 deadline => self.unknown.add(id, deadline.min(latest)),
@@ -137,11 +132,11 @@ impl TcpFabric {
             let clock = &self.clock;
             let mut now = || *now.get_or_insert_with(|| clock.now());
             let (link, lane) = (&mut self.links[at], &mut self.lanes[usize::from(id.0)]);
-            let bytes = lane.payload_bytes;
-            let has_changes = lane.deadline < Nanos::MAX;
+            let bytes = lane.chain.payload_bytes;
+            let has_changes = lane.chain.has_deadline();
             let error = if link.stream.is_none() {
                 Some(ChainError::Fenced)
-            } else if has_changes && now() > lane.deadline {
+            } else if has_changes && now() > lane.chain.deadline {
                 Some(ChainError::Late)
             } else {
                 None
@@ -160,7 +155,7 @@ impl TcpFabric {
             link.flight.leave(id, bytes, has_changes, now);
             link.unpost(bytes);
             link.in_flight += 1;
-            lane.stage = Stage::InFlight;
+            lane.chain.stage = Stage::InFlight;
             link.encode(id, lane);
             has_left = true;
         }
@@ -183,12 +178,11 @@ impl TcpFabric {
             match link.next_answer(lanes, region, || clock.now()) {
                 Ok(None) => {}
                 Ok(Some((lane, result))) => {
-                    let owner = &mut lanes[usize::from(lane.0)];
-                    owner.stage = Stage::Idle;
-                    let has_changes = owner.deadline < Nanos::MAX;
+                    let chain = &mut lanes[usize::from(lane.0)].chain;
+                    chain.stage = Stage::Idle;
                     link.in_flight -= 1;
-                    let bytes = owner.payload_bytes;
-                    link.flight.arrive(lane, bytes, has_changes, || clock.now());
+                    let bytes = chain.payload_bytes;
+                    link.flight.arrive(lane, bytes, chain.has_deadline(), || clock.now());
                     return Some(Completion { lane, result });
                 }
                 Err(_) => {
@@ -282,21 +276,16 @@ impl Fabric for TcpFabric {
         assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
         let lane = &mut self.lanes[usize::from(id.0)];
         let link = &mut self.links[region.index()];
-        if lane.stage != Stage::Idle {
+        if lane.chain.stage != Stage::Idle {
             let result = Err(ChainError::Busy);
             return self.completed.push_back(Completion { lane: id, result });
         }
-        lane.payload_bytes = lane.counters.count(chain);
-        let changes = changes(chain);
-        if changes && !link.region.writable {
+        let payload_bytes = lane.counters.count(chain);
+        if changes(chain) && !link.region.writable {
             return self.finish(id, Err(ChainError::Denied));
         }
-        lane.region = region;
-        lane.verbs = chain.len();
-        lane.chain[..chain.len()].copy_from_slice(chain);
-        lane.deadline = if changes { deadline } else { Nanos::MAX };
-        lane.stage = Stage::Posted;
-        link.posted_bytes += lane.payload_bytes;
+        lane.chain.post(region, chain, payload_bytes, deadline);
+        link.posted_bytes += payload_bytes;
         link.posted.push_back(id);
     }
 
@@ -346,7 +335,7 @@ impl Fabric for TcpFabric {
         }
         let Self { clock, waiting, unknown, lanes, completed, .. } = self;
         if let Some(Completion { lane, .. }) = unknown.due(|| clock.now()) {
-            lanes[usize::from(lane.0)].stage = Stage::Idle;
+            lanes[usize::from(lane.0)].chain.stage = Stage::Idle;
             return Some(Completion { lane, result: Err(ChainError::Unknown) });
         }
         completed.pop_front().or_else(|| waiting.due(|| clock.now()))
@@ -388,7 +377,7 @@ impl Fabric for TcpFabric {
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         let lane = &mut self.lanes[usize::from(lane.0)];
         // While a chain is in flight, a long buffer is sent from where it is.
-        let may_move = lane.stage != Stage::InFlight;
+        let may_move = lane.chain.stage != Stage::InFlight;
         if may_move {
             words_mut(&mut lane.buffers[buffer as usize], bytes as u32);
         }
@@ -396,9 +385,7 @@ impl Fabric for TcpFabric {
     }
 
     fn counters(&self) -> Counters {
-        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
-        self.lanes.iter().for_each(|lane| all += lane.counters);
-        all
+        Counters::sum(self.doorbells, self.lanes.iter().map(|lane| &lane.counters))
     }
 
     #[inline]

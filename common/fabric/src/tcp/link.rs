@@ -13,41 +13,20 @@ use super::connect::DataLink;
 use super::output::{DIRECT_BYTES_MIN, Output};
 use super::record::{self, Header, RecordError, ReplyKind, WORD_BYTES, decode_failure, reply_kind};
 use super::stream::Stream;
+use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
 use crate::shm::{Buffers, words_mut};
-use crate::{CHAIN_VERBS_MAX, ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Verb};
+use crate::{ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Verb};
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
 const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
 /// The longest wait of a system call. A lost wakeup delays the session by as much.
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// The stage of a lane's chain.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
-    Idle,
-    /// It waits for the doorbell, or for room.
-    Posted,
-    InFlight,
-}
-
 pub(super) struct Lane {
-    pub(super) region: RegionIndex,
-    pub(super) chain: [Verb; CHAIN_VERBS_MAX],
-    pub(super) verbs: usize,
-    pub(super) payload_bytes: u64,
-    /// [`Nanos::MAX`] for a chain that changes nothing.
-    pub(super) deadline: Nanos,
-    pub(super) stage: Stage,
+    pub(super) chain: LaneChain,
     pub(super) buffers: Buffers,
     pub(super) counters: Counters,
-}
-
-impl Lane {
-    #[inline]
-    pub(super) fn chain(&self) -> &[Verb] {
-        &self.chain[..self.verbs]
-    }
 }
 
 /// A long value that arrives in the buffer of its lane, without a copy in this process.
@@ -135,14 +114,15 @@ impl Link {
     /// Appends the chain of a lane to the output.
     #[inline]
     pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane) {
-        let deadline = match lane.deadline {
+        let Lane { chain, buffers, .. } = lane;
+        let deadline = match chain.deadline {
             Nanos::MAX => Nanos::MAX,
             deadline => self.clock_bound.at(deadline),
         };
-        record::encode_request(id, &lane.chain[..lane.verbs], deadline, &mut self.output.words);
-        for verb in &lane.chain[..lane.verbs] {
+        record::encode_request(id, chain.verbs(), deadline, &mut self.output.words);
+        for verb in chain.verbs() {
             let Verb::Write { from, bytes, .. } = *verb else { continue };
-            let payload = words_mut(&mut lane.buffers[from as usize], bytes);
+            let payload = words_mut(&mut buffers[from as usize], bytes);
             if payload.len() * WORD_BYTES >= DIRECT_BYTES_MIN && self.output.has_room_for_direct() {
                 let start = payload.as_ptr().cast();
                 // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is
@@ -192,7 +172,7 @@ impl Link {
         let received = match &mut self.direct {
             Some(DirectReply { lane, bytes, filled }) => {
                 let lane = &mut lanes[usize::from(lane.0)];
-                let Some((buffer, _)) = single_read(lane.chain()) else {
+                let Some((buffer, _)) = single_read(lane.chain.verbs()) else {
                     return Err(io::ErrorKind::InvalidData.into());
                 };
                 let target = &mut lane.buffers[buffer as usize].as_mut_bytes()[*filled..*bytes];
@@ -262,7 +242,7 @@ impl Link {
             if matches!(kind, ReplyKind::Failed(_)) {
                 return Ok(Some((id, Err(decode_failure(header, body)))));
             }
-            if body_words != record::reply_words(lane.chain()) {
+            if body_words != record::reply_words(lane.chain.verbs()) {
                 return Err(RecordError);
             }
             return Ok(Some((id, Ok(take_results(lane, body)))));
@@ -282,10 +262,10 @@ impl Link {
         let body_words = header.words as usize;
         if let ReplyKind::Executed(id) = kind {
             let lane = lane_of(id, lanes, own_region)?;
-            if body_words != record::reply_words(lane.chain()) {
+            if body_words != record::reply_words(lane.chain.verbs()) {
                 return Err(RecordError);
             }
-            if let Some((buffer, bytes)) = single_read(lane.chain())
+            if let Some((buffer, bytes)) = single_read(lane.chain.verbs())
                 && bytes as usize >= DIRECT_BYTES_MIN
             {
                 let from = self.processed + WORD_BYTES;
@@ -335,7 +315,7 @@ fn lane_of(
     own_region: RegionIndex,
 ) -> Result<&mut Lane, RecordError> {
     let lane = lanes.get_mut(usize::from(id.0)).ok_or(RecordError)?;
-    let is_awaited = lane.stage == Stage::InFlight && lane.region == own_region;
+    let is_awaited = lane.chain.stage == Stage::InFlight && lane.chain.region == own_region;
     if is_awaited { Ok(lane) } else { Err(RecordError) }
 }
 
@@ -352,8 +332,8 @@ fn single_read(chain: &[Verb]) -> Option<(crate::Buffer, u32)> {
 /// found.
 #[inline]
 fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
-    let Lane { chain, verbs, buffers, .. } = lane;
-    let chain = &chain[..*verbs];
+    let Lane { chain, buffers, .. } = lane;
+    let chain = chain.verbs();
     let (found, mut rest) = match body.split_first() {
         Some((found, rest)) if record::has_atomic(chain) => (*found, rest),
         _ => (0, body),

@@ -5,7 +5,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -39,7 +38,7 @@ pub struct Listener {
     /// Connections that have not sent their request, the oldest first.
     greeting: VecDeque<Greeting>,
     /// The number of the next connection.
-    next_id: AtomicU64,
+    next_id: u64,
     ended: Arc<EndedConnections>,
 }
 
@@ -88,7 +87,7 @@ impl Listener {
             watched,
             events: VecDeque::new(),
             greeting: VecDeque::new(),
-            next_id: AtomicU64::new(ENDED + 1),
+            next_id: ENDED + 1,
             ended,
         })
     }
@@ -162,7 +161,8 @@ impl Listener {
 
     /// Waits for the request of a new connection.
     fn greet(&mut self, stream: Stream) -> io::Result<()> {
-        let id = ConnectionId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let id = ConnectionId(self.next_id);
+        self.next_id += 1;
         let data = epoll::EventData::new_u64(id.0);
         epoll::add(&self.watched, &stream, data, epoll::EventFlags::IN)?;
         while self.greeting.len() >= GREETING_MAX

@@ -97,16 +97,10 @@ impl Header {
     }
 }
 
-/// Whether a verb changes the region.
-#[inline]
-fn changes_region(verb: Verb) -> bool {
-    !matches!(verb, Verb::Read { .. })
-}
-
 /// Whether a chain changes the region.
 #[inline]
 pub(super) fn changes(chain: &[Verb]) -> bool {
-    chain.iter().any(|verb| changes_region(*verb))
+    chain.iter().any(|verb| verb.changes_region())
 }
 
 /// The number of words in a reply to this chain, after the header.
@@ -124,7 +118,7 @@ pub(super) fn reply_words(chain: &[Verb]) -> usize {
 /// Whether the reply to this chain has the word that an atomic verb found.
 #[inline]
 pub(super) fn has_atomic(chain: &[Verb]) -> bool {
-    chain.iter().any(|verb| matches!(verb, Verb::CompareSwap { .. }))
+    chain.iter().any(|verb| verb.is_atomic())
 }
 
 #[inline]
@@ -243,7 +237,7 @@ pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>
         {
             return Err(RecordError);
         }
-        has_change |= changes_region(*verb);
+        has_change |= verb.changes_region();
     }
     let payload = words.0;
     let is_whole = payload.len() * WORD_BYTES == written;

@@ -104,6 +104,24 @@ impl Drop for Server {
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A server that accepts one session, and continues with its connection as `serve` does. Returns
+/// its address and its thread.
+fn false_server(serve: impl FnOnce(TcpStream) + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 4 + REQUEST_BYTES_MAX]).unwrap();
+        let mut clock = Vec::new();
+        super::record::encode_clock(boot_time_ns(), &mut clock);
+        stream.write_all(&(REPLY.len() as u32).to_le_bytes()).unwrap();
+        stream.write_all(REPLY).unwrap();
+        stream.write_all(zerocopy::IntoBytes::as_bytes(clock.as_slice())).unwrap();
+        serve(stream);
+    });
+    (address, thread)
+}
+
 fn read(remote: u64, bytes: u32) -> Verb {
     Verb::Read { remote, into: Buffer::ReadBlock, bytes }
 }
@@ -238,16 +256,7 @@ fn chains_of_all_lengths_in_flight_together() {
 /// it completes after its deadline, and a READ at once.
 #[test]
 fn a_chain_whose_connection_breaks_is_unknown_after_its_deadline() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 4 + REQUEST_BYTES_MAX]).unwrap();
-        let mut clock = Vec::new();
-        super::record::encode_clock(boot_time_ns(), &mut clock);
-        stream.write_all(&(REPLY.len() as u32).to_le_bytes()).unwrap();
-        stream.write_all(REPLY).unwrap();
-        stream.write_all(zerocopy::IntoBytes::as_bytes(clock.as_slice())).unwrap();
+    let (address, server) = false_server(|mut stream| {
         // It takes the requests, and dies.
         stream.read_exact(&mut [0; 24 + 32]).unwrap();
     });
@@ -375,16 +384,7 @@ fn silent_connections_crowd_out_no_session() {
 /// ends as well.
 #[test]
 fn a_silent_server_is_noticed_while_a_session_asks_for_its_clock() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 4 + REQUEST_BYTES_MAX]).unwrap();
-        let mut clock = Vec::new();
-        super::record::encode_clock(boot_time_ns(), &mut clock);
-        stream.write_all(&(REPLY.len() as u32).to_le_bytes()).unwrap();
-        stream.write_all(REPLY).unwrap();
-        stream.write_all(zerocopy::IntoBytes::as_bytes(clock.as_slice())).unwrap();
+    let (address, server) = false_server(|mut stream| {
         // Until the session gives up.
         let _ = stream.read_to_end(&mut Vec::new());
     });

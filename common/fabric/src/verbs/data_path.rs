@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
-use super::lanes::{Lane, Stage};
 use super::link::Link;
-use super::work::{WorkRequestId, buffer_of, changes_region, classify_failure, is_atomic, request};
+use super::work::{WorkRequestId, buffer_of, classify_failure, request};
+use crate::lane_chain::Stage;
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
@@ -22,18 +22,16 @@ const SPINS_PER_LOOK: u32 = 16;
 const POLLS_PER_LOOK: u32 = 64;
 
 impl VerbsFabric {
-    /// Fills in the lane's work requests.
+    /// Fills in the lane's work requests. Returns the payload of the chain, in bytes.
     #[inline]
     fn prepare(
         &mut self,
         lane_id: LaneId,
         region: RegionIndex,
         chain: &[Verb],
-    ) -> Result<(), ChainError> {
+    ) -> Result<u64, ChainError> {
         let link = &self.links[region.index()];
-        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
-        lane.region = region;
-        lane.bytes = lane.counters.count(chain);
+        let payload_bytes = self.lanes.all[usize::from(lane_id.0)].counters.count(chain);
         for verb in chain {
             if let Some((buffer, bytes)) = buffer_of(*verb)
                 && !self.lanes.provide(lane_id.0, buffer, bytes as usize)
@@ -54,12 +52,12 @@ impl VerbsFabric {
             let (work, entry) = self.lanes.work(lane_id.0, at);
             request.fill(link.remote.rkey, work, entry);
         }
-        Ok(())
+        Ok(payload_bytes)
     }
 
     #[inline]
     pub(super) fn finish(&mut self, lane: LaneId, result: Result<u64, ChainError>) {
-        self.lanes.all[usize::from(lane.0)].stage = Stage::Idle;
+        self.lanes.all[usize::from(lane.0)].chain.stage = Stage::Idle;
         self.completed.push_back(Completion { lane, result });
     }
 
@@ -115,23 +113,25 @@ impl VerbsFabric {
     ) -> Option<Completion> {
         let (lane, at) = (LaneId(origin.lane), usize::from(origin.verb));
         let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
-        let region = self.lanes.all[usize::from(origin.lane)].region;
+        let region = self.lanes.all[usize::from(origin.lane)].chain.region;
         if !is_ok {
             self.disconnect(region);
         }
         let owner = &mut self.lanes.all[usize::from(origin.lane)];
         if !is_ok && owner.result.is_ok() {
-            owner.result = Err(classify_failure(status, &owner.chain[..owner.verbs], at));
+            owner.result = Err(classify_failure(status, owner.chain.verbs(), at));
         }
-        if at + 1 < owner.verbs {
+        if at + 1 < owner.chain.verbs().len() {
             return None;
         }
         let result = std::mem::replace(&mut owner.result, Ok(0));
-        owner.stage = Stage::Idle;
+        owner.chain.stage = Stage::Idle;
         let (link, clock) = (&mut self.links[region.index()], &self.clock);
         link.silent_since = 0;
-        link.flight.arrive(lane, owner.bytes, owner.deadline < Nanos::MAX, || clock.now());
-        let (verbs, has_atomic) = (owner.verbs, owner.chain().iter().any(|verb| is_atomic(*verb)));
+        let chain = &owner.chain;
+        link.flight.arrive(lane, chain.payload_bytes, chain.has_deadline(), || clock.now());
+        let has_atomic = chain.verbs().iter().any(|verb| verb.is_atomic());
+        let verbs = chain.verbs().len();
         self.remove_chain(region, verbs);
         let result = result.map(|_| if has_atomic { self.lanes.found(origin.lane) } else { 0 });
         Some(Completion { lane, result })
@@ -153,8 +153,10 @@ impl VerbsFabric {
         let mut now = None;
         let (mut first, mut last) = (None, None);
         while let Some(&id) = self.links[region.index()].posted.front() {
-            let Lane { verbs, bytes, deadline, .. } = self.lanes.all[usize::from(id.0)];
-            let changes = deadline < Nanos::MAX;
+            let chain = &mut self.lanes.all[usize::from(id.0)].chain;
+            let (verbs, bytes, deadline) =
+                (chain.verbs().len(), chain.payload_bytes, chain.deadline);
+            let changes = chain.has_deadline();
             let mut now = || *now.get_or_insert_with(|| self.clock.now());
             let link = &mut self.links[region.index()];
             // A chain that the device gets now may still take effect after this sum.
@@ -173,7 +175,7 @@ impl VerbsFabric {
             link.unpost(bytes);
             link.in_flight += 1;
             (self.in_flight, self.room) = (self.in_flight + 1, self.room - verbs);
-            self.lanes.all[usize::from(id.0)].stage = Stage::InFlight;
+            self.lanes.all[usize::from(id.0)].chain.stage = Stage::InFlight;
             let head = self.lanes.work_pointer(id.0, 0);
             if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
                 self.lanes.work(lane, verb).0.next = head;
@@ -202,24 +204,20 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
-        if self.lanes.all[usize::from(lane_id.0)].stage != Stage::Idle {
+        if self.lanes.all[usize::from(lane_id.0)].chain.stage != Stage::Idle {
             // The device may access the lane's buffers and work requests.
             let result = Err(ChainError::Busy);
             return self.completed.push_back(Completion { lane: lane_id, result });
         }
-        if let Err(error) = self.prepare(lane_id, region, chain) {
-            return self.finish(lane_id, Err(error));
-        }
+        let payload_bytes = match self.prepare(lane_id, region, chain) {
+            Ok(payload_bytes) => payload_bytes,
+            Err(error) => return self.finish(lane_id, Err(error)),
+        };
         let lane = &mut self.lanes.all[usize::from(lane_id.0)];
-        lane.verbs = chain.len();
-        lane.chain[..chain.len()].copy_from_slice(chain);
-        // Without a deadline the doorbell need not read the clock.
-        let changes = chain.iter().any(|verb| changes_region(*verb));
-        lane.deadline = if changes { deadline } else { Nanos::MAX };
-        lane.stage = Stage::Posted;
+        lane.chain.post(region, chain, payload_bytes, deadline);
         lane.result = Ok(0);
         let link = &mut self.links[region.index()];
-        link.posted_bytes += lane.bytes;
+        link.posted_bytes += payload_bytes;
         link.posted.push_back(lane_id);
     }
 
@@ -313,9 +311,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn counters(&self) -> Counters {
-        let mut all = Counters { doorbells: self.doorbells, ..Counters::default() };
-        self.lanes.all.iter().for_each(|lane| all += lane.counters);
-        all
+        Counters::sum(self.doorbells, self.lanes.all.iter().map(|lane| &lane.counters))
     }
 
     #[inline]

@@ -13,10 +13,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use super::ffi::{self, ibv_wc_status, rdma_cm_event_type, system};
 use super::handles::CompletionQueue;
-use super::lanes::{Lanes, Stage};
+use super::lanes::Lanes;
 use super::link::{DataLink, Link};
 use super::work::classify_failure;
 use crate::clock::Clock;
+use crate::lane_chain::Stage;
 use crate::rdma::{RemoteRegion, VerbsError};
 use crate::waits::SleepingLanes;
 use crate::{Completion, LaneId, Nanos, RegionIndex, Wakeup};
@@ -151,10 +152,11 @@ impl VerbsFabric {
         self.links[region.index()].flight.clear();
         for number in 0..self.lanes.all.len() {
             let lane = &self.lanes.all[number];
-            if lane.stage == Stage::InFlight && lane.region == region {
-                let unknown = classify_failure(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain(), 0);
+            if lane.chain.stage == Stage::InFlight && lane.chain.region == region {
+                let unknown =
+                    classify_failure(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain.verbs(), 0);
                 let error = lane.result.clone().err().unwrap_or(unknown);
-                let verbs = lane.verbs;
+                let verbs = lane.chain.verbs().len();
                 self.remove_chain(region, verbs);
                 self.finish(LaneId(number as u16), Err(error));
             }

@@ -8,38 +8,19 @@ use super::ffi;
 use super::handles::ProtectionDomain;
 use super::memory::Registered;
 use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
+use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::VerbsError;
-use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Nanos, RegionIndex, Verb};
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters};
 
 /// The initial length of each buffer, in bytes. A larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
 /// The words before a lane's buffers, in whole cache lines: one for the result of the last atomic
 /// verb, and for each verb of a chain one that it writes.
 const WORDS_BYTES: usize = ((1 + CHAIN_VERBS_MAX) * 8).next_multiple_of(64);
-const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
-
-/// The stage of a lane's chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// The lane has no chain.
-    Idle,
-    /// The chain waits for the doorbell.
-    Posted,
-    /// The device has the chain, and may access the lane's buffers.
-    InFlight,
-}
 
 /// One lane.
 pub(super) struct Lane {
-    /// The chain's region.
-    pub(super) region: RegionIndex,
-    pub(super) chain: [Verb; CHAIN_VERBS_MAX],
-    pub(super) verbs: usize,
-    /// The chain's payload.
-    pub(super) bytes: u64,
-    /// [`Nanos::MAX`] if the chain changes nothing.
-    pub(super) deadline: Nanos,
-    pub(super) stage: Stage,
+    pub(super) chain: LaneChain,
     /// The first error of the chain in flight, if there is one.
     pub(super) result: Result<u64, ChainError>,
     pub(super) memory: LaneMemory,
@@ -48,12 +29,6 @@ pub(super) struct Lane {
     /// The memory of buffers that the system did not allow to be registered.
     plain: [Option<Plain>; Buffer::COUNT],
     pub(super) counters: Counters,
-}
-
-impl Lane {
-    pub(super) fn chain(&self) -> &[Verb] {
-        &self.chain[..self.verbs]
-    }
 }
 
 /// All lanes, and their memory.
@@ -82,12 +57,7 @@ impl Lanes {
             let words = take(WORDS_BYTES - 8);
             let buffers = BUFFER_BYTES.map(take);
             Lane {
-                region: RegionIndex::FIRST,
-                chain: [NO_VERB; CHAIN_VERBS_MAX],
-                verbs: 0,
-                bytes: 0,
-                deadline: 0,
-                stage: Stage::Idle,
+                chain: LaneChain::NONE,
                 result: Ok(0),
                 memory: LaneMemory { buffers, found, words },
                 grown: Default::default(),
@@ -155,9 +125,9 @@ impl Lanes {
     #[inline]
     pub(super) fn buffer(&self, lane: u16, buffer: Buffer) -> &[u8] {
         let lane = &self.all[usize::from(lane)];
-        debug_assert_ne!(lane.stage, Stage::InFlight, "the device has the buffer");
+        debug_assert_ne!(lane.chain.stage, Stage::InFlight, "the device has the buffer");
         let RegisteredRange { address, bytes, .. } = lane.memory.buffers[buffer as usize];
-        let bytes = if lane.stage == Stage::InFlight { 0 } else { bytes as usize };
+        let bytes = if lane.chain.stage == Stage::InFlight { 0 } else { bytes as usize };
         // SAFETY: in the arena or in the lane's own memory, and no device uses it.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
     }
@@ -166,9 +136,9 @@ impl Lanes {
     #[inline]
     pub(super) fn buffer_mut(&mut self, lane: u16, buffer: Buffer) -> &mut [u8] {
         let lane = &mut self.all[usize::from(lane)];
-        debug_assert_ne!(lane.stage, Stage::InFlight, "the device has the buffer");
+        debug_assert_ne!(lane.chain.stage, Stage::InFlight, "the device has the buffer");
         let RegisteredRange { address, bytes, .. } = lane.memory.buffers[buffer as usize];
-        let bytes = if lane.stage == Stage::InFlight { 0 } else { bytes as usize };
+        let bytes = if lane.chain.stage == Stage::InFlight { 0 } else { bytes as usize };
         // SAFETY: in the arena or in the lane's own memory. No device uses it, and no two buffers
         // overlap.
         unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) }
@@ -188,7 +158,7 @@ impl Lanes {
     #[cold]
     fn grow(&mut self, lane: u16, buffer: Buffer, bytes: usize) -> bool {
         let of = &mut self.all[usize::from(lane)];
-        if of.stage != Stage::Idle {
+        if of.chain.stage != Stage::Idle {
             return false;
         }
         let (grown, plain) = (&mut of.grown[buffer as usize], &mut of.plain[buffer as usize]);

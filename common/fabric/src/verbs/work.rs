@@ -141,17 +141,6 @@ fn is_write(verb: Verb) -> bool {
     matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. })
 }
 
-#[inline]
-pub(super) fn is_atomic(verb: Verb) -> bool {
-    matches!(verb, Verb::CompareSwap { .. })
-}
-
-/// Whether a verb changes the region, and so must not be posted late (invariants I4, I13).
-#[inline]
-pub(super) fn changes_region(verb: Verb) -> bool {
-    !matches!(verb, Verb::Read { .. })
-}
-
 /// The buffer that a verb uses, and how many bytes of it.
 #[inline]
 pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
@@ -171,7 +160,7 @@ fn check_inside(
     bytes: u32,
     region: &RemoteRegion,
 ) -> Result<(), ChainError> {
-    if !region.writable && changes_region(verb) {
+    if !region.writable && verb.changes_region() {
         return Err(ChainError::Denied);
     }
     let bytes = u64::from(bytes);
@@ -194,7 +183,7 @@ pub(super) fn classify_failure(
     chain: &[Verb],
     at: usize,
 ) -> ChainError {
-    if !chain.iter().any(|verb| changes_region(*verb)) {
+    if !chain.iter().any(|verb| verb.changes_region()) {
         return ChainError::Fenced;
     }
     let refused = matches!(
@@ -203,7 +192,7 @@ pub(super) fn classify_failure(
             | ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
             | ibv_wc_status::IBV_WC_REM_OP_ERR
     );
-    let before = chain.iter().take(at).any(|verb| is_atomic(*verb));
+    let before = chain.iter().take(at).any(|verb| verb.is_atomic());
     let is_read = matches!(chain.get(at), None | Some(Verb::Read { .. }));
     if refused && !before && !is_read { ChainError::Fenced } else { ChainError::Unknown }
 }

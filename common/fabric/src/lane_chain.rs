@@ -1,0 +1,67 @@
+//! The chain of a lane on a fabric where another party executes it: a device or a server.
+
+use crate::{Buffer, CHAIN_VERBS_MAX, Nanos, RegionIndex, Verb};
+
+const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
+
+/// The stage of a lane's chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The lane has no chain.
+    Idle,
+    /// The chain waits for the doorbell, or for room.
+    Posted,
+    /// The other party has the chain. Over verbs it may access the lane's buffers.
+    InFlight,
+}
+
+/// The chain that a lane posted last.
+pub(crate) struct LaneChain {
+    pub(crate) region: RegionIndex,
+    verbs: [Verb; CHAIN_VERBS_MAX],
+    count: usize,
+    pub(crate) payload_bytes: u64,
+    /// [`Nanos::MAX`] if the chain changes nothing.
+    pub(crate) deadline: Nanos,
+    pub(crate) stage: Stage,
+}
+
+impl LaneChain {
+    /// The state of a lane without a chain.
+    pub(crate) const NONE: Self = Self {
+        region: RegionIndex::FIRST,
+        verbs: [NO_VERB; CHAIN_VERBS_MAX],
+        count: 0,
+        payload_bytes: 0,
+        deadline: Nanos::MAX,
+        stage: Stage::Idle,
+    };
+
+    /// Keeps a chain for the doorbell.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        region: RegionIndex,
+        chain: &[Verb],
+        payload_bytes: u64,
+        deadline: Nanos,
+    ) {
+        (self.region, self.count, self.payload_bytes) = (region, chain.len(), payload_bytes);
+        self.verbs[..chain.len()].copy_from_slice(chain);
+        // Without a deadline the doorbell need not read the clock.
+        let changes = chain.iter().any(|verb| verb.changes_region());
+        self.deadline = if changes { deadline } else { Nanos::MAX };
+        self.stage = Stage::Posted;
+    }
+
+    #[inline]
+    pub(crate) fn verbs(&self) -> &[Verb] {
+        &self.verbs[..self.count]
+    }
+
+    /// Whether the chain must not be executed late.
+    #[inline]
+    pub(crate) fn has_deadline(&self) -> bool {
+        self.deadline < Nanos::MAX
+    }
+}
