@@ -19,32 +19,28 @@ pub fn left_out(circumstance: &str, why: &str) {
     let _ = writeln!(std::io::stderr().lock(), "left out {circumstance}: {test}: {why}");
 }
 
-/// Returns whether this test is left out because the tests run over RDMA, and prints that it is.
-pub fn left_out_over_rdma(why: &str) -> bool {
-    let is_left_out = device().is_some();
+/// Returns whether this test is left out, and prints that it is.
+fn left_out_if(is_left_out: bool, circumstance: &str, why: &str) -> bool {
     if is_left_out {
-        left_out("over RDMA", why);
+        left_out(circumstance, why);
     }
     is_left_out
 }
 
+/// Returns whether this test is left out because the tests run over RDMA, and prints that it is.
+pub fn left_out_over_rdma(why: &str) -> bool {
+    left_out_if(device().is_some(), "over RDMA", why)
+}
+
 /// Returns whether this test is left out because the tests run over TCP, and prints that it is.
 pub fn left_out_over_tcp(why: &str) -> bool {
-    let is_left_out = is_over_tcp();
-    if is_left_out {
-        left_out("over TCP", why);
-    }
-    is_left_out
+    left_out_if(is_over_tcp(), "over TCP", why)
 }
 
 /// Returns whether this test is left out because the tests run over RDMA or TCP, and prints that it
 /// is.
 pub fn left_out_without_shm(why: &str) -> bool {
-    let is_left_out = !is_over_shm();
-    if is_left_out {
-        left_out("without shm", why);
-    }
-    is_left_out
+    left_out_if(!is_over_shm(), "without shm", why)
 }
 
 /// Returns the address of the RDMA device. Without a device, prints that this test is left out.
@@ -58,11 +54,7 @@ pub fn device_or_left_out() -> Option<String> {
 
 /// Returns whether this test is left out because it takes root, and prints that it is.
 pub fn left_out_without_root(why: &str) -> bool {
-    let is_left_out = !rustix::process::geteuid().is_root();
-    if is_left_out {
-        left_out("without root", why);
-    }
-    is_left_out
+    left_out_if(!rustix::process::geteuid().is_root(), "without root", why)
 }
 
 /// Runs `work` on a thread of a user that is neither root nor the user of the tests. Needs root.

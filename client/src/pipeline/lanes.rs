@@ -156,6 +156,7 @@ impl Queues {
         free_lanes.clear();
         free_lanes.extend((0..lanes).rev().map(LaneId));
         for stack in [chains_completed, waiting_for_room] {
+            stack.clear();
             stack.reserve(lanes.into());
         }
         for queue in [gets, changes, answered] {

@@ -119,7 +119,9 @@ pub(crate) async fn run_script(
         }
         let required = match (op, &seen[key]) {
             (Op::Exchange(_, expected), _) => Some(Expected::Value(expected.as_bytes())),
-            (Op::ExchangeSeen(_), Some(found)) => Some(Expected::Version(found.version)),
+            (Op::ExchangeSeen(_) | Op::DeleteSeen(_), Some(found)) => {
+                Some(Expected::Version(found.version))
+            }
             _ => None,
         };
         let forever = Lifetime::Forever;
@@ -135,11 +137,11 @@ pub(crate) async fn run_script(
             (Op::PutKeepTtl(_), _) => (put_keep_ttl, &*value),
             (Op::Increment(_), _) => (Action::increment(1), ""),
             (Op::Append(_), _) => (Action::append(), &*value),
+            (Op::DeleteSeen(_), Some(Expected::Version(version))) => {
+                (Action::delete_if_version(version), "")
+            }
             (_, Some(required)) => (Action::Exchange(required, forever), &*value),
-            (_, None) => match (op, &seen[key]) {
-                (Op::DeleteSeen(_), Some(found)) => (Action::delete_if_version(found.version), ""),
-                _ => (Action::Delete, ""),
-            },
+            (_, None) => (Action::Delete, ""),
         };
         let reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
         if let (Op::Get(_), Ok(Reply { found: Some(found), .. })) = (op, &reply) {

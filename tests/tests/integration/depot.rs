@@ -53,7 +53,7 @@ fn blocks_that_one_session_frees_can_be_used_by_another() {
         }
     }
     std::thread::sleep(3 * first.limits().grace);
-    // The first session gives back what it freed within the last GRACE with its next DELETE.
+    // With its next DELETE the first session gives back the blocks that it freed within GRACE.
     first.put(b"one", &value).unwrap();
     first.delete(b"one").unwrap();
     let (usable, _) = fill_up(&mut second, 0, |_| &value);

@@ -73,7 +73,7 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
     assert!(carried >= 0.85, "{depth} in flight, cached {is_cached}: {carried} of the link");
 }
 
-/// The value takes 200 ms: more than twice as long as an operation trusts what it READ.
+/// The value takes 200 ms: more than twice as long as an operation trusts its READ.
 #[test]
 fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
     if left_out_without_shm("the network is emulated, on the clock of the test") {

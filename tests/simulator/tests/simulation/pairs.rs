@@ -69,7 +69,7 @@ fn beside_every_modification(first: Op) {
         {
             continue;
         }
-        // The others differ from these three in what they store only.
+        // The others differ from these three only in the stored value.
         let is_deep = matches!(first, Op::Increment(_) | Op::Append(_) | Op::Take(_));
         let preemptions = 1 + u8::from(is_deep);
         let (one, two) = (client().op(first), client().op(second).get(0));
