@@ -21,7 +21,8 @@ use farside_layout::checksum::checksum;
 use farside_layout::hash::{KeyHash, KeyHasher};
 
 const LANES: usize = 16;
-// A block is 32 bytes of header, key, value. Its first 4 bytes are the checksum of what follows 12.
+// A block has 32 bytes of header, then the key and the value. Bytes 0 to 3 hold the checksum of all
+// bytes from 12 on.
 const COVERED_AT: usize = 12;
 const KEY_AT: usize = 32;
 const VALUE_AT: usize = KEY_AT + KEY_BYTES;
