@@ -82,8 +82,9 @@ impl<'s> PipelineLane<'s> {
             Action::Get => {
                 let read = handle.cached_read(self.job.hash, || handle.engine.endpoint.now());
                 let Some(read) = read else { return Ok(false) };
+                let posted = handle.post_cached(id, self.job.hash, &read);
                 (self.read, self.state) = (read, LaneState::Reading);
-                handle.post_cached(id, self.job.hash, &self.read).map(|_| true)
+                posted.map(|_| true)
             }
             Action::Put(lifetime) => {
                 self.state = LaneState::Writing;
@@ -547,12 +548,14 @@ impl<'s> LaneScheduler<'s> {
         // A lane keeps its last answer: to take it out would move all of it.
         let result = match &mut lane.answer {
             Some(Ok(Answer { applied, version, number, found })) => {
-                let value = found.map(|found| {
+                let mut value = None;
+                // Without a closure, which would not be inlined.
+                if let Some(found) = found {
                     lane.value.clear();
                     let block = fabric.buffer(lane.value_lane, Buffer::ReadBlock);
                     lane.value.extend_from_slice(found.value_in(block));
-                    ValueRef { data: &lane.value, version: found.version }
-                });
+                    value = Some(ValueRef { data: &lane.value, version: found.version });
+                }
                 Ok(Outcome { applied: *applied, version: *version, value, number: *number })
             }
             failed => {

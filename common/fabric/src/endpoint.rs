@@ -161,6 +161,7 @@ impl<F: Fabric> Endpoint<F> {
     }
 
     /// Repeats [`Endpoint::try_step`] until at least one lane has completed.
+    #[inline]
     pub fn step(&self, mut completed: impl FnMut(LaneId)) {
         while !self.try_step(&mut completed) {
             self.fabric.borrow_mut().relax();

@@ -121,7 +121,7 @@ pub struct Completion {
 }
 
 /// Why a chain was not executed to its end.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChainError {
     /// A verb would access bytes outside the region or is not aligned, because the offset came from

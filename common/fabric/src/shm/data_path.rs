@@ -115,6 +115,17 @@ impl ShmFabric {
         self.executors.push(Executor { region, lease, clock: self.clock.clone() });
         RegionIndex(self.executors.len() as u16 - 1)
     }
+
+    /// Forgets the chains whose completions were polled. Returns the completion of a wait, if one
+    /// is due.
+    #[inline(never)]
+    fn end_polling(&mut self) -> Option<Completion> {
+        if self.polled > 0 {
+            self.posted.drain(..self.polled);
+            (self.polled, self.executed) = (0, 0);
+        }
+        self.waiting.due(|| self.clock.now())
+    }
 }
 
 /// The chain of a PUT at a known location, by far the most frequent one that changes a region.
@@ -478,20 +489,16 @@ impl Fabric for ShmFabric {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll(&mut self) -> Option<Completion> {
         if self.polled < self.executed
             && let Some(&lane) = self.posted.get(self.polled)
         {
             self.polled += 1;
-            let result = std::mem::replace(&mut self.lanes[usize::from(lane.0)].result, Ok(0));
+            let result = self.lanes[usize::from(lane.0)].result;
             return Some(Completion { lane, result });
         }
-        if self.polled > 0 {
-            self.posted.drain(..self.polled);
-            (self.polled, self.executed) = (0, 0);
-        }
-        self.waiting.due(|| self.clock.now())
+        self.end_polling()
     }
 
     fn relax(&mut self) {
