@@ -53,7 +53,7 @@ mod tests {
             ChainError::Denied,
             ChainError::Unregistered { bytes: 1 },
         ] {
-            let changed = change(Ok(true), Err(error.clone()));
+            let changed = change(Ok(true), Err(error));
             let Err(Failure::HalfDone { done, lost }) = changed else { panic!("{changed:?}") };
             assert_eq!([done, lost], regions, "{error}");
             assert!(matches!(change(Ok(false), Err(error)), Ok(None)));

@@ -250,7 +250,7 @@ impl SimFabric {
             result = Err(state.fate(false));
         }
         if let (Some(fabric), Err(error)) = (&self.mutant_fabric, &mut result) {
-            let truth = error.clone();
+            let truth = *error;
             fabric.fail(error);
             if truth != *error {
                 self.world.borrow_mut().note_fired(fabric.mutant);
@@ -363,7 +363,7 @@ impl Fabric for SimFabric {
             return None;
         }
         lane.phase = Phase::Idle;
-        Some(Completion { lane: self.polled_lane, result: lane.result.clone() })
+        Some(Completion { lane: self.polled_lane, result: lane.result })
     }
 
     fn relax(&mut self) {}

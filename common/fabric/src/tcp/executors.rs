@@ -236,7 +236,7 @@ fn execute(executor: &Executor, header: Header, request: &Request<'_>, output: &
         && output.has_room_for_direct()
     {
         let result = read_long(executor, remote, bytes, output);
-        let (words, result) = (result.clone().unwrap_or(0), result.map(|_| 0));
+        let (words, result) = (result.unwrap_or(0), result.map(|_| 0));
         return reply.finish(header.lane, chain, &result, words, &mut output.words);
     }
     if chain.len() > 1 {

@@ -155,7 +155,7 @@ impl VerbsFabric {
             if lane.chain.stage == Stage::InFlight && lane.chain.region == region {
                 let unknown =
                     classify_failure(ibv_wc_status::IBV_WC_WR_FLUSH_ERR, lane.chain.verbs(), 0);
-                let error = lane.result.clone().err().unwrap_or(unknown);
+                let error = lane.result.err().unwrap_or(unknown);
                 let verbs = lane.chain.verbs().len();
                 self.remove_chain(region, verbs);
                 self.finish(LaneId(number as u16), Err(error));
