@@ -203,6 +203,7 @@ pub use farside_control::attach::{ConnectError, Contact};
 pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
 pub use farside_fabric::Counters;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
+pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_protocol::{CacheStatistics, Entry, Exhausted, OperationError, Value, Version};
 pub use outcome::{Outcome, ValueRef};

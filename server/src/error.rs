@@ -9,6 +9,7 @@ use farside_config::size::ByteSize;
 use farside_fabric::ChainError;
 use farside_fabric::rdma::VerbsError;
 use farside_fabric::shm::MemoryError;
+use farside_fabric::tcp::TlsError;
 use farside_layout::LayoutError;
 use farside_protocol::OperationError;
 use farside_snapshot::SnapshotError;
@@ -94,6 +95,8 @@ pub enum ServerError {
     Damaged { path: PathBuf, damage: Damage },
     #[error("cannot restore {}: {source}", .path.display())]
     Restore { path: PathBuf, source: Box<RestoreError> },
+    #[error("cannot use TLS: {0}")]
+    Tls(#[from] TlsError),
     #[error("cannot use the region's memory: {0}")]
     Access(#[from] ChainError),
     #[error("the control service panicked, which is a bug: please report the lines above")]

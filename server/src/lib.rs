@@ -45,4 +45,4 @@ mod sweep;
 mod walk;
 
 pub use error::{Damage, RestoreError, ServerError};
-pub use server::{Server, Stopper};
+pub use server::{Server, Stopper, TlsReloader};

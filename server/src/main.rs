@@ -16,12 +16,13 @@ use farside_control::address::Address;
 use farside_fabric::shm::HugePages;
 use farside_server::Server;
 use sd_notify::NotifyState;
-use signal_hook::consts::SIGXFSZ;
+use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use tracing::level_filters::LevelFilter;
 
-/// Serves memory to Farside's clients until SIGTERM, SIGINT or SIGHUP.
+/// Serves memory to Farside's clients until SIGTERM, SIGINT or SIGHUP. With TLS, SIGHUP makes it
+/// read its certificate, key and CA again instead.
 ///
 /// Flags override the config file. Secrets can only be set in the file.
 #[derive(Parser)]
@@ -103,11 +104,18 @@ fn run(flags: Flags) -> Result<()> {
         tracing::warn!("{exposed}");
     }
     // Before the start, which may take minutes: a signal during a restore ends it cleanly.
-    let (stop, mut signals) = register_signals().context("cannot wait for signals")?;
+    let (stop, mut signals) =
+        register_signals(config.tls.is_used()).context("cannot wait for signals")?;
     let server = Server::start_unless(&config, &stop)?;
-    let stopper = server.stopper();
+    let (stopper, tls) = (server.stopper(), server.tls_reloader());
     std::thread::spawn(move || {
-        signals.forever().next();
+        for signal in signals.forever() {
+            let Some(tls) = tls.as_ref().filter(|_| signal == SIGHUP) else { break };
+            match tls.reload() {
+                Ok(()) => tracing::info!("read the files of TLS again"),
+                Err(error) => tracing::error!("{error}; the former certificate stays in use"),
+            }
+        }
         // Without systemd this does nothing, and so does the call below.
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         stopper.stop();
@@ -117,16 +125,22 @@ fn run(flags: Flags) -> Result<()> {
 }
 
 /// Registers the signals that stop the server. Returns a flag that they set, which stops a start,
-/// and an iterator over them, which stops a running server.
-fn register_signals() -> io::Result<(Arc<AtomicBool>, Signals)> {
+/// and an iterator over them, which stops a running server. With TLS the iterator has SIGHUP too.
+fn register_signals(uses_tls: bool) -> io::Result<(Arc<AtomicBool>, Signals)> {
     // If file sizes are limited (ulimit -f), a larger region is then an error. Without this SIGXFSZ
     // would kill the process without a message.
     flag::register(SIGXFSZ, Arc::default())?;
     signals::explain_bus_errors("kv-server")?;
-    let wanted = signals::ending();
+    let mut wanted = signals::ending();
+    if uses_tls {
+        wanted.retain(|signal| *signal != SIGHUP);
+    }
     let stop = Arc::default();
     for signal in &wanted {
         flag::register(*signal, Arc::clone(&stop))?;
+    }
+    if uses_tls {
+        wanted.push(SIGHUP);
     }
     Ok((stop, Signals::new(wanted)?))
 }

@@ -1,5 +1,6 @@
 //! Starts and stops a server.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use farside_config::size::ByteSize;
 use farside_config::{ServerConfig, addresses_text};
 use farside_control::address::Address;
+use farside_fabric::tcp::TlsServer;
 use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
@@ -24,6 +26,7 @@ use crate::service::{ControlService, listen};
 #[derive(Debug)]
 pub struct Server {
     addresses: Vec<Address>,
+    tls: Option<TlsReloader>,
     stop: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
     /// Makes 2 MiB pages of a large region.
@@ -55,7 +58,9 @@ impl Server {
             // Checked before memory for the region is allocated.
             config.check_grace()?;
         }
-        let listeners = addresses.iter().map(|address| listen(address, config));
+        let tls = config.tls.is_used().then(|| TlsServer::load(config.tls.clone()));
+        let tls = tls.transpose()?.map(Arc::new);
+        let listeners = addresses.iter().map(|address| listen(address, config, tls.as_ref()));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
@@ -87,7 +92,8 @@ impl Server {
             .spawn(move || service.run())
             .map_err(system("start a thread"))?;
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
-        let mut server = Self { addresses, stop, thread, background: None };
+        let tls = tls.map(TlsReloader);
+        let mut server = Self { addresses, tls, stop, thread, background: None };
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),
@@ -108,6 +114,11 @@ impl Server {
     /// Returns a handle that stops this server while a thread waits in [`Server::wait`].
     pub fn stopper(&self) -> Stopper {
         self.stop.clone()
+    }
+
+    /// Returns a handle that reads the files of TLS again; `None` without TLS.
+    pub fn tls_reloader(&self) -> Option<TlsReloader> {
+        self.tls.clone()
     }
 
     /// Waits until the server has stopped or failed.
@@ -145,6 +156,26 @@ impl Stopper {
     pub fn stop(&self) {
         // Fails only if the event counter is full, and then the thread is awake anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// Reads the files of TLS again, from any thread.
+#[derive(Clone)]
+pub struct TlsReloader(Arc<TlsServer>);
+
+impl TlsReloader {
+    /// Reads the certificate, the key and the CA anew, for connections that are made from now on.
+    ///
+    /// # Errors
+    /// [`ServerError::Tls`] for a file that cannot be used: then the former content stays in use.
+    pub fn reload(&self) -> Result<(), ServerError> {
+        Ok(self.0.reload()?)
+    }
+}
+
+impl fmt::Debug for TlsReloader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsReloader(..)")
     }
 }
 

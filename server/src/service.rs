@@ -27,6 +27,7 @@ use farside_control::{
     Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics, encode_reply,
 };
 use farside_fabric::shm::RegionMemory;
+use farside_fabric::tcp::TlsServer;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::clock_lag_max_ns;
 use rustix::event::Timespec;
@@ -51,12 +52,13 @@ const MESSAGES_MAX: usize = 16;
 pub(crate) fn listen(
     address: &Address,
     config: &ServerConfig,
+    tls: Option<&Arc<TlsServer>>,
 ) -> Result<Box<dyn BoundListener>, ServerError> {
     match address {
         Address::Shm(path) => Ok(Box::new(socket::bind(path, config)?)),
         Address::Tcp { .. } => {
             let addresses = address.resolve().map_err(system("find the address to listen at"))?;
-            Ok(Box::new(tcp::bind(&addresses, address)?))
+            Ok(Box::new(tcp::bind(&addresses, address, tls)?))
         }
         #[cfg(feature = "verbs")]
         Address::Rdma { .. } => {

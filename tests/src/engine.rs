@@ -110,9 +110,17 @@ impl<F> std::ops::Deref for TestEngine<F> {
 pub fn attach(address: &str) -> Attached {
     let (role, token) = (Role::Writer, Token::NONE);
     let (address, timeout) = (address.parse().unwrap(), TEST_TIMEOUT);
-    ConnectOptions { address, others: Vec::new(), role, token, timeout, rdma: Default::default() }
-        .connect()
-        .unwrap()
+    ConnectOptions {
+        address,
+        others: Vec::new(),
+        role,
+        token,
+        timeout,
+        rdma: Default::default(),
+        tls: Default::default(),
+    }
+    .connect()
+    .unwrap()
 }
 
 /// Opens the region with this index in an engine's fabric: the region that `welcome` describes.

@@ -13,7 +13,7 @@ use super::{Client, ClientInner};
 use crate::connection::{ServerConnection, SessionOptions};
 use crate::fetches::Fetches;
 use crate::reconnecting::Reconnecting;
-use crate::{RdmaOptions, SetupError};
+use crate::{RdmaOptions, SetupError, TlsFiles};
 
 /// Collects the settings of a connection; [`ClientBuilder::connect`] makes it.
 #[derive(Clone)]
@@ -27,6 +27,7 @@ pub struct ClientBuilder {
     operation_counters: bool,
     connect_timeout: Duration,
     rdma: RdmaOptions,
+    tls: TlsFiles,
     intercept: Option<Intercept>,
 }
 
@@ -40,6 +41,7 @@ impl fmt::Debug for ClientBuilder {
             .field("pipeline_depth", &self.pipeline_depth)
             .field("connect_timeout", &self.connect_timeout)
             .field("rdma", &self.rdma)
+            .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
 }
@@ -64,6 +66,7 @@ impl From<&ClientConfig> for ClientBuilder {
             operation_counters: false,
             connect_timeout: Duration::from_millis(config.connect_timeout_ms),
             rdma: config.rdma.options(),
+            tls: config.tls.clone(),
             intercept: None,
         }
     }
@@ -116,6 +119,22 @@ impl ClientBuilder {
     /// ```
     pub fn rdma(mut self, options: RdmaOptions) -> Self {
         self.rdma = options;
+        self
+    }
+
+    /// Files for TLS, for a `tcp://` address: the CA of the server's certificate, and a certificate
+    /// and key if the server wants one. They are read whenever the client connects. The host in the
+    /// address must be a name in the server's certificate.
+    ///
+    /// ```
+    /// use farside::{Client, TlsFiles};
+    ///
+    /// let files = TlsFiles { ca: Some("/etc/farside/ca.pem".into()), ..Default::default() };
+    /// let builder = Client::builder().server("tcp://kv.example:7400").tls(files);
+    /// # let _ = builder;
+    /// ```
+    pub fn tls(mut self, files: TlsFiles) -> Self {
+        self.tls = files;
         self
     }
 
@@ -201,7 +220,8 @@ impl ClientBuilder {
     /// [`SetupError::PipelineDepth`] for a depth out of range, [`SetupError::Address`] without a
     /// valid address. [`SetupError::Connect`]: `Unreachable` if no server answers in time,
     /// `Refused` with the server's reason, `Layout` for an invalid region; `System` if the system
-    /// refuses a thread or a descriptor, and `Rdma` over RDMA.
+    /// refuses a thread or a descriptor, `Tls` if one of the sides does not trust the other, and
+    /// `Rdma` over RDMA.
     pub fn connect(self) -> Result<Client, SetupError> {
         let lanes = self.pipeline_depth;
         if !PIPELINE_DEPTH_RANGE.contains(&lanes) {
@@ -210,8 +230,8 @@ impl ClientBuilder {
         let (address, others) = first_and_others(&self.server.unwrap_or_default())?;
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let rdma = self.rdma;
-        let connect_options = ConnectOptions { address, others, role, token, timeout, rdma };
+        let (rdma, tls) = (self.rdma, self.tls);
+        let connect_options = ConnectOptions { address, others, role, token, timeout, rdma, tls };
         let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
         let counts_operations = self.operation_counters;
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };

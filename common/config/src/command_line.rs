@@ -22,7 +22,9 @@ pub mod exit_code {
     /// Returns the exit code of a command that could not connect.
     pub const fn of_connect(error: &ConnectError) -> u8 {
         match error {
-            ConnectError::Unreachable { .. } | ConnectError::Refused { .. } => NO_SERVER,
+            ConnectError::Unreachable { .. }
+            | ConnectError::Refused { .. }
+            | ConnectError::Tls { .. } => NO_SERVER,
             ConnectError::Layout(_) => DAMAGE,
             _ => FAILED,
         }

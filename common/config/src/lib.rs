@@ -9,6 +9,7 @@ pub mod signals;
 pub mod size;
 mod socket;
 mod tcp;
+mod tls;
 
 use std::fmt;
 use std::fs;
@@ -25,6 +26,7 @@ use farside_control::attach::{ConnectOptions, lateness_max_ns};
 use farside_control::{Role, Token};
 use farside_fabric::Nanos;
 use farside_fabric::shm::HugePages;
+use farside_fabric::tcp::TlsFiles;
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError, grace_ms_min};
 
 use crate::size::ByteSize;
@@ -162,6 +164,8 @@ pub struct ServerConfig {
     pub rdma: RdmaConfig,
     /// How to use TCP.
     pub tcp: TcpConfig,
+    /// The files for TLS over TCP. Without any, nothing is encrypted.
+    pub tls: TlsFiles,
     /// The secret that a client needs to connect as a writer. It also lets readers connect.
     pub secret: Option<Secret>,
     /// A secret that only lets readers connect.
@@ -191,6 +195,7 @@ impl Default for ServerConfig {
             probe_ms: 1000,
             rdma: RdmaConfig::default(),
             tcp: TcpConfig::default(),
+            tls: TlsFiles::default(),
             secret: None,
             reader_secret: None,
             log: LogFormat::default(),
@@ -220,6 +225,7 @@ impl ServerConfig {
         }
         self.rdma.validate()?;
         self.tcp.validate()?;
+        tls::validate_server(self)?;
         if let Some(memory) = self.memory.filter(|memory| memory.0 > CHUNK_BYTES)
             && !memory.0.is_multiple_of(CHUNK_BYTES)
         {
@@ -368,6 +374,8 @@ pub struct ClientConfig {
     pub connect_timeout_ms: u64,
     /// How to use RDMA.
     pub rdma: RdmaConfig,
+    /// The files for TLS over TCP. Without any, nothing is encrypted.
+    pub tls: TlsFiles,
 }
 
 impl Default for ClientConfig {
@@ -380,6 +388,7 @@ impl Default for ClientConfig {
             pipeline_depth: 64,
             connect_timeout_ms: 3000,
             rdma: RdmaConfig::default(),
+            tls: TlsFiles::default(),
         }
     }
 }
@@ -417,6 +426,7 @@ impl ClientConfig {
             token: self.token(),
             timeout: Duration::from_millis(self.connect_timeout_ms),
             rdma: self.rdma.options(),
+            tls: self.tls.clone(),
         })
     }
 
@@ -448,7 +458,8 @@ impl ClientConfig {
         if self.connect_timeout_ms == 0 {
             return Err(bad_value("connect_timeout_ms", 0, "write a number from 1"));
         }
-        self.rdma.validate()
+        self.rdma.validate()?;
+        tls::validate_client(&self.tls)
     }
 }
 

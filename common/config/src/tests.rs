@@ -58,8 +58,8 @@ fn the_files_in_config_name_every_key() {
     for (file, names) in documented {
         assert!(names.len() > 5, "{names:?}");
         let tables = match names.contains(&"tcp".to_owned()) {
-            true => [fields::<RdmaConfig>(), fields::<TcpConfig>()].concat(),
-            false => fields::<RdmaConfig>(),
+            true => [fields::<RdmaConfig>(), fields::<TcpConfig>(), fields::<TlsFiles>()].concat(),
+            false => [fields::<RdmaConfig>(), fields::<TlsFiles>()].concat(),
         };
         for name in names.into_iter().chain(tables) {
             let written = file.lines().any(|line| {

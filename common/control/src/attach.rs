@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, VerbsError};
+use farside_fabric::tcp::{TlsError, TlsFiles};
 use farside_fabric::{AnyFabric, Nanos, RegionIndex};
 use farside_layout::LayoutError;
 
@@ -41,6 +42,8 @@ pub struct ConnectOptions {
     pub timeout: Duration,
     /// How to use RDMA, for an `rdma://` address. Its `connect_timeout` is ignored.
     pub rdma: Options,
+    /// The files for TLS, for a `tcp://` address. They are read when a connection is made.
+    pub tls: TlsFiles,
 }
 
 /// A connection to a server. It ends when the server process exits.
@@ -126,6 +129,15 @@ pub enum ConnectError {
          all have tcp:// addresses, or all have rdma:// addresses"
     )]
     OtherFabric,
+    /// The connection cannot be encrypted, or one of the sides does not trust the other.
+    #[error("cannot connect to {server}: {source}")]
+    Tls {
+        /// The server's address.
+        server: String,
+        /// The reason.
+        #[source]
+        source: TlsError,
+    },
     /// A failure of RDMA.
     #[error(transparent)]
     Rdma(Arc<VerbsError>),
@@ -283,6 +295,7 @@ mod tests {
             token: Token::NONE,
             timeout: Duration::from_secs(1),
             rdma: Options::default(),
+            tls: TlsFiles::default(),
         };
         let Err(error) = options.connect() else { panic!("connected without RDMA") };
         let ConnectError::Rdma(cause) = &error else { panic!("{error}") };

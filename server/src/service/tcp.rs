@@ -11,7 +11,7 @@ use farside_control::address::Address;
 use farside_control::{Role, Welcome, encode_reply};
 use farside_fabric::rdma::{ConnectionId, RemoteRegion};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
-use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener};
+use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, TlsServer};
 use farside_layout::Geometry;
 
 use super::acceptor::{
@@ -43,12 +43,20 @@ struct SharedRegion {
 }
 
 /// Binds a listener to all of these addresses.
-pub(crate) fn bind(addresses: &[SocketAddr], listen: &Address) -> Result<Listener, ServerError> {
-    Listener::bind(addresses).map_err(|source| match source.kind() {
+pub(crate) fn bind(
+    addresses: &[SocketAddr],
+    listen: &Address,
+    tls: Option<&Arc<TlsServer>>,
+) -> Result<Listener, ServerError> {
+    let mut listener = Listener::bind(addresses).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::PortInUse { listen: listen.to_string() },
         io::ErrorKind::AddrNotAvailable => ServerError::OtherHost { listen: listen.to_string() },
         _ => system("listen")(source),
-    })
+    })?;
+    if let Some(tls) = tls {
+        listener.require_tls(Arc::clone(tls));
+    }
+    Ok(listener)
 }
 
 impl BoundListener for Listener {

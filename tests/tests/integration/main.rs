@@ -47,6 +47,7 @@ mod snapshots;
 mod space;
 mod strangers;
 mod tidy;
+mod tls;
 mod two_regions;
 mod unfinished_files;
 mod verb_counts;

@@ -54,7 +54,7 @@ fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
             reply[..bytes].to_vec()
         }
         Some(address) if is_over_tcp() => {
-            tcp::connect_control(*address, bytes, TEST_TIMEOUT).unwrap().1
+            tcp::connect_control(*address, None, bytes, TEST_TIMEOUT).unwrap().1
         }
         Some(address) => answer_over_rdma(*address, bytes, for_data),
     };
@@ -88,7 +88,15 @@ fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 
 fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
     let (address, timeout) = (address.parse().unwrap(), Duration::from_secs(20));
-    ConnectOptions { address, others: Vec::new(), role, token, timeout, rdma: Options::default() }
+    ConnectOptions {
+        address,
+        others: Vec::new(),
+        role,
+        token,
+        timeout,
+        rdma: Options::default(),
+        tls: Default::default(),
+    }
 }
 
 /// Returns a server with a secret, and options that connect to it.

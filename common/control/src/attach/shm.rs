@@ -126,6 +126,7 @@ mod tests {
             token: Token::NONE,
             timeout: Duration::from_millis(1),
             rdma: Options::default(),
+            tls: Default::default(),
         };
         // The first attempt waits for a reply, and the second for room in the backlog.
         for _ in 0..2 {

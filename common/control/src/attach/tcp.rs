@@ -5,19 +5,21 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::RemoteRegion;
-use farside_fabric::tcp::{self, DataLink};
+use farside_fabric::tcp::{self, DataLink, TlsClient, TlsError};
 use farside_fabric::{AnyFabric, RegionIndex};
 
 use super::{
     Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused, system,
     unreachable_untimed,
 };
+use crate::address::Address;
 use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
 
 /// Makes fabrics that reach a region over TCP.
 struct TcpFactory {
     server: String,
     address: SocketAddr,
+    tls: Option<TlsClient>,
     request: [u8; REQUEST_BYTES_MAX],
     welcome: Welcome,
     region: RemoteRegion,
@@ -40,8 +42,9 @@ impl FabricFactory for TcpFactory {
 impl TcpFactory {
     /// Makes a session's connection to the server that answered before.
     fn connect(&self) -> Result<DataLink> {
-        let link = tcp::connect_data(self.address, &self.request, self.timeout);
+        let link = tcp::connect_data(self.address, self.tls.as_ref(), &self.request, self.timeout);
         let link = link.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => invalid(&self.server, &error),
             // The server may only be busy or stopped, so the client keeps its connection.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 unreachable_untimed(self.server.clone(), Contact::Silent, error)
@@ -56,8 +59,28 @@ impl TcpFactory {
     }
 }
 
+/// The error for bytes that are no answer of a server.
+fn invalid(server: &str, error: &io::Error) -> ConnectError {
+    match TlsError::of(error) {
+        Some(source) => ConnectError::Tls { server: server.to_owned(), source },
+        None => ControlError::NotFarside.into(),
+    }
+}
+
+/// Reads the files for TLS, if the client is to use it.
+fn load_tls(options: &ConnectOptions) -> Result<Option<TlsClient>> {
+    let Address::Tcp { host, .. } = &options.address else { return Ok(None) };
+    if !options.tls.is_used() {
+        return Ok(None);
+    }
+    let loaded = TlsClient::load(&options.tls, host);
+    let server = options.address.to_string();
+    loaded.map(Some).map_err(|source| ConnectError::Tls { server, source })
+}
+
 pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
     let started = Instant::now();
+    let tls = load_tls(options)?;
     let request = options.request(Purpose::Control);
     let unreachable = |contact, source| options.unreachable(contact, started.elapsed(), source);
     let no_address = |source| unreachable(Contact::None, Some(source));
@@ -69,7 +92,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
         let left = timeout.saturating_sub(started.elapsed()) / left_addresses.max(1);
         left_addresses -= 1;
         let left = left.max(Duration::from_millis(1));
-        let (channel, reply) = match tcp::connect_control(address, &request, left) {
+        let (channel, reply) = match tcp::connect_control(address, tls.as_ref(), &request, left) {
             Ok(connected) => connected,
             Err(error) => {
                 failure = match error.kind() {
@@ -77,7 +100,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
                     io::ErrorKind::UnexpectedEof
                     | io::ErrorKind::ConnectionReset
                     | io::ErrorKind::BrokenPipe => unreachable(Contact::HungUp, None),
-                    io::ErrorKind::InvalidData => ControlError::NotFarside.into(),
+                    io::ErrorKind::InvalidData => invalid(&options.address.to_string(), &error),
                     _ => unreachable(Contact::None, Some(error)),
                 };
                 continue;
@@ -87,6 +110,7 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
         let factory = TcpFactory {
             server: options.address.to_string(),
             address,
+            tls,
             request: options.request(welcome.data_purpose()),
             welcome,
             region: welcome.remote_region(options.role),
@@ -108,9 +132,9 @@ mod tests {
     use std::net::TcpListener;
 
     use farside_fabric::rdma;
+    use farside_fabric::tcp::TlsFiles;
 
     use super::*;
-    use crate::address::Address;
     use crate::{Role, Token};
 
     /// Options for a server at this port.
@@ -122,6 +146,7 @@ mod tests {
             token: Token::NONE,
             timeout: Duration::from_millis(50),
             rdma: rdma::Options::default(),
+            tls: TlsFiles::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use super::clock_bound::ClockBound;
 use super::control_channel::TcpChannel;
 use super::record::{CLOCK_WORDS, Header, ReplyKind, WORD_BYTES, reply_kind};
 use super::stream::Stream;
+use super::tls::TlsClient;
 use crate::rdma::{ConnectionId, RemoteRegion};
 use crate::{ControlChannel, REPLY_BYTES_MAX, boot_time_ns};
 
@@ -43,9 +44,10 @@ impl DataLink {
 /// # Errors
 /// The system's error: `WouldBlock` if the server accepted the connection and did not answer in
 /// time, `UnexpectedEof` if it closed the connection without an answer, `TimedOut` if its host does
-/// not answer.
+/// not answer. [`TlsError::of`](super::TlsError::of) tells whether TLS failed.
 pub fn connect_control(
     address: SocketAddr,
+    tls: Option<&TlsClient>,
     request: &[u8],
     timeout: Duration,
 ) -> io::Result<(TcpChannel, Vec<u8>)> {
@@ -54,7 +56,7 @@ pub fn connect_control(
         let left = timeout.saturating_sub(started.elapsed());
         left.max(Duration::from_millis(1))
     };
-    let mut channel = TcpChannel::over(Stream::connect(address, left())?, NO_ID);
+    let mut channel = TcpChannel::over(Stream::connect(address, tls, left())?, NO_ID);
     channel.send(request)?;
     let mut reply = vec![0; REPLY_BYTES_MAX];
     loop {
@@ -80,11 +82,12 @@ pub fn connect_control(
 /// As [`connect_control`].
 pub fn connect_data(
     address: SocketAddr,
+    tls: Option<&TlsClient>,
     request: &[u8],
     timeout: Duration,
 ) -> io::Result<DataLink> {
     let started = Instant::now();
-    let (channel, reply) = connect_control(address, request, timeout)?;
+    let (channel, reply) = connect_control(address, tls, request, timeout)?;
     // The server's clock follows a welcome. Without it, the server refused the session.
     let (buffered, mut stream) = channel.into_parts();
     let mut clock = [0; CLOCK_WORDS * WORD_BYTES];

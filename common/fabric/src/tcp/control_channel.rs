@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::stream::Stream;
+use super::tls::{is_alert, server_uses_tls};
 use crate::rdma::ConnectionId;
 use crate::{ControlChannel, MESSAGE_BYTES_MAX};
 
@@ -49,12 +50,15 @@ impl TcpChannel {
                 Err(error) => return Err(disconnected(error)),
             }
         }
-        Ok(true)
+        self.stream.flush().map_err(disconnected)
     }
 
     /// Takes a whole message from the input, if there is one.
     fn take_message(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let Some((length, rest)) = self.input.split_first_chunk() else { return Ok(None) };
+        if is_alert(length) {
+            return Err(server_uses_tls());
+        }
         let bytes = u32::from_le_bytes(*length) as usize;
         if bytes == 0 || bytes > buffer.len().min(MESSAGE_BYTES_MAX) {
             let why = format!("a message of {bytes} bytes");
@@ -86,7 +90,8 @@ impl ControlChannel for TcpChannel {
             Ok(sent) => sent,
             Err(error) => return Err(disconnected(error)),
         };
-        // The rest leaves when the socket has room.
+        // The rest leaves when the socket has room. A failure shows when something is received.
+        let _ = self.stream.flush();
         let in_length = sent.min(LENGTH_BYTES);
         self.output.extend_from_slice(&length[in_length..]);
         self.output.extend_from_slice(&message[sent - in_length..]);
@@ -123,7 +128,7 @@ impl ControlChannel for TcpChannel {
     }
 
     fn has_unsent(&self) -> bool {
-        !self.output.is_empty()
+        !self.output.is_empty() || self.stream.has_unsent()
     }
 
     fn flush(&mut self, timeout: Duration) -> io::Result<()> {

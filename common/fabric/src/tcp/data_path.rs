@@ -231,6 +231,9 @@ impl TcpFabric {
     /// Sleeps until bytes arrive, a socket has room for more, a wait ends, or a signal.
     #[cold]
     fn sleep(&mut self) {
+        if self.links.iter().any(Link::has_received) {
+            return;
+        }
         let due = [self.waiting.first(), self.unknown.first()].into_iter().flatten().min();
         let left = due.map_or(WAIT_MAX, |due| {
             Duration::from_nanos(due.saturating_sub(self.clock.now())).min(WAIT_MAX)

@@ -224,7 +224,12 @@ impl ChainMemory for RequestMemory<'_> {
 
 /// Executes a request, and appends its reply.
 #[inline]
-fn execute(executor: &Executor, header: Header, request: &Request<'_>, output: &mut Output) {
+fn execute(
+    (stream, executor): (&Stream, &Executor),
+    header: Header,
+    request: &Request<'_>,
+    output: &mut Output,
+) {
     let chain = request.chain();
     if chain.is_empty() {
         // The clock record before all replies answers it.
@@ -233,7 +238,7 @@ fn execute(executor: &Executor, header: Header, request: &Request<'_>, output: &
     let reply = PendingReply::begin(chain, &mut output.words);
     if let [Verb::Read { remote, bytes, .. }] = *chain
         && bytes as usize >= DIRECT_BYTES_MIN
-        && output.has_room_for_direct()
+        && output.has_room_for_direct(stream)
     {
         let result = read_long(executor, remote, bytes, output);
         let (words, result) = (result.unwrap_or(0), result.map(|_| 0));
@@ -273,7 +278,7 @@ impl Session {
     /// Serves the session after an event. `buffer` and `output` are the thread's.
     fn serve(&mut self, buffer: &mut [u64], output: &mut Output) -> Result<(), Broken> {
         if !self.output.is_empty() {
-            if !self.output.send(self.stream.as_fd())? {
+            if !self.output.send(&mut self.stream)? {
                 return Ok(());
             }
             // Requests may have waited for this. Afterwards an event reports further bytes.
@@ -348,7 +353,7 @@ impl Session {
             let header = Header::of(*first)?;
             let record_words = header.request_words()?;
             let Some(body) = rest.get(..record_words - 1) else { break };
-            execute(&self.executor, header, &decode_request(header, body)?, output);
+            execute((&self.stream, &self.executor), header, &decode_request(header, body)?, output);
             executed += record_words;
         }
         if executed == 0 {
@@ -359,7 +364,7 @@ impl Session {
 
     /// Sends the replies. Keeps those for which the socket has no room.
     fn reply(&mut self, output: &mut Output) -> Result<(), Broken> {
-        if !output.is_empty() && !output.send(self.stream.as_fd())? {
+        if !output.is_empty() && !output.send(&mut self.stream)? {
             std::mem::swap(output, &mut self.output);
         }
         Ok(())
@@ -368,11 +373,10 @@ impl Session {
     /// Whether requests wait for nothing but their turn.
     fn has_whole_request(&self) -> bool {
         let words = &self.input[..self.received / WORD_BYTES];
-        self.output.is_empty()
-            && words.first().is_some_and(|first| {
-                let length = Header::of(*first).and_then(Header::request_words);
-                length.is_ok_and(|length| length <= words.len())
-            })
+        words.first().is_some_and(|first| {
+            let length = Header::of(*first).and_then(Header::request_words);
+            length.is_ok_and(|length| length <= words.len())
+        })
     }
 }
 
@@ -426,7 +430,7 @@ impl Thread {
             let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
             // The client waits for the clock before it sends anything.
             encode_clock(session.executor.clock.now(), &mut session.output.words);
-            let greeted = session.output.send(session.stream.as_fd());
+            let greeted = session.output.send(&mut session.stream);
             let id = session.id;
             self.sessions[slot] = Some(session);
             if watched.is_err() || greeted.is_err() {
@@ -444,8 +448,14 @@ impl Thread {
         if has_ended && !session.output.is_empty() {
             served = Err(Broken);
         }
-        while served.is_ok() && session.has_whole_request() {
-            served = session.execute_input(&mut self.output);
+        while served.is_ok() && session.output.is_empty() {
+            served = match session.has_whole_request() {
+                true => session.execute_input(&mut self.output),
+                false if session.stream.has_received() => {
+                    session.serve(&mut self.buffer, &mut self.output)
+                }
+                false => break,
+            };
         }
         let wants_room = !session.output.is_empty();
         if served.is_ok() && wants_room != session.watches_room {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventFlags};
@@ -120,10 +120,13 @@ impl Link {
             deadline => self.clock_bound.at(deadline),
         };
         record::encode_request(id, chain.verbs(), deadline, &mut self.output.words);
+        let stream = self.stream.as_ref();
+        let may_be_direct =
+            |output: &Output| stream.is_some_and(|stream| output.has_room_for_direct(stream));
         for verb in chain.verbs() {
             let Verb::Write { from, bytes, .. } = *verb else { continue };
             let payload = words_mut(&mut buffers[from as usize], bytes);
-            if payload.len() * WORD_BYTES >= DIRECT_BYTES_MIN && self.output.has_room_for_direct() {
+            if payload.len() * WORD_BYTES >= DIRECT_BYTES_MIN && may_be_direct(&self.output) {
                 let start = payload.as_ptr().cast();
                 // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is
                 // in flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). The output is cleared
@@ -138,8 +141,8 @@ impl Link {
     /// Sends what the socket has room for. Returns false if the connection broke.
     #[inline]
     pub(super) fn send(&mut self) -> bool {
-        match &self.stream {
-            Some(stream) => self.output.send(stream.as_fd()).is_ok(),
+        match &mut self.stream {
+            Some(stream) => self.output.send(stream).is_ok(),
             None => true,
         }
     }
@@ -155,6 +158,11 @@ impl Link {
         // If this fails, the session looks again after its longest sleep.
         let _ = epoll::modify(watched, stream, epoll::EventData::new_u64(data), events);
         self.watches_room = wants_room;
+    }
+
+    /// Whether there are bytes that the socket does not report.
+    pub(super) fn has_received(&self) -> bool {
+        self.stream.as_ref().is_some_and(Stream::has_received)
     }
 
     /// Receives bytes once. Returns whether there were any.

@@ -13,6 +13,7 @@ use rustix::event::epoll;
 use super::control_channel::TcpChannel;
 use super::executors::{DataConnection, EndedConnections, Executors};
 use super::stream::Stream;
+use super::tls::TlsServer;
 use crate::rdma::ConnectionId;
 use crate::shm::{Lease, Region};
 use crate::{ControlChannel, REQUEST_BYTES_MAX};
@@ -40,6 +41,7 @@ pub struct Listener {
     /// The number of the next connection.
     next_id: u64,
     ended: Arc<EndedConnections>,
+    tls: Option<Arc<TlsServer>>,
 }
 
 struct Greeting {
@@ -89,6 +91,7 @@ impl Listener {
             greeting: VecDeque::new(),
             next_id: ENDED + 1,
             ended,
+            tls: None,
         })
     }
 
@@ -98,6 +101,11 @@ impl Listener {
         let address = rustix::net::getsockname(&self.sockets[0]).ok();
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         address.map_or(0, |address| address.port())
+    }
+
+    /// Requires TLS of the connections that are accepted from now on.
+    pub fn require_tls(&mut self, tls: Arc<TlsServer>) {
+        self.tls = Some(tls);
     }
 
     /// Starts the threads that execute the chains of sessions.
@@ -152,7 +160,12 @@ impl Listener {
                     Err(error) => return Err(error.into()),
                 };
                 // A socket that cannot be set up is gone again.
-                let Ok(stream) = Stream::over(socket) else { continue };
+                let Ok(mut stream) = Stream::over(socket) else { continue };
+                if let Some(tls) = &self.tls
+                    && stream.expect_tls(tls).is_err()
+                {
+                    continue;
+                }
                 self.greet(stream)?;
             }
         }

@@ -30,6 +30,7 @@ mod record;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ pub use control_channel::TcpChannel;
 pub use data_path::TcpFabric;
 pub use executors::{DataConnection, Executors};
 pub use listen::{Event, Incoming, Listener};
+pub use tls::{TlsClient, TlsError, TlsFiles, TlsServer};
 
 /// RTT_min of `docs/protocol.md`: no chain of any client takes less time. A chain takes four system
 /// calls, two of which pass a packet through the network stack.

@@ -3,10 +3,13 @@
 //! Long payloads are sent from where they are, without a copy in this process: at a client from a
 //! lane's buffer, at a server from the region.
 
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use zerocopy::IntoBytes;
 
 use super::record::WORD_BYTES;
+use super::stream::Stream;
 
 /// The shortest payload that is sent from where it is.
 pub(super) const DIRECT_BYTES_MIN: usize = 16 << 10;
@@ -46,9 +49,9 @@ impl Output {
         self.words.len() * WORD_BYTES + direct - self.sent
     }
 
-    /// Whether another payload can be sent from where it is.
-    pub(super) fn has_room_for_direct(&self) -> bool {
-        self.direct.len() < DIRECT_MAX
+    /// Whether another payload can be sent to this stream from where it is.
+    pub(super) fn has_room_for_direct(&self, stream: &Stream) -> bool {
+        self.direct.len() < DIRECT_MAX && !stream.is_encrypted()
     }
 
     /// Appends a payload without a copy.
@@ -72,22 +75,31 @@ impl Output {
     ///
     /// # Errors
     /// The system's error, if the connection has ended.
-    pub(super) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+    pub(super) fn send(&mut self, stream: &mut Stream) -> io::Result<bool> {
         while !self.is_empty() {
-            match self.send_once(socket) {
-                Ok(bytes) => self.sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            // All bytes may be encrypted, and some of them not sent.
+            if self.bytes() > 0 {
+                match self.send_once(stream) {
+                    Ok(bytes) => self.sent += bytes,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
             }
             if self.bytes() == 0 {
+                if !stream.flush()? {
+                    return Ok(false);
+                }
                 self.clear();
             }
         }
         Ok(true)
     }
 
-    fn send_once(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    fn send_once(&self, stream: &mut Stream) -> io::Result<usize> {
+        if stream.is_encrypted() {
+            return stream.send(&[IoSlice::new(&self.words.as_bytes()[self.sent..])]);
+        }
         let mut parts = Parts { all: [EMPTY; 2 * DIRECT_MAX + 1], count: 0, skip: self.sent };
         let mut from = 0;
         for direct in &self.direct {
@@ -96,7 +108,7 @@ impl Output {
             from = direct.at;
         }
         parts.push_words(&self.words[from..]);
-        parts.send(socket)
+        parts.send(stream.as_fd())
     }
 }
 
@@ -153,18 +165,20 @@ pub(super) fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-
-    use zerocopy::IntoBytes;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
 
     /// The socket has room for a part at a time. Words and payloads arrive in their order.
     #[test]
     fn everything_arrives_in_order_through_a_full_socket() {
-        let (near, mut far) = UnixStream::pair().unwrap();
-        let payload = vec![0x5a_u8; 300_000];
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        far.set_nonblocking(true).unwrap();
+        let (near, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&near, 4096).unwrap();
+        let mut near = Stream::over(near.into()).unwrap();
+        let payload = vec![0x5a_u8; 8_000_000];
         let mut output = Output::default();
         output.words.extend(0..1000);
         // SAFETY: `payload` lives until everything is sent.
@@ -176,13 +190,16 @@ mod tests {
         let mut received = Vec::new();
         let mut buffer = [0; 50_000];
         let mut waits = 0;
-        while !output.send(near.as_fd()).unwrap() {
+        while !output.send(&mut near).unwrap() {
             waits += 1;
-            let bytes = far.read(&mut buffer).unwrap();
-            received.extend_from_slice(&buffer[..bytes]);
+            // It would block if the room were only missing until an acknowledgement.
+            if let Ok(bytes) = far.read(&mut buffer) {
+                received.extend_from_slice(&buffer[..bytes]);
+            }
         }
         assert!(waits > 1 && output.is_empty() && output.bytes() == 0);
         drop(near);
+        far.set_nonblocking(false).unwrap();
         far.read_to_end(&mut received).unwrap();
         assert!(received == expected);
     }

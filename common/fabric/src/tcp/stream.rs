@@ -1,14 +1,15 @@
 //! The byte stream of a connection.
 
 use std::io::{self, IoSlice};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 
 use super::PEER_TIMEOUT;
+use super::tls::{Tls, TlsClient, TlsServer, no_handshake};
 
 /// The interval between keepalive probes, and the time of silence before the first.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -16,6 +17,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// A connected socket. Several threads may hold it; one of them reads and writes.
 pub(super) struct Stream {
     socket: Arc<OwnedFd>,
+    tls: Option<Box<Tls>>,
 }
 
 impl Stream {
@@ -31,20 +33,68 @@ impl Stream {
         sockopt::set_tcp_keepintvl(&socket, PROBE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&socket, PEER_TIMEOUT.as_secs() as u32)?;
         sockopt::set_tcp_user_timeout(&socket, PEER_TIMEOUT.as_millis() as u32)?;
-        Ok(Self { socket: Arc::new(socket) })
+        Ok(Self { socket: Arc::new(socket), tls: None })
     }
 
-    /// Connects to a server.
+    /// Connects to a server, with TLS if it is given.
     ///
     /// # Errors
-    /// The system's error; `TimedOut` after the timeout.
-    pub(super) fn connect(address: std::net::SocketAddr, timeout: Duration) -> io::Result<Self> {
-        Self::over(TcpStream::connect_timeout(&address, timeout)?.into())
+    /// The system's error; `TimedOut` after the timeout, `WouldBlock` if the server does not take
+    /// part in the handshake, and `InvalidData` for an error of TLS.
+    pub(super) fn connect(
+        address: SocketAddr,
+        tls: Option<&TlsClient>,
+        timeout: Duration,
+    ) -> io::Result<Self> {
+        let started = Instant::now();
+        let mut stream = Self::over(TcpStream::connect_timeout(&address, timeout)?.into())?;
+        let Some(tls) = tls else { return Ok(stream) };
+        let mut tls = tls.connection()?;
+        loop {
+            tls.flush(|parts| send(&stream.socket, parts))?;
+            if !tls.is_handshaking() {
+                break;
+            }
+            let left = timeout.saturating_sub(started.elapsed());
+            stream.set_wait_max(left.max(Duration::from_millis(1)))?;
+            match tls.fill(|into| receive(&stream.socket, into, true)) {
+                Ok(0) => return Err(no_handshake()),
+                Ok(_) => {
+                    let taken = tls.take(&mut []);
+                    // Says to the server why the handshake failed.
+                    let _ = tls.flush(|parts| send(&stream.socket, parts));
+                    taken?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !left.is_zero() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        stream.tls = Some(Box::new(tls));
+        Ok(stream)
+    }
+
+    /// Expects TLS of the peer, as its server.
+    ///
+    /// # Errors
+    /// TLS cannot begin.
+    pub(super) fn expect_tls(&mut self, server: &TlsServer) -> io::Result<()> {
+        self.tls = Some(Box::new(server.connection()?));
+        Ok(())
     }
 
     /// The socket, for a thread that ends the connection.
     pub(super) fn socket(&self) -> Arc<OwnedFd> {
         self.socket.clone()
+    }
+
+    /// Whether the bytes are encrypted, so that they have to be copied.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether there are bytes that the socket does not report, because they were received already.
+    pub(super) fn has_received(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_received())
     }
 
     /// Limits how long [`Stream::receive`] waits.
@@ -61,22 +111,40 @@ impl Stream {
     /// `WouldBlock` if there are none, with `wait` only after the longest wait;
     /// otherwise the system's error.
     pub(super) fn receive(&mut self, into: &mut [u8], wait: bool) -> io::Result<usize> {
-        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        match net::recv(&self.socket, into, flags) {
-            Ok((_, bytes)) => Ok(bytes),
-            Err(rustix::io::Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(error) => Err(error.into()),
+        match &mut self.tls {
+            None => receive(&self.socket, into, wait),
+            Some(tls) => receive_encrypted(&self.socket, tls, into, wait),
         }
     }
 
-    /// Sends as many bytes of these parts as the socket has room for, and returns their number.
-    /// Never waits.
+    /// Sends as many bytes of these parts as there is room for, and returns their number. Encrypted
+    /// bytes leave with [`Stream::flush`]. Never waits.
     ///
     /// # Errors
     /// `WouldBlock` without any room, otherwise the system's error.
     pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        Ok(net::sendmsg(&self.socket, parts, &mut SendAncillaryBuffer::default(), flags)?)
+        let Some(tls) = &mut self.tls else { return send(&self.socket, parts) };
+        match tls.flush(|parts| send(&self.socket, parts))? {
+            true => tls.encrypt(parts),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Sends encrypted bytes. Returns whether nothing is left. Never waits.
+    ///
+    /// # Errors
+    /// The system's error.
+    #[inline]
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        match &mut self.tls {
+            None => Ok(true),
+            Some(tls) => tls.flush(|parts| send(&self.socket, parts)),
+        }
+    }
+
+    /// Whether encrypted bytes wait for room.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
     /// Ends both directions: the peer, and a thread that reads, see the end.
@@ -92,7 +160,12 @@ impl Stream {
     }
 
     /// Ends this direction.
-    pub(super) fn hang_up(&self) {
+    pub(super) fn hang_up(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.close();
+            // Without it the peer sees the end of the connection.
+            let _ = tls.flush(|parts| send(&self.socket, parts));
+        }
         // If this fails, the connection has ended already.
         let _ = net::shutdown(&self.socket, net::Shutdown::Write);
     }
@@ -103,6 +176,42 @@ impl Stream {
     /// The system's error.
     pub(super) fn unacknowledged_bytes(&self) -> io::Result<u64> {
         super::output::unacknowledged_bytes(self.as_fd())
+    }
+}
+
+fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Result<usize> {
+    let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+    match net::recv(socket, into, flags) {
+        Ok((_, bytes)) => Ok(bytes),
+        Err(rustix::io::Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn send(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(net::sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags)?)
+}
+
+/// As [`Stream::receive`], with at most one system call unless all that it received was of the
+/// handshake.
+#[cold]
+fn receive_encrypted(
+    socket: &OwnedFd,
+    tls: &mut Tls,
+    into: &mut [u8],
+    wait: bool,
+) -> io::Result<usize> {
+    loop {
+        let taken = tls.take(into);
+        // An answer of the handshake, or why the connection fails. It waits if there is no room.
+        let _ = tls.flush(|parts| send(socket, parts));
+        if let Some(bytes) = taken? {
+            return Ok(bytes);
+        }
+        if tls.fill(|received| receive(socket, received, wait))? == 0 {
+            return Ok(0);
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! A session and the executors of a server, over a real connection of this host.
 
+mod encrypted;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -28,6 +30,7 @@ const REPLY: &[u8] = b"welcome";
 /// A server that accepts every session.
 struct Server {
     address: SocketAddr,
+    tls: Option<TlsClient>,
     region: Arc<Region>,
     stops: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -35,9 +38,16 @@ struct Server {
 
 impl Server {
     fn start(threads: usize) -> Self {
+        Self::start_with(threads, None)
+    }
+
+    fn start_with(threads: usize, tls: Option<Arc<TlsServer>>) -> Self {
         let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
         memory.region.store(LEASE.offset, LEASE.number).unwrap();
         let mut listener = Listener::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        if let Some(tls) = tls {
+            listener.require_tls(tls);
+        }
         let address = SocketAddr::from(([127, 0, 0, 1], listener.port()));
         let stops = Arc::new(AtomicBool::new(false));
         let (region, stop) = (memory.region.clone(), stops.clone());
@@ -63,7 +73,7 @@ impl Server {
                 }
             }
         });
-        Self { address, region, stops, thread: Some(thread) }
+        Self { address, tls: None, region, stops, thread: Some(thread) }
     }
 
     fn remote(writable: bool) -> RemoteRegion {
@@ -77,7 +87,7 @@ impl Server {
     }
 
     fn session(&self, lanes: u16) -> TcpFabric {
-        let link = connect_data(self.address, &WRITER, TIMEOUT).unwrap();
+        let link = connect_data(self.address, self.tls.as_ref(), &WRITER, TIMEOUT).unwrap();
         assert_eq!(link.reply(), REPLY);
         link.into_fabric(Self::remote(true), lanes).unwrap()
     }
@@ -138,7 +148,10 @@ fn fill(fabric: &mut TcpFabric, lane: LaneId, bytes: usize, seed: u8) {
 
 #[test]
 fn all_verbs_have_their_effects() {
-    let server = Server::start(1);
+    check_all_verbs(&Server::start(1));
+}
+
+fn check_all_verbs(server: &Server) {
     let mut fabric = server.session(1);
     let deadline = fabric.now() + LATENESS_MAX_NS;
     fill(&mut fabric, LANE, 64, 5);
@@ -173,10 +186,10 @@ fn failed_chains_say_why_and_break_nothing() {
     let word = [Verb::WriteWord { remote: 16, value: 1 }];
     assert_eq!(fabric.run(LANE, REGION, &word, now - 1), Err(ChainError::Late));
     assert_eq!(server.region.load(16), Ok(0));
-    let reader = connect_data(server.address, &READER, TIMEOUT).unwrap();
+    let reader = connect_data(server.address, None, &READER, TIMEOUT).unwrap();
     // A client that ignores its role is refused by the server.
     for writable in [false, true] {
-        let reader = connect_data(server.address, &READER, TIMEOUT);
+        let reader = connect_data(server.address, None, &READER, TIMEOUT);
         let mut reader = reader.unwrap().into_fabric(Server::remote(writable), 1).unwrap();
         let deadline = now + LATENESS_MAX_NS;
         assert_eq!(reader.run(LANE, REGION, &word, deadline), Err(ChainError::Denied));
@@ -211,7 +224,10 @@ fn the_server_refuses_a_chain_that_arrives_late() {
 /// has more in flight than the sockets hold.
 #[test]
 fn chains_of_all_lengths_in_flight_together() {
-    let server = Server::start(2);
+    check_all_lengths(&Server::start(2));
+}
+
+fn check_all_lengths(server: &Server) {
     let lanes = 16;
     let mut fabric = server.session(lanes);
     let lengths = [8u32, 64, 4096, 16 << 10, 65_536, 400_000];
@@ -260,7 +276,7 @@ fn a_chain_whose_connection_breaks_is_unknown_after_its_deadline() {
         // It takes the requests, and dies.
         stream.read_exact(&mut [0; 24 + 32]).unwrap();
     });
-    let link = connect_data(address, &WRITER, TIMEOUT).unwrap();
+    let link = connect_data(address, None, &WRITER, TIMEOUT).unwrap();
     let mut fabric = link.into_fabric(Server::remote(true), 2).unwrap();
     let deadline = fabric.now() + 300_000_000;
     fabric.post(LANE, REGION, &[read(64, 8)], Nanos::MAX);
@@ -341,9 +357,9 @@ fn a_session_that_takes_no_replies_is_not_served_further() {
 #[test]
 fn a_refusal_reaches_the_client() {
     let server = Server::start(1);
-    let link = connect_data(server.address, &[0; REQUEST_BYTES_MAX], TIMEOUT).unwrap();
+    let link = connect_data(server.address, None, &[0; REQUEST_BYTES_MAX], TIMEOUT).unwrap();
     assert_eq!(link.reply(), b"go away");
-    let (_, reply) = connect_control(server.address, b"hello", TIMEOUT).unwrap();
+    let (_, reply) = connect_control(server.address, None, b"hello", TIMEOUT).unwrap();
     assert_eq!(reply, b"go away");
 }
 
@@ -352,7 +368,7 @@ fn a_refusal_reaches_the_client() {
 #[test]
 fn after_a_pause_a_session_asks_for_the_clock() {
     let server = Server::start(1);
-    let link = connect_data(server.address, &WRITER, TIMEOUT).unwrap();
+    let link = connect_data(server.address, None, &WRITER, TIMEOUT).unwrap();
     let old = super::clock_bound::ClockBound::new(0, boot_time_ns().saturating_sub(60_000_000_000));
     let link = DataLink { clock_bound: old, ..link };
     let mut fabric = link.into_fabric(Server::remote(true), 1).unwrap();
@@ -388,7 +404,7 @@ fn a_silent_server_is_noticed_while_a_session_asks_for_its_clock() {
         // Until the session gives up.
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let link = connect_data(address, &WRITER, TIMEOUT).unwrap();
+    let link = connect_data(address, None, &WRITER, TIMEOUT).unwrap();
     let old = super::clock_bound::ClockBound::new(0, boot_time_ns().saturating_sub(60_000_000_000));
     let link = DataLink { clock_bound: old, ..link };
     let mut fabric = link.into_fabric(Server::remote(true), 1).unwrap();

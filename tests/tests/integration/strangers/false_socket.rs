@@ -31,6 +31,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
         token: Token::NONE,
         timeout: Duration::from_secs(20),
         rdma: Options::default(),
+        tls: Default::default(),
     };
     let mut random = SmallRng::seed_from_u64(11);
     let mut lines = std::collections::BTreeSet::new();
