@@ -5,6 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -26,6 +27,9 @@ const LISTENER: u64 = 0;
 /// The number of the ended connections' descriptor in epoll's events.
 const ENDED: u64 = 1;
 const EVENTS_MAX: usize = 64;
+/// The number of the next connection. The listeners of a process share it: a server finds a
+/// connection by its number alone.
+static NEXT_ID: AtomicU64 = AtomicU64::new(ENDED + 1);
 /// Limit on connections that one event accepts at each address. With more than [`GREETING_MAX`],
 /// one could be closed before its request is read.
 const ACCEPTS_MAX: usize = 64;
@@ -37,8 +41,6 @@ pub struct Listener {
     events: VecDeque<u64>,
     /// Connections that have not sent their request, the oldest first.
     greeting: VecDeque<Greeting>,
-    /// The number of the next connection.
-    next_id: u64,
     ended: Arc<EndedConnections>,
 }
 
@@ -87,7 +89,6 @@ impl Listener {
             watched,
             events: VecDeque::new(),
             greeting: VecDeque::new(),
-            next_id: ENDED + 1,
             ended,
         })
     }
@@ -161,8 +162,7 @@ impl Listener {
 
     /// Waits for the request of a new connection.
     fn greet(&mut self, stream: Stream) -> io::Result<()> {
-        let id = ConnectionId(self.next_id);
-        self.next_id += 1;
+        let id = ConnectionId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
         let data = epoll::EventData::new_u64(id.0);
         epoll::add(&self.watched, &stream, data, epoll::EventFlags::IN)?;
         while self.greeting.len() >= GREETING_MAX
