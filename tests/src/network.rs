@@ -129,10 +129,15 @@ impl Network {
         format!("tcp://{}:7400", self.addresses()[2])
     }
 
-    /// Interrupts the network. Both hosts see that there is no link.
+    /// Interrupts the network. The test's host sees an interface without a link, and the server's
+    /// host has no interface.
     pub fn pull_cable(&self) {
-        // The test's end stays up, as an interface without a cable does. So its routes stay, too.
         self.run_there("ip", &format!("link set server-{} down", self.number)).unwrap();
+    }
+
+    /// As [`Network::pull_cable`], with the hosts exchanged.
+    pub fn pull_cable_here(&self) {
+        run("ip", &format!("link set farside-{} down", self.number)).unwrap();
     }
 
     /// Loses all packets. Neither host sees a reason, as when a switch between them has failed.
@@ -145,9 +150,10 @@ impl Network {
         self.run_there("ip", &replace(&own, &format!("server-{number}"))).unwrap();
     }
 
-    /// Ends what [`Network::pull_cable`] and [`Network::lose_packets`] did.
+    /// Ends what the functions above did.
     pub fn plug_in(&self) {
         let (number, [_, own, server]) = (self.number, self.addresses());
+        run("ip", &format!("link set farside-{number} up")).unwrap();
         self.run_there("ip", &format!("link set server-{number} up")).unwrap();
         // They fail if there is no such entry.
         let _ = run("ip", &format!("neigh del {server} dev farside-{number}"));

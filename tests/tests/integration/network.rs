@@ -65,8 +65,9 @@ fn wait_until_freed(network: &Network, clients: u64) {
 fn a_short_outage_interrupts_calls_and_no_more() {
     let Some((network, server)) = hosts() else { return };
     let client = server.client();
-    for fail in [Network::pull_cable, Network::lose_packets] {
-        let load = Load::start(&client);
+    let failures: [Fail; 2] = [Network::pull_cable, Network::lose_packets];
+    for (fail, first) in failures.into_iter().zip([0, SESSIONS]) {
+        let load = Load::start(&client, first);
         load.wait_for_calls();
         fail(&network);
         // Replies that had arrived are still read.
@@ -94,7 +95,7 @@ fn outlast(fail: Fail, outage: Duration) {
     let reader = server.client_builder().role(Role::Reader).connect().unwrap();
     let mut reading = reader.session().unwrap();
     assert!(reading.get("absent").unwrap().is_none());
-    let load = Load::start(&client);
+    let load = Load::start(&client, 0);
     load.wait_for_calls();
     fail(&network);
     let failed_at = Instant::now();
@@ -131,6 +132,20 @@ fn a_client_outlasts_a_very_long_outage() {
     outlast(Network::lose_packets, VERY_LONG_OUTAGE);
 }
 
+/// After a question that was not acknowledged, the system names the missing route as the cause.
+#[test]
+fn a_host_that_is_not_reached_is_called_silent() {
+    let Some(network) = network_or_left_out() else { return };
+    // The server waits for an answer longer than the system for the host.
+    let server = ServerProcess::start_in(&network, "--memory 32MiB --grace-ms 250");
+    let client = server.client();
+    network.pull_cable_here();
+    server.wait_for_log("lost a client and fenced it");
+    assert!(server.log().contains("its host does not answer"), "{}", server.log());
+    network.plug_in();
+    client.session().unwrap().put("key", "value").unwrap();
+}
+
 /// Resets each connection of a client alone, its control channel first, and then all together.
 #[test]
 fn a_client_whose_connections_are_reset_reconnects() {
@@ -145,7 +160,7 @@ fn a_client_whose_connections_are_reset_reconnects() {
     let lost = || direct.admin().statistics().unwrap().clients_lost;
     let proxy = ResetProxy::start(address);
     let client = Client::builder().server(&proxy.server_address()).connect().unwrap();
-    let load = Load::start(&client);
+    let load = Load::start(&client, 0);
     let connections = 1 + SESSIONS as usize;
     for only in (0..connections).map(Some).chain([None]) {
         wait_until("all sessions are connected", TEST_TIMEOUT, || {
@@ -169,7 +184,7 @@ fn replace_server(fail: Fail, restarts_host: bool) {
     let client = server.client();
     let mut idle = Writer::new(&client, SESSIONS);
     idle.put_all();
-    let load = Load::start(&client);
+    let load = Load::start(&client, 0);
     load.wait_for_calls();
     let incarnation = client.admin().statistics().unwrap().incarnation;
     fail(&network);
@@ -205,7 +220,7 @@ fn calls_end_when_the_network_is_gone_for_good() {
     let client = server.client();
     let mut idle = Writer::new(&client, SESSIONS);
     idle.put_all();
-    let load = Load::start(&client);
+    let load = Load::start(&client, 0);
     load.wait_for_calls();
     network.vanish();
     load.wait_for_unreachable();

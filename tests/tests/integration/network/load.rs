@@ -110,14 +110,15 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub(super) fn start(client: &Client) -> Self {
+    /// Starts sessions with the number `first` and the next ones, which have stored nothing yet.
+    pub(super) fn start(client: &Client, first: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let start = |number| {
             let (writer, progress) = (Writer::new(client, number), Arc::new(Progress::default()));
             let (stop, its_progress) = (stop.clone(), progress.clone());
             (progress, std::thread::spawn(move || writer.run(&stop, &its_progress)))
         };
-        let sessions = (0..SESSIONS).map(start).collect();
+        let sessions = (first..first + SESSIONS).map(start).collect();
         Self { stop, sessions }
     }
 
