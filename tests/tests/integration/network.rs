@@ -132,6 +132,26 @@ fn a_client_outlasts_a_very_long_outage() {
     outlast(Network::lose_packets, VERY_LONG_OUTAGE);
 }
 
+/// Guards against attempts to connect that pause for as long as the outage has lasted.
+#[test]
+#[ignore = "takes half a minute; run by make soak"]
+fn a_client_reconnects_soon_after_an_outage_however_long_it_waits() {
+    const OUTAGE: Duration = Duration::from_secs(26);
+    const SOON: Duration = Duration::from_secs(5);
+    let Some((network, server)) = hosts() else { return };
+    let client = server.client_builder().connect_timeout(TEST_TIMEOUT).connect().unwrap();
+    let load = Load::start(&client, 0);
+    load.wait_for_calls();
+    network.lose_packets();
+    std::thread::sleep(OUTAGE);
+    network.plug_in();
+    let started = Instant::now();
+    load.wait_for_calls();
+    let waited = started.elapsed();
+    assert!(waited < SOON, "the client reconnected after {waited:?}");
+    load.finish();
+}
+
 /// After a question that was not acknowledged, the system names the missing route as the cause.
 #[test]
 fn a_host_that_is_not_reached_is_called_silent() {

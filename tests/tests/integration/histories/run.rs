@@ -38,7 +38,7 @@ const START_MS: u64 = 60;
 
 /// The length of an outage of the network, and the longest time between two, in milliseconds.
 const OUTAGE_MS: std::ops::Range<u64> = 200..3000;
-const BETWEEN_OUTAGES_MS: u64 = 1500;
+const BETWEEN_OUTAGES_MS: u64 = 3000;
 
 /// The events of a run.
 #[derive(Clone, Copy, Default)]
