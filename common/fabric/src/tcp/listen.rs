@@ -84,13 +84,7 @@ impl Listener {
             sockets.push(socket.into());
         }
         watch(ended.as_fd(), ENDED)?;
-        Ok(Self {
-            sockets,
-            watched,
-            events: VecDeque::new(),
-            greeting: VecDeque::new(),
-            ended,
-        })
+        Ok(Self { sockets, watched, events: VecDeque::new(), greeting: VecDeque::new(), ended })
     }
 
     /// The port of the first address.
