@@ -4,6 +4,7 @@
 //! The cable can be pulled and plugged in, and packets can be lost, delayed and reordered. No packet
 //! leaves the machine: if the route over the cable is gone, another one refuses all packets.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -39,6 +40,15 @@ fn run(program: &str, arguments: &str) -> Result<String, String> {
     }
     let error = String::from_utf8_lossy(&output.stderr);
     Err(format!("{program} {arguments}: {}", error.lines().next().unwrap_or_default()))
+}
+
+/// Returns a command that runs a program in a namespace. The program replaces `ip`, so that it has
+/// the process id of the child. `None` for the test's own namespace.
+pub(crate) fn command_in(namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
+    let Some(namespace) = namespace else { return Command::new(program) };
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", namespace]).arg(program);
+    command
 }
 
 /// Removes what networks of processes that were killed have left.

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 use crate::command::{CommandOutput, command};
-use crate::network::Network;
+use crate::network::{Network, command_in};
 use crate::{TEST_TIMEOUT, binary, device, is_over_shm, new_address, send_signal};
 
 /// Returns a server's arguments. Over RDMA, raises GRACE to its default: in emulation a READ often
@@ -255,15 +255,7 @@ fn kv_server(
 ) -> Command {
     let log = folder.join("log");
     let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
-    let mut command = match namespace {
-        // It becomes the server, without another process between.
-        Some(namespace) => {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", namespace]).arg(binary("kv-server"));
-            command
-        }
-        None => Command::new(binary("kv-server")),
-    };
+    let mut command = command_in(namespace, binary("kv-server"));
     command.args(["--listen", address]).args(arguments).env_remove("NOTIFY_SOCKET");
     // Not the test's stdout: a server that outlives a failing test would keep it open.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

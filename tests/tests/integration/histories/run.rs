@@ -38,7 +38,7 @@ const START_MS: u64 = 60;
 
 /// The length of an outage of the network, and the longest time between two, in milliseconds.
 const OUTAGE_MS: std::ops::Range<u64> = 200..3000;
-const BETWEEN_OUTAGES_MS: u64 = 3000;
+const BETWEEN_OUTAGES_MS: u64 = 1500;
 
 /// The events of a run.
 #[derive(Clone, Copy, Default)]
@@ -51,7 +51,8 @@ pub(crate) struct Plan {
     pub(super) faulty: usize,
     /// The commands of [`CHORES`] run.
     pub(super) chores: bool,
-    /// Server and workers are on two hosts, and the network between them fails.
+    /// The network between the server's host and that of the workers fails. The first worker is on
+    /// the server's host.
     pub(super) has_outages: bool,
     /// What netem does to this network between the outages.
     pub(super) netem: Option<&'static str>,
@@ -137,7 +138,13 @@ impl Run {
             arguments.push("network".to_owned());
         }
         let program = env!("CARGO_BIN_EXE_history-worker");
-        let worker = Worker::start(program, &self.server, first, arguments);
+        let worker = match &self.network {
+            // Sees what the others have done although they got no answer.
+            Some(network) if first == 0 => {
+                Worker::start_beside(network, program, &self.server, first, arguments)
+            }
+            _ => Worker::start(program, &self.server, first, arguments),
+        };
         self.workers.push(Member { first, worker, is_faulty });
     }
 
