@@ -38,6 +38,9 @@ const START_MS: u64 = 60;
 
 /// The length of an outage of the network, and the longest time between two, in milliseconds.
 const OUTAGE_MS: std::ops::Range<u64> = 200..3000;
+/// The length of one in three outages. Only when it is over has a client given up its connection,
+/// and with it the answers to verbs that were executed.
+const LONG_OUTAGE_MS: std::ops::Range<u64> = 5500..7000;
 const BETWEEN_OUTAGES_MS: u64 = 1500;
 
 /// The events of a run.
@@ -195,7 +198,9 @@ impl Run {
         } else {
             network.lose_packets();
         }
-        std::thread::sleep(Duration::from_millis(random.random_range(OUTAGE_MS)));
+        let is_long = random.random_range(0..3) == 0;
+        let outage_ms = if is_long { LONG_OUTAGE_MS } else { OUTAGE_MS };
+        std::thread::sleep(Duration::from_millis(random.random_range(outage_ms)));
         network.plug_in();
         self.figures.outages += 1;
         std::thread::sleep(Duration::from_millis(random.random_range(0..BETWEEN_OUTAGES_MS)));
