@@ -1,8 +1,8 @@
 //! Two hosts and the cable between them, on one machine: the test's own network namespace and that
 //! of a server, joined by a veth pair. Needs root and `ip`.
 //!
-//! The cable can be pulled and plugged in, and packets can be lost, delayed and reordered. No packet
-//! leaves the machine: if the route over the cable is gone, another one refuses all packets.
+//! The cable can be pulled and plugged in, and packets can be lost, delayed and reordered. No
+//! packet leaves the machine: if the route over the cable is gone, another one refuses all packets.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -166,7 +166,8 @@ fn a_host_that_is_not_reached_is_called_silent() {
     client.session().unwrap().put("key", "value").unwrap();
 }
 
-/// Resets each connection of a client alone, its control channel first, and then all together.
+/// Resets each connection of a client alone, its control channel first. Then resets all together,
+/// again and again.
 #[test]
 fn a_client_whose_connections_are_reset_reconnects() {
     if left_out_over_rdma("a server that listens at rdma:// listens nowhere else") {
@@ -182,7 +183,7 @@ fn a_client_whose_connections_are_reset_reconnects() {
     let client = Client::builder().server(&proxy.server_address()).connect().unwrap();
     let load = Load::start(&client, 0);
     let connections = 1 + SESSIONS as usize;
-    for only in (0..connections).map(Some).chain([None]) {
+    for only in (0..connections).map(Some).chain([None; 12]) {
         wait_until("all sessions are connected", TEST_TIMEOUT, || {
             proxy.connections() >= connections
         });

@@ -1,6 +1,8 @@
 //! Sessions at work while their network fails. Each has keys of its own, and knows which values
-//! they may have: the last one that was stored, and later ones whose PUT was indeterminate.
+//! they may have: the last one that was stored, and later ones whose PUT was indeterminate. Each
+//! also counts. So an operation that took effect twice shows, too.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -31,12 +33,14 @@ pub(super) struct Writer {
     count: u64,
     /// For each key, the numbers of the values that it may have. 0 stands for no value.
     possible: Vec<Vec<u64>>,
+    /// The values that the counter of the session may have.
+    sum: RangeInclusive<i64>,
 }
 
 impl Writer {
     pub(super) fn new(client: &Client, number: u64) -> Self {
         let session = client.session().unwrap();
-        Self { session, number, count: 0, possible: vec![vec![0]; KEYS as usize] }
+        Self { session, number, count: 0, possible: vec![vec![0]; KEYS as usize], sum: 0..=0 }
     }
 
     fn key(&self, at: u64) -> u64 {
@@ -70,6 +74,24 @@ impl Writer {
         Ok(())
     }
 
+    /// Adds a number to the session's counter, and checks the sum.
+    fn add(&mut self, addend: i64) -> Result<(), Error> {
+        let (low, high) = (*self.sum.start() + addend, *self.sum.end() + addend);
+        match self.session.increment(format!("counter {}", self.number), addend) {
+            Ok(sum) => {
+                assert!((low..=high).contains(&sum), "{sum} instead of {low} to {high}");
+                self.sum = sum..=sum;
+                Ok(())
+            }
+            Err(error) => {
+                if error.is_indeterminate() {
+                    self.sum = *self.sum.start()..=high;
+                }
+                Err(error)
+            }
+        }
+    }
+
     /// Stores a value under each key.
     pub(super) fn put_all(&mut self) {
         (0..KEYS).for_each(|_| self.put().unwrap());
@@ -78,19 +100,22 @@ impl Writer {
     /// Reads all keys.
     pub(super) fn check(&mut self) {
         (0..KEYS).for_each(|at| self.get(at).unwrap());
+        self.add(0).unwrap();
     }
 
     fn run(mut self, stop: &AtomicBool, progress: &Progress) -> Self {
-        let mut is_get = false;
-        while !stop.load(Ordering::Relaxed) {
-            is_get = !is_get;
+        for step in (0..3).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
             let began = Instant::now();
-            let result = if is_get { self.get(self.count * 7 % KEYS) } else { self.put() };
+            let result = match step {
+                0 => self.get(self.count * 7 % KEYS),
+                1 => self.put(),
+                _ => self.add(1),
+            };
             let ms = began.elapsed().as_millis() as u64;
             progress.slowest_ms.fetch_max(ms, Ordering::Relaxed);
             let counter = match &result {
                 Ok(()) => &progress.done,
-                Err(error) if error.is_indeterminate() && !is_get => &progress.indeterminate,
+                Err(error) if error.is_indeterminate() && step > 0 => &progress.indeterminate,
                 Err(Error::Connect(farside::ConnectError::Unreachable { .. })) => {
                     &progress.unreachable
                 }
