@@ -6,6 +6,7 @@ use std::io::Write;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
+use crate::network::Network;
 use crate::{device, is_over_shm, is_over_tcp};
 
 /// Prints that this test is left out, and why. `circumstance` is a phrase such as "over RDMA".
@@ -55,6 +56,31 @@ pub fn device_or_left_out() -> Option<String> {
 /// Returns whether this test is left out because it takes root, and prints that it is.
 pub fn left_out_without_root(why: &str) -> bool {
     left_out_if(!rustix::process::geteuid().is_root(), "without root", why)
+}
+
+/// Makes a network. Without root or `ip`, or if the system refuses, prints that this test is left
+/// out.
+pub fn network_or_left_out() -> Option<Network> {
+    if left_out_without_root("it makes network namespaces") {
+        return None;
+    }
+    match Network::new() {
+        Ok(network) => Some(network),
+        Err(why) => {
+            left_out("without network namespaces", &why);
+            None
+        }
+    }
+}
+
+/// Returns whether this test is left out because the kernel emulates no bad network, and prints
+/// that it is.
+pub fn left_out_without_netem(network: &Network) -> bool {
+    let degraded = network.degrade("delay 0ms");
+    if let Err(why) = &degraded {
+        left_out("without netem", &format!("it takes the kernel module sch_netem: {why}"));
+    }
+    degraded.is_err()
 }
 
 /// Runs `work` on a thread of a user that is neither root nor the user of the tests. Needs root.

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 use crate::command::{CommandOutput, command};
+use crate::network::{Network, command_in};
 use crate::{TEST_TIMEOUT, binary, device, is_over_shm, new_address, send_signal};
 
 /// Returns a server's arguments. Over RDMA, raises GRACE to its default: in emulation a READ often
@@ -32,6 +33,8 @@ pub struct ServerProcess {
     _own_folder: Option<TempDir>,
     address: String,
     arguments: Vec<String>,
+    /// The network namespace of the server, if it is not that of the test.
+    namespace: Option<String>,
     child: Child,
 }
 
@@ -76,8 +79,24 @@ impl ServerProcess {
     ) -> Self {
         let (folder, arguments) = (folder.to_owned(), adapted(arguments));
         let address = new_address(&folder);
-        let child = configure(&mut kv_server(&folder, &address, &arguments)).spawn().unwrap();
-        Self { folder, _own_folder: None, address, arguments, child }
+        let mut command = kv_server(None, &folder, &address, &arguments);
+        let child = configure(&mut command).spawn().unwrap();
+        Self { folder, _own_folder: None, address, arguments, namespace: None, child }
+    }
+
+    /// Starts a server with a region file on the server's host of a network. It also listens at
+    /// [`Network::LOCAL_ADDRESS`] there, which no failure of the network affects.
+    pub fn start_in(network: &Network, arguments: &str) -> Self {
+        let own_folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let folder = own_folder.path().to_owned();
+        let (region, local) = (folder.join("region"), Network::LOCAL_ADDRESS);
+        let arguments = format!("--listen {local} --region-file {} {arguments}", region.display());
+        let (arguments, address) = (adapted(&arguments), network.server_address());
+        let namespace = Some(network.namespace().to_owned());
+        let mut command = kv_server(namespace.as_deref(), &folder, &address, &arguments);
+        let child = command.spawn().unwrap();
+        let _own_folder = Some(own_folder);
+        Self { folder, _own_folder, address, arguments, namespace, child }.connected()
     }
 
     fn connected(self) -> Self {
@@ -192,7 +211,9 @@ impl ServerProcess {
 
     /// Starts the server again, without waiting until it serves.
     pub fn start_again(&mut self) {
-        self.child = kv_server(&self.folder, &self.address, &self.arguments).spawn().unwrap();
+        let namespace = self.namespace.as_deref();
+        let mut command = kv_server(namespace, &self.folder, &self.address, &self.arguments);
+        self.child = command.spawn().unwrap();
     }
 
     /// Returns the number of voluntary context switches of the server's threads. Each is a sleep.
@@ -226,10 +247,15 @@ impl ServerProcess {
     }
 }
 
-fn kv_server(folder: &Path, address: &str, arguments: &[String]) -> Command {
+fn kv_server(
+    namespace: Option<&str>,
+    folder: &Path,
+    address: &str,
+    arguments: &[String],
+) -> Command {
     let log = folder.join("log");
     let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
-    let mut command = Command::new(binary("kv-server"));
+    let mut command = command_in(namespace, binary("kv-server"));
     command.args(["--listen", address]).args(arguments).env_remove("NOTIFY_SOCKET");
     // Not the test's stdout: a server that outlives a failing test would keep it open.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::Signal;
 
 use crate::ServerProcess;
+use crate::network::{Network, command_in};
 
 /// A worker process; killed when dropped.
 pub struct Worker {
@@ -24,10 +25,27 @@ impl Worker {
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
+        let mut command = Command::new(program);
+        command.arg(server.address()).args(arguments);
+        Self::spawn(command, server, number)
+    }
+
+    /// As [`Worker::start`], on the host of a server that is behind a network.
+    pub fn start_beside<A: AsRef<OsStr>>(
+        network: &Network,
+        program: &str,
+        server: &ServerProcess,
+        number: u64,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let mut command = command_in(Some(network.namespace()), program);
+        command.arg(Network::LOCAL_ADDRESS).args(arguments);
+        Self::spawn(command, server, number)
+    }
+
+    fn spawn(mut command: Command, server: &ServerProcess, number: u64) -> Self {
         let errors = server.folder().join(format!("worker-{number}"));
-        let child = Command::new(program)
-            .arg(server.address())
-            .args(arguments)
+        let child = command
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&errors).unwrap())
             .spawn()

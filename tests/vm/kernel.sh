@@ -9,7 +9,7 @@
 set -euo pipefail
 
 # The modules that the guest needs; a kernel may have any of these built in.
-modules=(virtio_pci 9pnet_virtio 9p overlay virtio_net veth sch_tbf rdma_rxe rdma_ucm ib_uverbs)
+modules=(virtio_pci 9pnet_virtio 9p overlay virtio_net veth sch_tbf sch_netem rdma_rxe rdma_ucm ib_uverbs)
 # Modules that rdma_rxe requests by name at run time. The guest has no modprobe that would find them.
 modules_if_any=(crc32_generic crc32_pclmul)
 

@@ -164,7 +164,11 @@ impl ClientConnection {
             Ok(received) => Ok(received),
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData => Err(DisconnectReason::broken(error)),
-                io::ErrorKind::TimedOut => Err(DisconnectReason::HostSilent),
+                // Over TCP the system reports an unreachable host only after it was silent for too
+                // long.
+                io::ErrorKind::TimedOut
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable => Err(DisconnectReason::HostSilent),
                 // The system reports this error once, before the messages that the client sent, one
                 // of which may be its goodbye.
                 io::ErrorKind::ConnectionReset if !self.missed_last => {

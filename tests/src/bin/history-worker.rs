@@ -5,21 +5,25 @@
 //! subtables. The process exits with 3 and a message on stderr when a call fails in a forbidden
 //! way, or returns a value that no session wrote.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]`: the sessions are the processes
-//! FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER.
-//! The file `new-FIRST` has the number of new keys. The process ends once FOLDER has a file `stop`.
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network]`: the sessions are the
+//! processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as name
+//! to FOLDER. The file `new-FIRST` has the number of new keys. The process ends once FOLDER has a
+//! file `stop`.
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
 //! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once
-//! these are full, and few new keys are inserted: such a client works until it is killed.
+//! these are full, and few new keys are inserted: such a client works until it is killed. With
+//! `network`, the network fails, so that a write may wait for its blocks in vain.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use farside::ConnectError::Unreachable;
 use farside::OperationError::{Contended, Indeterminate};
-use farside::{Client, Error, Session};
+use farside::{Client, Contact, Error, Session};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 use farside_tests::faults::{Faults, Rates};
 use farside_tests::recorder::{COUNTERS, HOT_KEYS, RecordingSession, create_mapped, new_key};
@@ -51,6 +55,9 @@ const LAST_VERB_LOG2: std::ops::Range<u32> = 8..17;
 /// The interval at which the counts of faults are written to their file.
 const REPORT_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Whether the network fails.
+static NETWORK_FAILS: AtomicBool = AtomicBool::new(false);
+
 const PUT: Action<'static> = Action::Put(Lifetime::Forever);
 const INSERT: Action<'static> = Action::Insert(Lifetime::Forever);
 const UPDATE: Action<'static> = Action::Update(Lifetime::Forever);
@@ -64,11 +71,12 @@ fn main() {
     }));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, folder, first, sessions, mode @ ..] = arguments.as_slice() else {
-        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless]");
+        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network]");
         std::process::exit(2);
     };
     let (first, sessions): (u64, u64) = (first.parse().unwrap(), sessions.parse().unwrap());
     let (folder, is_endless) = (Path::new(folder), mode == ["endless"]);
+    NETWORK_FAILS.store(mode == ["network"], Ordering::Relaxed);
     let mut client = Client::builder().server(address).connect_timeout(CONNECT_TIMEOUT);
     let faults = (mode == ["faults"]).then(|| faults(first));
     if let Some(faults) = &faults {
@@ -117,6 +125,11 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
         Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
+        Err(Error::Connect(Unreachable { contact: Contact::Silent, .. }))
+            if NETWORK_FAILS.load(Ordering::Relaxed) =>
+        {
+            None
+        }
         Err(error) => panic!("{error}"),
     }
 }

@@ -8,7 +8,7 @@
 //! MINUTES=n` does all of that together for a long time.
 
 mod figures;
-mod run;
+pub(crate) mod run;
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn run(duration: Duration, plan: Plan, seed: u64) -> Figures {
 }
 
 /// Checks that there was enough to check, and no violation.
-fn assert_good(figures: &Figures) {
+pub(crate) fn assert_good(figures: &Figures) {
     assert_eq!(figures.violations, 0, "{figures}");
     assert!(figures.operations > scaled(OPERATIONS_MIN), "{figures}");
     assert!(figures.failed < figures.operations / 10, "{figures}");
@@ -55,7 +55,7 @@ fn hot_keys_that_move_all_the_time_are_linearizable() {
 }
 
 /// Makes runs of `round` each, each on a new region, until `total` is over.
-fn runs(plan: Plan, round: Duration, total: Duration) -> Figures {
+pub(crate) fn runs(plan: Plan, round: Duration, total: Duration) -> Figures {
     let (started, mut figures) = (Instant::now(), Figures::default());
     for seed in 0.. {
         figures.add(&run(round, plan, seed));
@@ -71,6 +71,12 @@ fn runs(plan: Plan, round: Duration, total: Duration) -> Figures {
 fn kill_time() -> Duration {
     let seconds = std::env::var("FARSIDE_HISTORY_SECONDS");
     Duration::from_secs(seconds.map_or(5, |text| text.parse().unwrap()))
+}
+
+/// Returns the duration of a soak.
+pub(crate) fn soak_time() -> Duration {
+    let minutes = std::env::var("FARSIDE_SOAK_MINUTES").map_or(10, |text| text.parse().unwrap());
+    Duration::from_secs(60 * minutes)
 }
 
 #[test]
@@ -152,9 +158,14 @@ fn a_history_with_one_wrong_answer_is_refused() {
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak() {
     const ROUND: Duration = Duration::from_secs(1);
-    let plan = Plan { kills_workers: true, kills_server: true, faulty: 1, chores: true };
-    let minutes = std::env::var("FARSIDE_SOAK_MINUTES").map_or(10, |text| text.parse().unwrap());
-    let total = runs(plan, ROUND, Duration::from_secs(60 * minutes));
+    let plan = Plan {
+        kills_workers: true,
+        kills_server: true,
+        faulty: 1,
+        chores: true,
+        ..Plan::default()
+    };
+    let total = runs(plan, ROUND, soak_time());
     assert_good(&total);
     assert!(!total.faults.contains(&0) && total.suicides > 0, "{total}");
     assert!(!total.chores.contains(&0), "{total}");

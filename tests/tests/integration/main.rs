@@ -34,6 +34,7 @@ mod left_out;
 mod limits;
 mod model;
 mod modifications;
+mod network;
 mod public_api;
 mod reader;
 mod reconnect;

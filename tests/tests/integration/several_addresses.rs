@@ -58,6 +58,31 @@ fn clients_of_both_fabrics_count_together() {
     server.assert_verifies();
 }
 
+/// Guards against numbers of connections that two listeners give twice: then the end of one session
+/// ended others.
+#[test]
+fn sessions_at_one_port_may_end_without_harm_to_those_at_another() {
+    const SESSIONS: usize = 16;
+    if left_out_without_shm("it uses two ports itself") {
+        return;
+    }
+    let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [one, other] = ports.map(|port| format!("tcp://{}", port.local_addr().unwrap()));
+    let server = ServerProcess::start(&format!("--memory 32MiB --listen {one} --listen {other}"));
+    let clients: Vec<Client> = (0..SESSIONS).map(|_| client(&one)).collect();
+    let open = |client: &Client| client.session().unwrap();
+    let mut sessions: Vec<_> = clients.iter().map(open).collect();
+    let ending = client(&other);
+    drop((0..2 * SESSIONS).map(|_| open(&ending)).collect::<Vec<_>>());
+    // A session that has ended uses its connection no more, so nothing shows when the server knows.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    for session in &mut sessions {
+        session.put("key", "value").unwrap();
+    }
+    assert_eq!(ending.admin().statistics().unwrap().clients_lost, 0);
+    server.assert_verifies();
+}
+
 #[test]
 fn a_client_uses_the_best_address_that_answers() {
     if left_out_without_shm("it uses two fabrics itself") {

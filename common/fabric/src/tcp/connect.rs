@@ -14,6 +14,9 @@ use super::tls::TlsClient;
 use crate::rdma::{ConnectionId, RemoteRegion};
 use crate::{ControlChannel, REPLY_BYTES_MAX, boot_time_ns};
 
+/// How long one attempt waits for the server's host. The system repeats the first packet at growing
+/// intervals, so that a longer attempt could outlast an outage by as much again.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The id of connections on this side, which has no events.
 const NO_ID: ConnectionId = ConnectionId(0);
 
@@ -56,7 +59,8 @@ pub fn connect_control(
         let left = timeout.saturating_sub(started.elapsed());
         left.max(Duration::from_millis(1))
     };
-    let mut channel = TcpChannel::over(Stream::connect(address, tls, left())?, NO_ID);
+    let stream = Stream::connect(address, tls, left().min(HANDSHAKE_TIMEOUT))?;
+    let mut channel = TcpChannel::over(stream, NO_ID);
     channel.send(request)?;
     let mut reply = vec![0; REPLY_BYTES_MAX];
     loop {

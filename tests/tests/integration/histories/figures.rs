@@ -11,7 +11,7 @@ pub(super) const CHORES: [&[&str]; 3] =
 
 /// The figures of one run, or the sums over several.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Figures {
+pub(crate) struct Figures {
     pub(super) operations: u64,
     /// Operations without a known result.
     pub(super) unknown: u64,
@@ -31,6 +31,8 @@ pub(super) struct Figures {
     /// Restarts without an operation since the previous one.
     pub(super) idle_restarts: u64,
     pub(super) splits: u64,
+    /// Outages of the network.
+    pub(crate) outages: u64,
     /// The number of successes of each of [`CHORES`].
     pub(super) chores: [u64; CHORES.len()],
     pub(super) violations: u64,
@@ -51,6 +53,7 @@ impl Figures {
         self.server_restarts += other.server_restarts;
         self.idle_restarts += other.idle_restarts;
         self.splits += other.splits;
+        self.outages += other.outages;
         self.violations += other.violations;
         self.checking += other.checking;
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
@@ -81,6 +84,9 @@ impl fmt::Display for Figures {
             let faults: Vec<String> =
                 faults.map(|(name, count)| format!("{count} {name}")).collect();
             write!(f, ", chains: {}", faults.join(", "))?;
+        }
+        if self.outages > 0 {
+            write!(f, ", {} outages of the network", self.outages)?;
         }
         for (chore, count) in CHORES.iter().zip(self.chores).filter(|(_, count)| *count > 0) {
             write!(f, ", {count} {}", chore[0])?;

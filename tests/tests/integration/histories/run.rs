@@ -10,6 +10,7 @@ use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, Record};
 use farside_protocol::Action;
 use farside_tests::faults::Fault;
+use farside_tests::network::Network;
 use farside_tests::recorder::{COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, Worker, device, is_over_shm, is_over_tcp, scaled, wait_until,
@@ -35,9 +36,16 @@ const STARTS_PER_KILL: u32 = 4;
 /// The longest time that a start takes on an idle machine.
 const START_MS: u64 = 60;
 
+/// The length of an outage of the network, and the longest time between two, in milliseconds.
+const OUTAGE_MS: std::ops::Range<u64> = 200..3000;
+/// The length of one in three outages. Only when it is over has a client given up its connection,
+/// and with it the answers to verbs that were executed.
+const LONG_OUTAGE_MS: std::ops::Range<u64> = 5500..7000;
+const BETWEEN_OUTAGES_MS: u64 = 1500;
+
 /// The events of a run.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// Workers are killed and replaced.
     pub(super) kills_workers: bool,
     /// The server is killed and started again.
@@ -46,6 +54,17 @@ pub(super) struct Plan {
     pub(super) faulty: usize,
     /// The commands of [`CHORES`] run.
     pub(super) chores: bool,
+    /// The network between the server's host and that of the workers fails. The first worker is on
+    /// the server's host.
+    pub(super) has_outages: bool,
+    /// What netem does to this network between the outages.
+    pub(super) netem: Option<&'static str>,
+}
+
+impl Plan {
+    pub(crate) fn with_outages(netem: Option<&'static str>) -> Self {
+        Self { has_outages: true, netem, ..Self::default() }
+    }
 }
 
 struct Member {
@@ -67,6 +86,8 @@ struct Chore {
 pub(super) struct Run {
     plan: Plan,
     pub(super) server: ServerProcess,
+    /// Declared after the server, which is therefore killed first.
+    network: Option<Network>,
     folder: PathBuf,
     workers: Vec<Member>,
     sessions: u64,
@@ -83,12 +104,20 @@ impl Run {
         // A small region is soon served again.
         let memory = if plan.kills_server { "256MiB" } else { "512MiB" };
         let arguments = format!("--memory {memory} --grace-ms 20");
-        let server = ServerProcess::start_with_file(&arguments);
+        let network = plan.has_outages.then(|| Network::new().unwrap());
+        let server = match &network {
+            Some(network) => ServerProcess::start_in(network, &arguments),
+            None => ServerProcess::start_with_file(&arguments),
+        };
+        if let (Some(network), Some(netem)) = (&network, plan.netem) {
+            network.degrade(netem).unwrap();
+        }
         let folder = server.folder().join("histories");
         std::fs::create_dir(&folder).unwrap();
         let mut run = Self {
             plan,
             server,
+            network,
             folder,
             workers: Vec::new(),
             sessions: 0,
@@ -108,9 +137,17 @@ impl Run {
         arguments.extend([first, SESSIONS].map(|number| number.to_string()));
         if is_faulty {
             arguments.push("faults".to_owned());
+        } else if self.network.is_some() {
+            arguments.push("network".to_owned());
         }
         let program = env!("CARGO_BIN_EXE_history-worker");
-        let worker = Worker::start(program, &self.server, first, arguments);
+        let worker = match &self.network {
+            // Sees what the others have done although they got no answer.
+            Some(network) if first == 0 => {
+                Worker::start_beside(network, program, &self.server, first, arguments)
+            }
+            _ => Worker::start(program, &self.server, first, arguments),
+        };
         self.workers.push(Member { first, worker, is_faulty });
     }
 
@@ -122,6 +159,7 @@ impl Run {
             || (self.needs_more() && started.elapsed() < TEST_TIMEOUT)
         {
             std::thread::sleep(Duration::from_millis(random.random_range(5..200)));
+            self.fail_network(random);
             self.replace_dead();
             if chores {
                 self.do_chore(random.random_range(0..CHORES.len()));
@@ -150,6 +188,22 @@ impl Run {
                 self.kill_worker(random);
             }
         }
+    }
+
+    /// Interrupts the network, if there is one.
+    fn fail_network(&mut self, random: &mut SmallRng) {
+        let Some(network) = &self.network else { return };
+        if random.random() {
+            network.pull_cable();
+        } else {
+            network.lose_packets();
+        }
+        let is_long = random.random_range(0..3) == 0;
+        let outage_ms = if is_long { LONG_OUTAGE_MS } else { OUTAGE_MS };
+        std::thread::sleep(Duration::from_millis(random.random_range(outage_ms)));
+        network.plug_in();
+        self.figures.outages += 1;
+        std::thread::sleep(Duration::from_millis(random.random_range(0..BETWEEN_OUTAGES_MS)));
     }
 
     /// Connects another client, which can take long while the workers keep the server busy.
@@ -332,8 +386,8 @@ impl Run {
 
     /// Returns all recorded operations.
     fn history(&mut self) -> Vec<Record> {
-        let Plan { kills_server, faulty, .. } = self.plan;
-        let breaks_connections = kills_server || faulty > 0;
+        let Plan { kills_server, faulty, has_outages, .. } = self.plan;
+        let breaks_connections = kills_server || faulty > 0 || has_outages;
         let mut history = Vec::new();
         for process in 0..self.sessions + self.readers {
             let is_its_worker =
