@@ -55,7 +55,10 @@ impl Server {
             // Checked before memory for the region is allocated.
             config.check_grace()?;
         }
-        let listeners = addresses.iter().map(|address| listen(address, config));
+        // The device's first, because the others use the device.
+        let mut device_first: Vec<&Address> = addresses.iter().collect();
+        device_first.sort_by_key(|address| !address.is_rdma());
+        let listeners = device_first.into_iter().map(|address| listen(address, config));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,

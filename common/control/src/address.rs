@@ -35,6 +35,11 @@ impl Address {
         matches!(self, Self::Rdma { .. })
     }
 
+    /// Whether this is an [`Address::Tcp`].
+    pub fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp { .. })
+    }
+
     /// Whether this is an [`Address::Shm`].
     pub fn is_shm(&self) -> bool {
         matches!(self, Self::Shm(_))
