@@ -24,9 +24,20 @@ impl Worker {
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
+        Self::start_at(&server.address(), program, server, number, arguments)
+    }
+
+    /// As [`Worker::start`], with another address of the server.
+    pub fn start_at<A: AsRef<OsStr>>(
+        address: &str,
+        program: &str,
+        server: &ServerProcess,
+        number: u64,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
         let errors = server.folder().join(format!("worker-{number}"));
         let child = Command::new(program)
-            .arg(server.address())
+            .arg(address)
             .args(arguments)
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&errors).unwrap())

@@ -12,7 +12,8 @@ use farside_protocol::Action;
 use farside_tests::faults::Fault;
 use farside_tests::recorder::{COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, Worker, device, is_over_shm, is_over_tcp, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, Worker, device, free_tcp_address, is_over_shm, is_over_tcp,
+    scaled, wait_until,
 };
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -46,6 +47,8 @@ pub(super) struct Plan {
     pub(super) faulty: usize,
     /// The commands of [`CHORES`] run.
     pub(super) chores: bool,
+    /// The server listens at a port, too, and one of the workers uses it.
+    pub(super) also_over_tcp: bool,
 }
 
 struct Member {
@@ -53,6 +56,8 @@ struct Member {
     first: u64,
     worker: Worker,
     is_faulty: bool,
+    /// Whether it uses the port of [`Plan::also_over_tcp`].
+    is_over_tcp: bool,
 }
 
 /// A command under way.
@@ -67,6 +72,8 @@ struct Chore {
 pub(super) struct Run {
     plan: Plan,
     pub(super) server: ServerProcess,
+    /// The address of [`Plan::also_over_tcp`].
+    tcp: Option<String>,
     folder: PathBuf,
     workers: Vec<Member>,
     sessions: u64,
@@ -82,13 +89,16 @@ impl Run {
     pub(super) fn start(plan: Plan) -> Self {
         // A small region is soon served again.
         let memory = if plan.kills_server { "256MiB" } else { "512MiB" };
-        let arguments = format!("--memory {memory} --grace-ms 20");
+        let mut arguments = format!("--memory {memory} --grace-ms 20");
+        let tcp = plan.also_over_tcp.then(free_tcp_address);
+        tcp.iter().for_each(|address| arguments.push_str(&format!(" --listen {address}")));
         let server = ServerProcess::start_with_file(&arguments);
         let folder = server.folder().join("histories");
         std::fs::create_dir(&folder).unwrap();
         let mut run = Self {
             plan,
             server,
+            tcp,
             folder,
             workers: Vec::new(),
             sessions: 0,
@@ -110,8 +120,11 @@ impl Run {
             arguments.push("faults".to_owned());
         }
         let program = env!("CARGO_BIN_EXE_history-worker");
-        let worker = Worker::start(program, &self.server, first, arguments);
-        self.workers.push(Member { first, worker, is_faulty });
+        let has_tcp_worker = self.workers.iter().any(|member| member.is_over_tcp);
+        let tcp = self.tcp.as_ref().filter(|_| !has_tcp_worker);
+        let address = tcp.cloned().unwrap_or_else(|| self.server.address());
+        let worker = Worker::start_at(&address, program, &self.server, first, arguments);
+        self.workers.push(Member { first, worker, is_faulty, is_over_tcp: tcp.is_some() });
     }
 
     /// Follows the plan for `duration`, and further until there is enough to check.
@@ -267,7 +280,7 @@ impl Run {
     /// Stops all workers, reads every key, and checks the recorded history.
     pub(super) fn check(&mut self) -> (Figures, Vec<Record>) {
         std::fs::write(self.folder.join("stop"), []).unwrap();
-        for Member { first, mut worker, is_faulty } in std::mem::take(&mut self.workers) {
+        for Member { first, mut worker, is_faulty, .. } in std::mem::take(&mut self.workers) {
             if is_faulty && worker.wait_checked() {
                 self.deaths.push((first, boot_time_ns()));
                 self.figures.suicides += 1;
