@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::shm::{LATENESS_MAX_NS, Region, ShmFabric};
 #[cfg(feature = "verbs")]
 use farside_fabric::verbs::Loopback;
 use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
@@ -26,6 +26,7 @@ const REGION: RegionIndex = RegionIndex::FIRST;
 /// Executes verbs as a client does (invariant I11), but is never fenced.
 pub(crate) struct OwnEndpoint {
     endpoint: Box<Endpoint<AnyFabric>>,
+    fence_delay_ns: Nanos,
     /// The peer queue pair of the loopback connection, which must live as long as the endpoint.
     _peer: Option<Box<dyn Send>>,
 }
@@ -33,25 +34,30 @@ pub(crate) struct OwnEndpoint {
 impl OwnEndpoint {
     pub(crate) fn over_memory(region: &Arc<Region>) -> Self {
         let fabric = AnyFabric::Shm(ShmFabric::new(region.clone(), None, LANES));
-        Self { endpoint: Box::new(Endpoint::new(fabric, LANES)), _peer: None }
+        let endpoint = Box::new(Endpoint::new(fabric, LANES));
+        Self { endpoint, fence_delay_ns: LATENESS_MAX_NS, _peer: None }
     }
 
+    /// The endpoint over a device. `fence_delay_ns` is the result of
+    /// [`OwnEndpoint::fence_delay_ns`].
+    ///
     /// # Errors
     /// The device cannot register the memory that splits need.
     #[cfg(feature = "verbs")]
     pub(crate) fn over(
         Loopback { fabric, peer }: Loopback,
         format: &Format,
+        fence_delay_ns: Nanos,
     ) -> Result<Self, ChainError> {
         let endpoint = Endpoint::new(AnyFabric::Verbs(fabric), LANES);
         SubtableSplitter::new(&endpoint, REGION, LANES, format).reserve()?;
-        Ok(Self { endpoint: Box::new(endpoint), _peer: Some(Box::new(peer)) })
+        let (endpoint, peer) = (Box::new(endpoint), Some(Box::new(peer) as Box<dyn Send>));
+        Ok(Self { endpoint, fence_delay_ns, _peer: peer })
     }
 
     /// Returns how long the verbs of a client can still take effect after the server fenced it.
     pub(crate) fn fence_delay_ns(&self) -> Nanos {
-        // Over a device the fence destroys the queue pairs of the client.
-        if self.is_remote() { 0 } else { self.endpoint.fabric().timing(REGION).lateness_max_ns }
+        self.fence_delay_ns
     }
 
     fn is_remote(&self) -> bool {

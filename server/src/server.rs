@@ -60,7 +60,11 @@ impl Server {
         }
         let tls = config.tls.is_used().then(|| TlsServer::load(config.tls.clone()));
         let tls = tls.transpose()?.map(Arc::new);
-        let listeners = addresses.iter().map(|address| listen(address, config, tls.as_ref()));
+        // The device's first, because the others use the device.
+        let mut device_first: Vec<&Address> = addresses.iter().collect();
+        device_first.sort_by_key(|address| !address.is_rdma());
+        let listeners = device_first.into_iter();
+        let listeners = listeners.map(|address| listen(address, config, tls.as_ref()));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,

@@ -10,6 +10,8 @@ mod client_connection;
 mod connections;
 #[cfg(feature = "verbs")]
 mod device;
+#[cfg(feature = "verbs")]
+mod device_atomics;
 mod probing;
 mod recalls;
 mod region_keeper;
@@ -35,7 +37,7 @@ use rustix::event::Timespec;
 use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
 use crate::recovery::ServedRegion;
-use acceptor::{Arrival, BoundListener};
+use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
 use client_connection::{ClientIdentity, DisconnectReason};
 use connections::{Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, ReceivedMessage, STOP};
@@ -85,6 +87,7 @@ pub(crate) struct ControlService {
 }
 
 impl ControlService {
+    /// `listeners` begins with that of a device, if there is one: the others use the device.
     pub(crate) fn new(
         config: &ServerConfig,
         listeners: Vec<Box<dyn BoundListener>>,
@@ -94,11 +97,13 @@ impl ControlService {
     ) -> Result<Self, ServerError> {
         let connections = Connections::new()?;
         connections.watch(stop, STOP).map_err(system("watch for the end"))?;
-        let (mut acceptors, mut own) = (Vec::new(), None);
+        let (mut acceptors, mut own) = (Vec::<Box<dyn Acceptor>>::new(), None);
         for listener in listeners {
-            let (acceptor, endpoint) = listener.open(config, &memory, &opened)?;
+            let device = acceptors.iter().find_map(|acceptor| acceptor.device());
+            let (acceptor, endpoint) = listener.open(config, &memory, &opened, device)?;
             acceptors.push(acceptor);
-            // All acceptors reach the region through the same executor, so one endpoint is enough.
+            // All atomic verbs have one executor, so one endpoint is enough: the device's, if there
+            // is a device.
             own.get_or_insert(endpoint);
         }
         let own = own.ok_or_else(|| system("listen")(io::Error::from(io::ErrorKind::NotFound)))?;
@@ -181,14 +186,15 @@ impl ControlService {
                 }
                 Some(Arrival::Request(request)) => {
                     let is_first = self.connections.by_number.is_empty();
-                    let client = self.admission.admit_request(request, &mut self.connections);
+                    let client =
+                        self.admission.admit_request(request, acceptor, &mut self.connections);
                     if let Some((connection_number, role)) = client {
                         self.note_connected(connection_number, role, is_first);
                     }
                 }
                 Some(Arrival::Established) => {}
                 Some(Arrival::Ended(id)) => {
-                    if let Some(connection_number) = self.connections.end_connection(id) {
+                    if let Some(connection_number) = self.connections.end_connection(acceptor, id) {
                         // The messages that the client sent before are answered first.
                         self.serve_connection(connection_number)?;
                         self.disconnect(connection_number, &DisconnectReason::Gone);

@@ -113,19 +113,26 @@ pub fn scaled(count: u64) -> u64 {
     if device().is_some() { count.div_ceil(50) } else { count }
 }
 
+/// Returns a number that differs between calls, and mostly between processes.
+fn next_number() -> u32 {
+    static SERVERS: AtomicU32 = AtomicU32::new(0);
+    std::process::id() * 97 + SERVERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Returns a `tcp://` address of this host at which no program listens.
+pub fn free_tcp_address() -> String {
+    // Below the ports that the system gives to connections.
+    let mut ports = std::iter::repeat_with(|| 10_000 + (next_number() % 22_000) as u16);
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    format!("tcp://127.0.0.1:{}", ports.find(is_free).unwrap())
+}
+
 /// Returns an address at which no server listens.
 pub fn new_address(folder: &Path) -> String {
-    static SERVERS: AtomicU32 = AtomicU32::new(0);
-    let number = || std::process::id() * 97 + SERVERS.fetch_add(1, Ordering::Relaxed);
     match device() {
-        None if is_over_tcp() => {
-            // Below the ports that the system gives to connections.
-            let mut ports = std::iter::repeat_with(|| 10_000 + (number() % 22_000) as u16);
-            let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-            format!("tcp://127.0.0.1:{}", ports.find(is_free).unwrap())
-        }
+        None if is_over_tcp() => free_tcp_address(),
         None => format!("shm://{}", folder.join("kv.sock").display()),
-        Some(device) => format!("rdma://{device}:{}", 10_000 + number() % 50_000),
+        Some(device) => format!("rdma://{device}:{}", 10_000 + next_number() % 50_000),
     }
 }
 

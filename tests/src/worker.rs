@@ -25,8 +25,19 @@ impl Worker {
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
+        Self::start_at(&server.address(), program, server, number, arguments)
+    }
+
+    /// As [`Worker::start`], with another address of the server.
+    pub fn start_at<A: AsRef<OsStr>>(
+        address: &str,
+        program: &str,
+        server: &ServerProcess,
+        number: u64,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
         let mut command = Command::new(program);
-        command.arg(server.address()).args(arguments);
+        command.arg(address).args(arguments);
         Self::spawn(command, server, number)
     }
 

@@ -264,23 +264,23 @@ impl ServerConfig {
         self.listen.iter().any(has_property)
     }
 
-    /// Checks that there are addresses, and that one executor can serve them all (invariant I11).
+    /// Checks that there are addresses, and that one executor can execute the atomic verbs of them
+    /// all (invariant I11).
     fn check_addresses(&self) -> Result<(), ConfigError> {
         if self.listen.is_empty() {
             let advice =
                 "write for example listen = \"shm:///run/farside/kv.sock\", or use --listen";
             return Err(ConfigError::Missing { key: "listen", advice });
         }
-        let (is_rdma, is_shm) = (Address::is_rdma, Address::is_shm);
-        let advice = match self.listen.len() {
-            2.. if self.listens_at(is_rdma) && self.listens_at(is_shm) => {
-                "atomic verbs of an RDMA device and of processors do not exclude each other: serve \
-                 rdma:// and shm:// with two servers"
+        let device_addresses = self.listen.iter().filter(|address| address.is_rdma()).count();
+        let advice = match device_addresses {
+            1 if self.listens_at(Address::is_shm) => {
+                "clients at shm:// execute atomic verbs with their own processors, and these do \
+                 not exclude those of an RDMA device: serve rdma:// and shm:// with two servers, \
+                 or rdma:// and tcp:// with one"
             }
-            2.. if self.listens_at(is_rdma) => {
-                "an rdma:// address has to be the only one, as its device executes all atomic verbs"
-            }
-            _ => return Ok(()),
+            0 | 1 => return Ok(()),
+            _ => "write one rdma:// address, as one device executes all atomic verbs",
         };
         Err(bad_value("listen", addresses_text(&self.listen), advice))
     }

@@ -157,6 +157,23 @@ fn the_error_for_a_bad_value_names_the_key_and_what_to_write() {
 }
 
 #[test]
+fn addresses_with_one_executor_of_atomic_verbs_are_served_together() {
+    const RDMA: &str = "rdma://10.9.0.1:7400";
+    const TCP: &str = "tcp://10.9.0.1:7400";
+    const SHM: &str = "shm:///run/kv.sock";
+    let validate = |listen: &[&str]| {
+        let listen = listen.iter().map(|address| address.parse().unwrap()).collect();
+        ServerConfig { listen, ..Default::default() }.validate()
+    };
+    for together in [&[RDMA, TCP][..], &[TCP, RDMA, TCP], &[SHM, TCP], &[RDMA]] {
+        validate(together).unwrap();
+    }
+    for refused in [&[RDMA, SHM][..], &[RDMA, RDMA], &[TCP, SHM, RDMA]] {
+        assert!(validate(refused).unwrap_err().to_string().starts_with("listen = "));
+    }
+}
+
+#[test]
 fn the_error_for_a_mistake_in_a_file_names_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("server.toml");

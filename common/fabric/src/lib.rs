@@ -186,9 +186,9 @@ pub struct Timing {
 ///    other sessions may come between any two.
 /// 3. A chain is not conditional: an atomic verb that finds another word does not stop it. A verb
 ///    that fails does.
-/// 4. Atomic verbs are atomic among all sessions of a region, and with nothing else: a region has
-///    one executor, and the server's CPU never writes a word that clients compare-and-swap
-///    (invariant I11).
+/// 4. Atomic verbs are atomic among all sessions of a region, and with nothing else: those of a
+///    region have one executor, and the server's CPU never writes a word that clients
+///    compare-and-swap (invariant I11).
 /// 5. A chain has one completion. If it reports success, every verb of the chain took effect. A
 ///    WRITE and an atomic verb take effect before the chain's deadline or not at all (a long WRITE
 ///    possibly in part), within what [`Timing::lateness_max_ns`] and the implementor's

@@ -7,6 +7,7 @@ use farside_config::ServerConfig;
 use farside_control::{ControlChannel, Role, Welcome};
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
+use farside_fabric::tcp::DeviceAtomics;
 
 use crate::error::ServerError;
 use crate::own_endpoint::OwnEndpoint;
@@ -16,12 +17,26 @@ use crate::recovery::ServedRegion;
 /// before it opens the region, because binding is quick and fails more often.
 pub(crate) trait BoundListener: AsFd + Send {
     /// Begins to accept clients of a region. Returns the server's own endpoint of the region, too.
+    /// If a device serves the region, it executes the atomic verbs of all clients.
     fn open(
         self: Box<Self>,
         config: &ServerConfig,
         memory: &RegionMemory,
         opened: &ServedRegion,
+        device: Option<&dyn RegionDevice>,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError>;
+}
+
+/// An RDMA device that serves the region.
+pub(crate) trait RegionDevice {
+    /// No chain through the device takes less time, in nanoseconds.
+    fn round_trip_min_ns(&self) -> u32;
+
+    /// Connects the server to its own region, for one thread that executes the verbs of clients.
+    ///
+    /// # Errors
+    /// [`ServerError::Rdma`].
+    fn atomics(&self) -> Result<Box<dyn DeviceAtomics>, ServerError>;
 }
 
 /// Accepts the clients of one fabric. Its descriptor is readable when there is an [`Arrival`].
@@ -38,6 +53,11 @@ pub(crate) trait Acceptor: AsFd + Send {
     /// Whether the hosts of clients have to be probed, because the system does not do it.
     fn needs_probes(&self) -> bool {
         false
+    }
+
+    /// Returns the device that executes the verbs of the clients, if one does.
+    fn device(&self) -> Option<&dyn RegionDevice> {
+        None
     }
 
     /// Returns the region's descriptor for clients of this role, if they map the region.

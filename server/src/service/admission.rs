@@ -202,6 +202,7 @@ impl Admission {
     pub(super) fn admit_request(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
+        acceptor: usize,
         connections: &mut Connections,
     ) -> Option<(u64, Role)> {
         let bytes = incoming.connect_request();
@@ -213,10 +214,11 @@ impl Admission {
             Err(refusal) => Err((incoming, refusal)),
             Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
             Ok(ConnectRequest { role, purpose, .. }) => match purpose {
-                Purpose::Control => self.accept_client(incoming, role, connections),
+                Purpose::Control => self.accept_client(incoming, role, acceptor, connections),
                 Purpose::Data { client_id, session_secret } => {
                     let session = (client_id, session_secret, role);
-                    self.accept_session(incoming, session, connections).map(|()| None)
+                    let accepted = self.accept_session(incoming, session, acceptor, connections);
+                    accepted.map(|()| None)
                 }
             },
         };
@@ -231,6 +233,7 @@ impl Admission {
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         role: Role,
+        acceptor: usize,
         connections: &mut Connections,
     ) -> Result<Option<(u64, Role)>, Refused> {
         // RDMA-CM does not name the peer's user.
@@ -245,7 +248,7 @@ impl Admission {
             let (channel, connection_id) = accepted.map_err(|error| error.to_string())?;
             let client = ClientIdentity::Client { id, role, lease, session_secret };
             let mut connection = ClientConnection::new(channel, client);
-            connection.id = Some(connection_id);
+            connection.id = Some((acceptor, connection_id));
             connections.add(connection).map_err(|error| error.to_string())
         });
         match added {
@@ -265,17 +268,19 @@ impl Admission {
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         (client_id, session_secret, role): (u16, u64, Role),
+        acceptor: usize,
         connections: &mut Connections,
     ) -> Result<(), Refused> {
         let shown = (client_id, role, session_secret);
-        let found = connections.iter().find_map(|(connection_number, connection)| match connection
-            .client
-        {
-            ClientIdentity::Client { id, role, lease, session_secret } => {
-                ((id, role, session_secret) == shown).then_some((connection_number, lease))
-            }
-            _ => None,
-        });
+        let of_acceptor =
+            connections.iter().filter(|(_, connection)| connection.came_through(acceptor));
+        let found =
+            of_acceptor.into_iter().find_map(|(number, connection)| match connection.client {
+                ClientIdentity::Client { id, role, lease, session_secret } => {
+                    ((id, role, session_secret) == shown).then_some((number, lease))
+                }
+                _ => None,
+            });
         let unknown = Refusal::UnknownClient { client: client_id.into() };
         let Some((connection_number, lease)) = found else { return Err((incoming, unknown)) };
         let remote = incoming.remote(role);

@@ -78,8 +78,9 @@ fn urgency(request: ServerRequest) -> usize {
 /// request, so a client that does not read its answers fills only its own socket.
 pub(super) struct ClientConnection {
     pub(super) channel: Box<dyn ControlChannel>,
-    /// The identifier of its control channel in events of the RDMA device.
-    pub(super) id: Option<ConnectionId>,
+    /// The number of its acceptor, and the identifier of its control channel in the acceptor's
+    /// events. The sessions of a client come through the same acceptor. `None` on shared memory.
+    pub(super) id: Option<(usize, ConnectionId)>,
     /// The connections of its sessions to the region, over verbs.
     pub(super) data: Vec<Box<dyn DataConnection>>,
     pub(super) client: ClientIdentity,
@@ -120,6 +121,11 @@ impl ClientConnection {
             is_closed: false,
             missed_last: false,
         }
+    }
+
+    /// Whether this acceptor accepted it, and so the connections of its sessions.
+    pub(super) fn came_through(&self, acceptor: usize) -> bool {
+        self.id.is_some_and(|(through, _)| through == acceptor)
     }
 
     pub(super) fn is_client(&self) -> bool {

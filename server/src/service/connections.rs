@@ -222,13 +222,14 @@ impl Connections {
         Ok(())
     }
 
-    /// Handles the end of a connection through a device. Drops the connection if it is a session's.
+    /// Handles the end of a connection of this acceptor. Drops the connection if it is a session's.
     /// Returns the number of the connection if it is a client's control channel.
-    pub(super) fn end_connection(&mut self, id: ConnectionId) -> Option<u64> {
-        let client = self.iter().find(|(_, connection)| connection.id == Some(id));
+    pub(super) fn end_connection(&mut self, acceptor: usize, id: ConnectionId) -> Option<u64> {
+        let client = self.iter().find(|(_, connection)| connection.id == Some((acceptor, id)));
         let connection_number = client.map(|(connection_number, _)| connection_number);
         if connection_number.is_none() {
-            for client in self.by_number.values_mut() {
+            let is_its = |client: &&mut ClientConnection| client.came_through(acceptor);
+            for client in self.by_number.values_mut().filter(is_its) {
                 client.data.retain(|session| session.id() != id);
             }
         }

@@ -6,17 +6,20 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use farside_config::{ServerConfig, addresses_text};
+use farside_config::ServerConfig;
+use farside_control::address::Address;
 use farside_control::{Role, Welcome, encode_reply};
-use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
+use farside_fabric::rdma::{ConnectionId, Options, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
+use farside_fabric::tcp::{self, DeviceAtomics};
 use farside_fabric::verbs::{self, Event, Incoming, Listener, Protection};
 
 use super::acceptor::{
     AcceptError, Acceptor, Arrival, BoundListener, ConnectionRequest, DataConnection,
-    IdentifiedChannel,
+    IdentifiedChannel, RegionDevice,
 };
 use super::connections::EVENTS_MAX;
+use super::device_atomics::LoopbackAtomics;
 use crate::error::ServerError;
 use crate::own_endpoint::{LANES, OwnEndpoint};
 use crate::recovery::ServedRegion;
@@ -25,12 +28,13 @@ use crate::recovery::ServedRegion;
 struct DeviceAcceptor {
     listener: Listener,
     protections: Arc<Protections>,
+    options: Options,
 }
 
 /// The protection domain and the registration of the region for each role.
-struct Protections {
-    writers: Protection,
-    readers: Protection,
+pub(super) struct Protections {
+    pub(super) writers: Protection,
+    pub(super) readers: Protection,
 }
 
 impl Protections {
@@ -42,9 +46,10 @@ impl Protections {
     }
 }
 
-/// The configured address, for error messages.
+/// The configured address of the device, for error messages.
 fn listen_address(config: &ServerConfig) -> String {
-    addresses_text(&config.listen)
+    let address = config.listen.iter().find(|address| address.is_rdma());
+    address.map_or_else(String::new, Address::to_string)
 }
 
 /// Binds a listener to the first of these addresses that belongs to an RDMA device.
@@ -71,6 +76,7 @@ impl BoundListener for Listener {
         config: &ServerConfig,
         _: &RegionMemory,
         opened: &ServedRegion,
+        _: Option<&dyn RegionDevice>,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         let address = self.local_address();
         let address =
@@ -79,10 +85,15 @@ impl BoundListener for Listener {
         let readers = Protection::at(address, &opened.region, Role::Reader)?;
         // The server changes words with verbs as well, because atomics of the CPU and of the device
         // need not exclude each other (invariant I11).
-        let loopback = writers.loopback(LANES, &config.rdma.options())?;
-        let own = OwnEndpoint::over(loopback, &opened.format)?;
+        let options = config.rdma.options();
+        let loopback = writers.loopback(LANES, &options)?;
+        // The fence of a client over RDMA destroys its queue pairs. That of a client over TCP stops
+        // no verb that the device already has.
+        let fence_delay_ns =
+            if config.listens_at(Address::is_tcp) { tcp::LATENESS_MAX_NS } else { 0 };
+        let own = OwnEndpoint::over(loopback, &opened.format, fence_delay_ns)?;
         let protections = Arc::new(Protections { writers, readers });
-        Ok((Box::new(DeviceAcceptor { listener: *self, protections }), own))
+        Ok((Box::new(DeviceAcceptor { listener: *self, protections, options }), own))
     }
 }
 
@@ -111,6 +122,20 @@ impl Acceptor for DeviceAcceptor {
 
     fn needs_probes(&self) -> bool {
         true
+    }
+
+    fn device(&self) -> Option<&dyn RegionDevice> {
+        Some(self)
+    }
+}
+
+impl RegionDevice for DeviceAcceptor {
+    fn round_trip_min_ns(&self) -> u32 {
+        self.protections.writers.remote().round_trip_min_ns
+    }
+
+    fn atomics(&self) -> Result<Box<dyn DeviceAtomics>, ServerError> {
+        Ok(Box::new(LoopbackAtomics::connect(&self.protections, &self.options)?))
     }
 }
 

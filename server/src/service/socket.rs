@@ -11,7 +11,7 @@ use farside_config::ServerConfig;
 use farside_control::{ControlChannel, Role};
 use farside_fabric::shm::{Listener, RegionMemory, ShmChannel, SocketOptions, lock_path};
 
-use super::acceptor::{Acceptor, Arrival, BoundListener};
+use super::acceptor::{Acceptor, Arrival, BoundListener, RegionDevice};
 use crate::error::{ServerError, system};
 use crate::own_endpoint::OwnEndpoint;
 use crate::recovery::ServedRegion;
@@ -63,6 +63,7 @@ impl BoundListener for Listener {
         _: &ServerConfig,
         memory: &RegionMemory,
         opened: &ServedRegion,
+        _: Option<&dyn RegionDevice>,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         // Non-blocking: a connection that epoll reports may be gone before it is accepted, and the
         // thread would block until another client connects.

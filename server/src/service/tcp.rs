@@ -16,7 +16,7 @@ use farside_layout::Geometry;
 
 use super::acceptor::{
     AcceptError, Acceptor, Arrival, BoundListener, ConnectionRequest, DataConnection,
-    IdentifiedChannel,
+    IdentifiedChannel, RegionDevice,
 };
 use crate::error::{ServerError, system};
 use crate::own_endpoint::OwnEndpoint;
@@ -65,17 +65,28 @@ impl BoundListener for Listener {
         config: &ServerConfig,
         memory: &RegionMemory,
         opened: &ServedRegion,
+        device: Option<&dyn RegionDevice>,
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         let failed = || system("start the threads that execute verbs");
         let for_readers = memory.reader_descriptor()?;
+        let threads = config.tcp.threads();
+        let executors = match device {
+            None => self.start_executors(threads),
+            Some(device) => {
+                let devices = (0..threads).map(|_| device.atomics());
+                self.start_executors_beside_device(devices.collect::<Result<_, _>>()?)
+            }
+        };
         let shared = SharedRegion {
-            executors: self.start_executors(config.tcp.threads()).map_err(failed())?,
+            executors: executors.map_err(failed())?,
             for_writers: opened.region.clone(),
             for_readers: Arc::new(Region::map_read_only(&for_readers).map_err(failed())?),
             geometry: opened.geometry,
             round_trip_min_ns: match config.listens_at(Address::is_shm) {
                 true => shm::ROUND_TRIP_MIN_NS as u32,
-                false => tcp::ROUND_TRIP_MIN_NS,
+                false => device.map_or(tcp::ROUND_TRIP_MIN_NS, |device| {
+                    device.round_trip_min_ns().min(tcp::ROUND_TRIP_MIN_NS)
+                }),
             },
         };
         let acceptor = TcpAcceptor { listener: *self, shared: Arc::new(shared) };

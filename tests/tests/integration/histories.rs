@@ -13,7 +13,7 @@ pub(crate) mod run;
 use std::time::{Duration, Instant};
 
 use farside_linearizability::{Ended, HistoryOperation, Record, Violation};
-use farside_tests::{blocks_with_clients, device, scaled};
+use farside_tests::{blocks_with_clients, device, device_or_left_out, scaled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -86,6 +86,33 @@ fn clients_killed_at_random_leave_linearizable_histories() {
     assert_good(&figures);
     assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
     assert!(figures.killed_at_start > 0, "{figures}");
+}
+
+/// A device executes the compare-and-swaps of both clients, and a thread of the server the other
+/// verbs of one.
+#[test]
+fn over_rdma_and_tcp_together_histories_are_linearizable() {
+    if device_or_left_out().is_none() {
+        return;
+    }
+    let plan = Plan { also_over_tcp: true, ..Plan::default() };
+    let figures = run(seconds(1), plan, 1);
+    assert_good(&figures);
+    assert_eq!(figures.unknown, 0, "{figures}");
+}
+
+/// As the test before. What a killed client over TCP left is cleared while the device may still
+/// have its last verb.
+#[test]
+fn over_rdma_and_tcp_together_clients_that_are_killed_leave_linearizable_histories() {
+    if device_or_left_out().is_none() {
+        return;
+    }
+    let plan = Plan { also_over_tcp: true, kills_workers: true, ..Plan::default() };
+    // In a longer round the checker finds no verdict: too many last verbs may still come.
+    let figures = runs(plan, kill_time().min(Duration::from_secs(10)), kill_time());
+    assert_good(&figures);
+    assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
 }
 
 #[test]

@@ -16,9 +16,11 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::IntoBytes;
 
+use super::device_atomics::{self, DeviceAtomics};
 use super::output::{DIRECT_BYTES_MIN, Output};
 use super::record::{
     Header, PendingReply, RecordError, Request, WORD_BYTES, decode_request, encode_clock,
+    has_atomic,
 };
 use super::stream::Stream;
 use crate::rdma::ConnectionId;
@@ -88,6 +90,9 @@ struct Shared {
     wakeup: OwnedFd,
 }
 
+/// The device that executes the atomic verbs of a thread's sessions; `None` if the thread does it.
+type Device = Option<Box<dyn DeviceAtomics>>;
+
 /// Threads that execute chains. Dropping this ends them, and their connections.
 pub struct Executors {
     threads: Vec<(Arc<Shared>, Option<JoinHandle<()>>)>,
@@ -95,13 +100,17 @@ pub struct Executors {
 }
 
 impl Executors {
-    pub(super) fn start(threads: usize, ended: &Arc<EndedConnections>) -> io::Result<Self> {
+    /// Starts a thread for each of these.
+    pub(super) fn start(
+        devices: impl Iterator<Item = Device>,
+        ended: &Arc<EndedConnections>,
+    ) -> io::Result<Self> {
         let mut executors = Self { threads: Vec::new(), next: AtomicUsize::new(0) };
-        for number in 0..threads.max(1) {
+        for (number, device) in devices.enumerate() {
             let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             let stops = AtomicBool::new(false);
             let shared = Arc::new(Shared { new: Mutex::default(), stops, wakeup });
-            let thread = Thread::new(shared.clone(), ended.clone())?;
+            let thread = Thread::new(shared.clone(), ended.clone(), device)?;
             let handle = std::thread::Builder::new()
                 .name(format!("farside-tcp-{number}"))
                 .spawn(move || thread.run())?;
@@ -229,6 +238,7 @@ fn execute(
     header: Header,
     request: &Request<'_>,
     output: &mut Output,
+    device: &mut Device,
 ) {
     let chain = request.chain();
     if chain.is_empty() {
@@ -248,7 +258,12 @@ fn execute(
         executor.prefetch_chain(chain);
     }
     let mut memory = RequestMemory { payload: request.payload, reply: &mut output.words };
-    let result = executor.execute(&mut memory, chain, request.deadline);
+    let result = match device {
+        Some(device) if has_atomic(chain) => {
+            device_atomics::execute(&mut **device, executor, &mut memory, chain, request.deadline)
+        }
+        _ => executor.execute(&mut memory, chain, request.deadline),
+    };
     reply.finish(header.lane, chain, &result, 0, &mut output.words);
 }
 
@@ -275,15 +290,20 @@ fn read_long(
 }
 
 impl Session {
-    /// Serves the session after an event. `buffer` and `output` are the thread's.
-    fn serve(&mut self, buffer: &mut [u64], output: &mut Output) -> Result<(), Broken> {
+    /// Serves the session after an event. `buffer`, `output` and `device` are the thread's.
+    fn serve(
+        &mut self,
+        buffer: &mut [u64],
+        output: &mut Output,
+        device: &mut Device,
+    ) -> Result<(), Broken> {
         if !self.output.is_empty() {
             if !self.output.send(&mut self.stream)? {
                 return Ok(());
             }
             // Requests may have waited for this. Afterwards an event reports further bytes.
             if self.received > 0 {
-                return self.execute_input(output);
+                return self.execute_input(output, device);
             }
             return Ok(());
         }
@@ -296,7 +316,7 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
-            return self.execute_input(output);
+            return self.execute_input(output, device);
         }
         let received = match self.stream.receive(buffer.as_mut_bytes(), false) {
             Ok(0) => return Err(Broken),
@@ -304,7 +324,7 @@ impl Session {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let executed = self.execute_all(&buffer[..received / WORD_BYTES], output)?;
+        let executed = self.execute_all(&buffer[..received / WORD_BYTES], output, device)?;
         let left = received - executed * WORD_BYTES;
         if left > 0 {
             // Room for the rest of a record that has begun.
@@ -319,9 +339,9 @@ impl Session {
     }
 
     /// Executes the requests in the session's own input.
-    fn execute_input(&mut self, output: &mut Output) -> Result<(), Broken> {
+    fn execute_input(&mut self, output: &mut Output, device: &mut Device) -> Result<(), Broken> {
         let input = std::mem::take(&mut self.input);
-        let executed = self.execute_all(&input[..self.received / WORD_BYTES], output);
+        let executed = self.execute_all(&input[..self.received / WORD_BYTES], output, device);
         self.input = input;
         let executed_bytes = executed? * WORD_BYTES;
         self.input.as_mut_bytes().copy_within(executed_bytes..self.received, 0);
@@ -344,7 +364,12 @@ impl Session {
 
     /// Executes the whole requests among these words, until the replies are long enough. Returns
     /// the number of words that they had.
-    fn execute_all(&self, words: &[u64], output: &mut Output) -> Result<usize, RecordError> {
+    fn execute_all(
+        &self,
+        words: &[u64],
+        output: &mut Output,
+        device: &mut Device,
+    ) -> Result<usize, RecordError> {
         encode_clock(self.executor.clock.now(), &mut output.words);
         let mut executed = 0;
         while let Some((first, rest)) = words[executed..].split_first()
@@ -353,7 +378,8 @@ impl Session {
             let header = Header::of(*first)?;
             let record_words = header.request_words()?;
             let Some(body) = rest.get(..record_words - 1) else { break };
-            execute((&self.stream, &self.executor), header, &decode_request(header, body)?, output);
+            let request = decode_request(header, body)?;
+            execute((&self.stream, &self.executor), header, &request, output, device);
             executed += record_words;
         }
         if executed == 0 {
@@ -388,15 +414,17 @@ struct Thread {
     sessions: Vec<Option<Session>>,
     buffer: Vec<u64>,
     output: Output,
+    device: Device,
 }
 
 impl Thread {
-    fn new(shared: Arc<Shared>, ended: Arc<EndedConnections>) -> io::Result<Self> {
+    fn new(shared: Arc<Shared>, ended: Arc<EndedConnections>, device: Device) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKEUP);
         epoll::add(&epoll, &shared.wakeup, data, EventFlags::IN)?;
         let (sessions, output) = (Vec::new(), Output::default());
-        Ok(Self { shared, ended, epoll, sessions, buffer: vec![0; INPUT_WORDS], output })
+        let buffer = vec![0; INPUT_WORDS];
+        Ok(Self { shared, ended, epoll, sessions, buffer, output, device })
     }
 
     fn run(mut self) {
@@ -444,15 +472,15 @@ impl Thread {
     /// does not take its replies.
     fn serve(&mut self, slot: usize, has_ended: bool) {
         let Some(session) = self.sessions.get_mut(slot).and_then(Option::as_mut) else { return };
-        let mut served = session.serve(&mut self.buffer, &mut self.output);
+        let mut served = session.serve(&mut self.buffer, &mut self.output, &mut self.device);
         if has_ended && !session.output.is_empty() {
             served = Err(Broken);
         }
         while served.is_ok() && session.output.is_empty() {
             served = match session.has_whole_request() {
-                true => session.execute_input(&mut self.output),
+                true => session.execute_input(&mut self.output, &mut self.device),
                 false if session.stream.has_received() => {
-                    session.serve(&mut self.buffer, &mut self.output)
+                    session.serve(&mut self.buffer, &mut self.output, &mut self.device)
                 }
                 false => break,
             };

@@ -11,6 +11,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 
 use super::control_channel::TcpChannel;
+use super::device_atomics::DeviceAtomics;
 use super::executors::{DataConnection, EndedConnections, Executors};
 use super::stream::Stream;
 use super::tls::TlsServer;
@@ -113,7 +114,19 @@ impl Listener {
     /// # Errors
     /// The system's error.
     pub fn start_executors(&self, threads: usize) -> io::Result<Executors> {
-        Executors::start(threads, &self.ended)
+        Executors::start((0..threads.max(1)).map(|_| None), &self.ended)
+    }
+
+    /// As [`Listener::start_executors`], one thread for each of these, which executes the thread's
+    /// atomic verbs. For a region that an RDMA device serves, too.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn start_executors_beside_device(
+        &self,
+        devices: Vec<Box<dyn DeviceAtomics>>,
+    ) -> io::Result<Executors> {
+        Executors::start(devices.into_iter().map(Some), &self.ended)
     }
 
     /// The next event; `None` if there is none at present.

@@ -8,7 +8,8 @@
 //! - The data path: [`TcpFabric`] at the client, [`Executors`] at the server. The executors run the
 //!   same code as a client on shared memory, with the same checks of clock and lease.
 //!
-//! Both kinds of client can therefore use one region at once: processors execute all verbs.
+//! Both kinds of client can therefore use one region at once: processors execute all verbs. If an
+//! RDMA device serves the region, too, it gets the executors' atomic verbs ([`DeviceAtomics`]).
 
 #[cfg(target_endian = "big")]
 compile_error!(
@@ -19,6 +20,7 @@ mod clock_bound;
 mod connect;
 mod control_channel;
 mod data_path;
+mod device_atomics;
 #[allow(unsafe_code, reason = "long READs are sent from the region, without a copy")]
 mod executors;
 #[allow(unsafe_code, reason = "long WRITEs are sent from the buffers of lanes, without a copy")]
@@ -39,6 +41,7 @@ use crate::Nanos;
 pub use connect::{DataLink, connect_control, connect_data};
 pub use control_channel::TcpChannel;
 pub use data_path::TcpFabric;
+pub use device_atomics::DeviceAtomics;
 pub use executors::{DataConnection, Executors};
 pub use listen::{Event, Incoming, Listener};
 pub use tls::{TlsClient, TlsError, TlsFiles, TlsServer};

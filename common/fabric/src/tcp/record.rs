@@ -40,6 +40,7 @@ const DENIED: u8 = 2;
 const FENCED: u8 = 3;
 const LATE: u8 = 4;
 const CLOCK: u8 = 5;
+const UNKNOWN: u8 = 6;
 
 /// Why a record cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -291,6 +292,7 @@ impl PendingReply {
                     }
                     ChainError::Denied => DENIED,
                     ChainError::Late => LATE,
+                    ChainError::Unknown => UNKNOWN,
                     // The other errors do not come from the execution of a chain.
                     _ => FENCED,
                 }
@@ -329,7 +331,9 @@ pub(super) enum ReplyKind {
 pub(super) fn reply_kind(header: Header) -> Result<ReplyKind> {
     match (header.kind, header.words) {
         (OK, _) => Ok(ReplyKind::Executed(LaneId(header.lane))),
-        (OUTSIDE, 2) | (DENIED | FENCED | LATE, 0) => Ok(ReplyKind::Failed(LaneId(header.lane))),
+        (OUTSIDE, 2) | (DENIED | FENCED | LATE | UNKNOWN, 0) => {
+            Ok(ReplyKind::Failed(LaneId(header.lane)))
+        }
         (CLOCK, 1) if header.lane == NO_LANE => Ok(ReplyKind::Clock),
         _ => Err(RecordError),
     }
@@ -342,6 +346,7 @@ pub(super) fn decode_failure(header: Header, body: &[u64]) -> ChainError {
         (OUTSIDE, [remote, bytes]) => ChainError::Outside { remote: *remote, bytes: *bytes },
         (DENIED, _) => ChainError::Denied,
         (LATE, _) => ChainError::Late,
+        (UNKNOWN, _) => ChainError::Unknown,
         _ => ChainError::Fenced,
     }
 }
@@ -436,6 +441,7 @@ mod tests {
             error in prop_oneof![
                 any::<[u64; 2]>().prop_map(|[remote, bytes]| ChainError::Outside { remote, bytes }),
                 Just(ChainError::Denied), Just(ChainError::Fenced), Just(ChainError::Late),
+                Just(ChainError::Unknown),
             ],
             fails in any::<bool>(),
         ) {

@@ -4,8 +4,8 @@ mod encrypted;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,10 +38,13 @@ struct Server {
 
 impl Server {
     fn start(threads: usize) -> Self {
-        Self::start_with(threads, None)
+        Self::start_with(None, move |listener, _| listener.start_executors(threads))
     }
 
-    fn start_with(threads: usize, tls: Option<Arc<TlsServer>>) -> Self {
+    fn start_with(
+        tls: Option<Arc<TlsServer>>,
+        start: impl FnOnce(&Listener, &Arc<Region>) -> std::io::Result<Executors> + Send + 'static,
+    ) -> Self {
         let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
         memory.region.store(LEASE.offset, LEASE.number).unwrap();
         let mut listener = Listener::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
@@ -54,7 +57,7 @@ impl Server {
         let thread = std::thread::spawn(move || {
             let read_only = memory.reader_descriptor().unwrap();
             let read_only = Arc::new(Region::map_read_only(&read_only).unwrap());
-            let executors = listener.start_executors(threads).unwrap();
+            let executors = start(&listener, &memory.region).unwrap();
             let mut connections = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 match listener.next_event().unwrap() {
@@ -416,4 +419,106 @@ fn a_silent_server_is_noticed_while_a_session_asks_for_its_clock() {
     }
     assert_eq!(result, Err(ChainError::Fenced));
     server.join().unwrap();
+}
+
+/// A device that the tests control. Its atomic verbs are a processor's, which is the same to one
+/// client.
+struct FalseDevice {
+    region: Arc<Region>,
+    /// The lengths of its chains.
+    runs: Arc<Mutex<Vec<usize>>>,
+    /// When the lease is cleared: in `prepare`, or in `run`.
+    fences: [bool; 2],
+    failure: Option<ChainError>,
+}
+
+impl DeviceAtomics for FalseDevice {
+    fn prepare(&mut self) -> Result<(), ChainError> {
+        if self.fences[0] { self.region.store(LEASE.offset, 0) } else { Ok(()) }
+    }
+
+    fn run(&mut self, verbs: &[Verb], _: Nanos) -> Result<u64, ChainError> {
+        self.runs.lock().unwrap().push(verbs.len());
+        if self.fences[1] {
+            self.region.store(LEASE.offset, 0)?;
+        }
+        let swapped = verbs.iter().map(|verb| match *verb {
+            Verb::CompareSwap { remote, expected, desired } => {
+                self.region.compare_swap(remote, expected, desired)
+            }
+            _ => panic!("{verb:?} is no atomic verb"),
+        });
+        let found = swapped.collect::<Result<Vec<_>, _>>()?;
+        self.failure.map_or(Ok(*found.last().unwrap()), Err)
+    }
+}
+
+/// Starts a server whose atomic verbs such a device executes. Returns the lengths of its chains,
+/// too.
+fn server_beside_device(
+    fences: [bool; 2],
+    failure: Option<ChainError>,
+) -> (Server, Arc<Mutex<Vec<usize>>>) {
+    let runs = Arc::new(Mutex::default());
+    let of_device = runs.clone();
+    let server = Server::start_with(None, move |listener, region| {
+        let region = region.clone();
+        let device = FalseDevice { region, runs: of_device, fences, failure };
+        listener.start_executors_beside_device(vec![Box::new(device)])
+    });
+    (server, runs)
+}
+
+const fn swap(remote: u64, expected: u64, desired: u64) -> Verb {
+    Verb::CompareSwap { remote, expected, desired }
+}
+
+#[test]
+fn a_device_gets_the_atomic_verbs_of_writers_and_no_others() {
+    let (server, runs) = server_beside_device([false; 2], None);
+    let mut fabric = server.session(1);
+    let deadline = fabric.now() + LATENESS_MAX_NS;
+    fill(&mut fabric, LANE, 64, 5);
+    let mark = Verb::WriteU32 { remote: 4100, value: 9 };
+    let chain = [write(4096, 64), mark, swap(8192, 0, 3), read(8192, 8)];
+    assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(0));
+    assert_eq!(fabric.buffer(LANE, Buffer::ReadBlock)[..8], 3u64.to_le_bytes());
+    assert_eq!(server.region.load(4096).map(|word| word >> 32), Ok(9));
+    let two = [swap(8200, 0, 1), swap(8192, 3, 4), read(8192, 8), read(8200, 8)];
+    assert_eq!(fabric.run(LANE, REGION, &two, deadline), Ok(3), "the word of the second swap");
+    assert_eq!(fabric.run(LANE, REGION, &[read(8192, 8)], Nanos::MAX), Ok(0));
+    let word = [Verb::WriteWord { remote: 16, value: 1 }];
+    assert_eq!(fabric.run(LANE, REGION, &word, deadline), Ok(0));
+    // The device would execute a reader's swap, because its queue pair is the server's own.
+    let reader = connect_data(server.address, None, &READER, TIMEOUT).unwrap();
+    let mut reader = reader.into_fabric(Server::remote(true), 1).unwrap();
+    let swapped = reader.run(LANE, REGION, &[swap(8192, 4, 5)], deadline);
+    assert_eq!(swapped, Err(ChainError::Denied));
+    assert_eq!(*runs.lock().unwrap(), [1, 2]);
+    assert_eq!(server.region.load(8192), Ok(4));
+}
+
+#[test]
+fn a_lease_is_checked_after_the_device_is_prepared_and_not_after_a_swap() {
+    let (server, runs) = server_beside_device([true, false], None);
+    let mut fabric = server.session(1);
+    let deadline = fabric.now() + LATENESS_MAX_NS;
+    let chain = [swap(8192, 0, 3), read(8192, 8)];
+    assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Err(ChainError::Fenced));
+    assert_eq!((runs.lock().unwrap().len(), server.region.load(8192)), (0, Ok(0)));
+    let (server, runs) = server_beside_device([false, true], None);
+    let mut fabric = server.session(1);
+    assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Ok(0), "the swap took effect");
+    assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Err(ChainError::Fenced));
+    assert_eq!((runs.lock().unwrap().len(), server.region.load(8192)), (1, Ok(3)));
+}
+
+#[test]
+fn a_client_learns_that_the_device_may_have_executed_a_swap() {
+    let (server, _) = server_beside_device([false; 2], Some(ChainError::Unknown));
+    let mut fabric = server.session(1);
+    let deadline = fabric.now() + LATENESS_MAX_NS;
+    let chain = [swap(8192, 0, 3), read(8192, 8)];
+    assert_eq!(fabric.run(LANE, REGION, &chain, deadline), Err(ChainError::Unknown));
+    assert_eq!(fabric.run(LANE, REGION, &[read(8192, 8)], Nanos::MAX), Ok(0));
 }

@@ -13,7 +13,8 @@ use farside_tests::faults::Fault;
 use farside_tests::network::Network;
 use farside_tests::recorder::{COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, Worker, device, is_over_shm, is_over_tcp, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, Worker, device, free_tcp_address, is_over_shm, is_over_tcp,
+    scaled, wait_until,
 };
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -59,6 +60,8 @@ pub(crate) struct Plan {
     pub(super) has_outages: bool,
     /// What netem does to this network between the outages.
     pub(super) netem: Option<&'static str>,
+    /// The server listens at a port, too, and one of the workers uses it.
+    pub(super) also_over_tcp: bool,
 }
 
 impl Plan {
@@ -72,6 +75,8 @@ struct Member {
     first: u64,
     worker: Worker,
     is_faulty: bool,
+    /// Whether it uses the port of [`Plan::also_over_tcp`].
+    is_over_tcp: bool,
 }
 
 /// A command under way.
@@ -88,6 +93,8 @@ pub(super) struct Run {
     pub(super) server: ServerProcess,
     /// Declared after the server, which is therefore killed first.
     network: Option<Network>,
+    /// The address of [`Plan::also_over_tcp`].
+    tcp: Option<String>,
     folder: PathBuf,
     workers: Vec<Member>,
     sessions: u64,
@@ -103,7 +110,9 @@ impl Run {
     pub(super) fn start(plan: Plan) -> Self {
         // A small region is soon served again.
         let memory = if plan.kills_server { "256MiB" } else { "512MiB" };
-        let arguments = format!("--memory {memory} --grace-ms 20");
+        let mut arguments = format!("--memory {memory} --grace-ms 20");
+        let tcp = plan.also_over_tcp.then(free_tcp_address);
+        tcp.iter().for_each(|address| arguments.push_str(&format!(" --listen {address}")));
         let network = plan.has_outages.then(|| Network::new().unwrap());
         let server = match &network {
             Some(network) => ServerProcess::start_in(network, &arguments),
@@ -118,6 +127,7 @@ impl Run {
             plan,
             server,
             network,
+            tcp,
             folder,
             workers: Vec::new(),
             sessions: 0,
@@ -141,14 +151,17 @@ impl Run {
             arguments.push("network".to_owned());
         }
         let program = env!("CARGO_BIN_EXE_history-worker");
+        let has_tcp_worker = self.workers.iter().any(|member| member.is_over_tcp);
+        let tcp = self.tcp.as_ref().filter(|_| !has_tcp_worker);
+        let address = tcp.cloned().unwrap_or_else(|| self.server.address());
         let worker = match &self.network {
             // Sees what the others have done although they got no answer.
             Some(network) if first == 0 => {
                 Worker::start_beside(network, program, &self.server, first, arguments)
             }
-            _ => Worker::start(program, &self.server, first, arguments),
+            _ => Worker::start_at(&address, program, &self.server, first, arguments),
         };
-        self.workers.push(Member { first, worker, is_faulty });
+        self.workers.push(Member { first, worker, is_faulty, is_over_tcp: tcp.is_some() });
     }
 
     /// Follows the plan for `duration`, and further until there is enough to check.
@@ -321,7 +334,7 @@ impl Run {
     /// Stops all workers, reads every key, and checks the recorded history.
     pub(super) fn check(&mut self) -> (Figures, Vec<Record>) {
         std::fs::write(self.folder.join("stop"), []).unwrap();
-        for Member { first, mut worker, is_faulty } in std::mem::take(&mut self.workers) {
+        for Member { first, mut worker, is_faulty, .. } in std::mem::take(&mut self.workers) {
             if is_faulty && worker.wait_checked() {
                 self.deaths.push((first, boot_time_ns()));
                 self.figures.suicides += 1;

@@ -48,10 +48,14 @@ impl Ca {
     /// A server with a certificate of this CA, and a client that trusts the CA.
     fn server(&self, threads: usize) -> Server {
         let tls = TlsServer::load(self.issue("127.0.0.1")).unwrap();
-        let mut server = Server::start_with(threads, Some(Arc::new(tls)));
+        let mut server = encrypted_server(threads, Arc::new(tls));
         server.tls = Some(client(&self.trusting()));
         server
     }
+}
+
+fn encrypted_server(threads: usize, tls: Arc<TlsServer>) -> Server {
+    Server::start_with(Some(tls), move |listener, _| listener.start_executors(threads))
 }
 
 fn client(files: &TlsFiles) -> TlsClient {
@@ -105,7 +109,7 @@ fn a_server_with_a_ca_wants_certificates_of_its_clients() {
     let (ca, other) = (Ca::new(), Ca::new());
     let files = TlsFiles { ca: Some(ca.path("ca.pem")), ..ca.issue("127.0.0.1") };
     let tls = Arc::new(TlsServer::load(files).unwrap());
-    let mut server = Server::start_with(1, Some(tls));
+    let mut server = encrypted_server(1, tls);
     let error = failure(&server, Some(&client(&ca.trusting())));
     assert!(matches!(&error, TlsError::Client(why) if why.contains("certificate")), "{error}");
     let stranger = TlsFiles { ca: Some(ca.path("ca.pem")), ..other.issue("client") };
@@ -121,7 +125,7 @@ fn new_connections_get_the_files_that_were_read_last() {
     let (old, new) = (Ca::new(), Ca::new());
     let files = old.issue("127.0.0.1");
     let tls = Arc::new(TlsServer::load(files.clone()).unwrap());
-    let mut server = Server::start_with(1, Some(tls.clone()));
+    let mut server = encrypted_server(1, tls.clone());
     server.tls = Some(client(&old.trusting()));
     let mut fabric = server.session(1);
     let newer = new.issue("127.0.0.1");

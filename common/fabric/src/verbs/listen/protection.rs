@@ -22,6 +22,8 @@ const ROUND_TRIP_MIN_NS_CARD: u32 = 500;
 /// interrupts of the kernel, on both sides: four passes of at least a microsecond. The fastest
 /// measured, soft-RoCE without emulation, take at least 8,000 ns.
 const ROUND_TRIP_MIN_NS_SOFTWARE: u32 = 4_000;
+/// A server may serve clients over TCP, too, and those over RDMA are not told.
+const _: () = assert!(ROUND_TRIP_MIN_NS_SOFTWARE <= crate::tcp::ROUND_TRIP_MIN_NS);
 
 /// Returns the shortest round trip of the device, which depends on whether it is hardware or
 /// software.
