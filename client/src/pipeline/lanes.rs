@@ -82,9 +82,8 @@ impl<'s> PipelineLane<'s> {
             Action::Get => {
                 let read = handle.cached_read(self.job.hash, || handle.engine.endpoint.now());
                 let Some(read) = read else { return Ok(false) };
-                let posted = handle.post_cached(id, self.job.hash, &read);
                 (self.read, self.state) = (read, LaneState::Reading);
-                posted.map(|_| true)
+                handle.post_cached(id, self.job.hash, &self.read).map(|_| true)
             }
             Action::Put(lifetime) => {
                 self.state = LaneState::Writing;

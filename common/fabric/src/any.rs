@@ -29,8 +29,8 @@ pub enum AnyFabric {
 }
 
 /// Makes the same call on each fabric. Only that on shared memory is inlined: beside a network's
-/// round trip a virtual call costs nothing, and further inlined copies made GETs on shared memory
-/// 8 % slower.
+/// round trip a virtual call costs nothing, and with further inlined copies GETs on shared memory
+/// took 8 % more instructions.
 macro_rules! on {
     ($any:expr, $as_dyn:ident, $fabric:ident => $call:expr) => {
         match $any {

@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 use super::Region;
 use super::words::{self, order_read_after_swap};
 use crate::clock::Clock;
+use crate::lane_chain::NO_VERB;
 use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
@@ -52,9 +53,9 @@ pub struct ShmFabric {
     executors: Vec<Executor>,
     clock: Clock,
     lanes: Box<[Lane]>,
-    /// The lanes whose chains were posted, in this order: first those that were polled, then the
-    /// other executed ones, then the rest. A vector takes fewer instructions than a queue.
-    posted: Vec<LaneId>,
+    /// The chains that were posted, in this order: first those that were polled, then the other
+    /// executed ones, then the rest. A vector takes fewer instructions than a queue.
+    posted: Vec<PostedChain>,
     /// The number of polled chains in `posted`.
     polled: usize,
     /// The number of executed chains in `posted`, polled ones included.
@@ -66,32 +67,42 @@ pub struct ShmFabric {
     doorbells: u64,
 }
 
-struct Lane {
+/// A chain between its post and its poll. The doorbell goes through these one after the other, and
+/// needs nothing else of a chain of one READ but the lane's buffer.
+struct PostedChain {
+    lane: LaneId,
     region: RegionIndex,
+    kind: PostedKind,
+    payload_bytes: u64,
+    /// Set by the doorbell.
+    result: Result<u64, ChainError>,
+}
+
+enum PostedKind {
+    /// A single READ.
+    Read { remote: u64, into: Buffer, bytes: u32 },
+    /// The chain in the lane.
+    Lane,
+}
+
+struct Lane {
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
-    payload_bytes: u64,
     deadline: Nanos,
-    result: Result<u64, ChainError>,
     buffers: Buffers,
     counters: Counters,
 }
 
 pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
 
-const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
-
 impl ShmFabric {
     /// A fabric with `lanes` lanes, for one region. The server's own fabric has no lease, and is
     /// never fenced.
     pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
         let lane = || Lane {
-            region: RegionIndex::FIRST,
             chain: [NO_VERB; CHAIN_VERBS_MAX],
             verbs: 0,
-            payload_bytes: 0,
             deadline: 0,
-            result: Ok(0),
             buffers: Default::default(),
             counters: Counters::default(),
         };
@@ -411,43 +422,41 @@ impl Fabric for ShmFabric {
     #[inline]
     fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         let lane = &mut self.lanes[usize::from(lane_id.0)];
-        lane.region = region;
         lane.verbs = chain.len();
         lane.deadline = deadline;
         let executor = &self.executors[region.index()];
-        if let Some(put) = PutChain::of(chain) {
+        let payload_bytes = if let Some(put) = PutChain::of(chain) {
             let [verbs @ .., _] = &mut lane.chain;
             verbs.copy_from_slice(put.verbs);
-            lane.payload_bytes = lane.counters.count_put(put.bytes);
             executor.prefetch_put(&put);
+            lane.counters.count_put(put.bytes)
         } else {
             lane.chain[..chain.len()].copy_from_slice(chain);
-            lane.payload_bytes = lane.counters.count(chain);
             executor.prefetch_chain(chain);
-        }
-        self.posted_bytes += lane.payload_bytes;
-        self.posted.push(lane_id);
+            lane.counters.count(chain)
+        };
+        self.posted_bytes += payload_bytes;
+        let (lane, kind, result) = (lane_id, PostedKind::Lane, Ok(0));
+        self.posted.push(PostedChain { lane, region, kind, payload_bytes, result });
     }
 
     /// As `post`, without loops: most chains of most programs are these.
     #[inline]
     fn post_read(
         &mut self,
-        lane_id: LaneId,
+        lane: LaneId,
         region: RegionIndex,
         remote: u64,
         into: Buffer,
         bytes: u32,
     ) {
-        let lane = &mut self.lanes[usize::from(lane_id.0)];
-        (lane.region, lane.verbs) = (region, 1);
-        lane.chain[0] = Verb::Read { remote, into, bytes };
-        lane.payload_bytes = bytes.into();
-        lane.counters.count_only_read(bytes);
+        self.lanes[usize::from(lane.0)].counters.count_only_read(bytes);
         let executor = &self.executors[region.index()];
         executor.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
-        self.posted_bytes += lane.payload_bytes;
-        self.posted.push(lane_id);
+        let payload_bytes = bytes.into();
+        self.posted_bytes += payload_bytes;
+        let (kind, result) = (PostedKind::Read { remote, into, bytes }, Ok(0));
+        self.posted.push(PostedChain { lane, region, kind, payload_bytes, result });
     }
 
     /// Only posted chains count: the doorbell executes them, so none remains in flight.
@@ -468,21 +477,20 @@ impl Fabric for ShmFabric {
         self.doorbells += 1;
         let mut left = RING_BYTES_MAX;
         while left > 0
-            && let Some(id) = self.posted.get(self.executed)
+            && let Some(posted) = self.posted.get_mut(self.executed)
         {
-            let lane = &mut self.lanes[usize::from(id.0)];
-            let chain = &lane.chain[..lane.verbs];
-            self.posted_bytes -= lane.payload_bytes;
-            left = left.saturating_sub(lane.payload_bytes);
-            let executor = &self.executors[lane.region.index()];
-            let buffers = &mut lane.buffers;
-            lane.result = match *chain {
-                [Verb::Read { remote, into, bytes }] => {
+            self.posted_bytes -= posted.payload_bytes;
+            left = left.saturating_sub(posted.payload_bytes);
+            let executor = &self.executors[posted.region.index()];
+            let Lane { chain, verbs, buffers, deadline, .. } =
+                &mut self.lanes[usize::from(posted.lane.0)];
+            posted.result = match posted.kind {
+                PostedKind::Read { remote, into, bytes } => {
                     executor.read(buffers, remote, into, bytes).map(|()| 0)
                 }
-                _ => match PutChain::of(chain) {
-                    Some(put) => executor.put(buffers, &put, lane.deadline),
-                    None => executor.execute(buffers, chain, lane.deadline),
+                PostedKind::Lane => match PutChain::of(&chain[..*verbs]) {
+                    Some(put) => executor.put(buffers, &put, *deadline),
+                    None => executor.execute(buffers, &chain[..*verbs], *deadline),
                 },
             };
             self.executed += 1;
@@ -492,10 +500,9 @@ impl Fabric for ShmFabric {
     #[inline(always)]
     fn poll(&mut self) -> Option<Completion> {
         if self.polled < self.executed
-            && let Some(&lane) = self.posted.get(self.polled)
+            && let Some(&PostedChain { lane, result, .. }) = self.posted.get(self.polled)
         {
             self.polled += 1;
-            let result = self.lanes[usize::from(lane.0)].result;
             return Some(Completion { lane, result });
         }
         self.end_polling()
