@@ -106,9 +106,8 @@ impl<F> std::ops::Deref for TestEngine<F> {
     }
 }
 
-/// Attaches to a server, as a writer.
-pub fn attach(address: &str) -> Attached {
-    let (role, token) = (Role::Writer, Token::NONE);
+/// Returns options for connecting to a server, with defaults otherwise.
+pub fn connect_options(address: &str, role: Role, token: Token) -> ConnectOptions {
     let (address, timeout) = (address.parse().unwrap(), TEST_TIMEOUT);
     ConnectOptions {
         address,
@@ -119,8 +118,11 @@ pub fn attach(address: &str) -> Attached {
         rdma: Default::default(),
         tls: Default::default(),
     }
-    .connect()
-    .unwrap()
+}
+
+/// Attaches to a server, as a writer.
+pub fn attach(address: &str) -> Attached {
+    connect_options(address, Role::Writer, Token::NONE).connect().unwrap()
 }
 
 /// Opens the region with this index in an engine's fabric: the region that `welcome` describes.

@@ -2,7 +2,8 @@
 
 use crate::{Buffer, CHAIN_VERBS_MAX, Nanos, RegionIndex, Verb};
 
-const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
+/// What an unused place of a chain holds.
+pub(crate) const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
 
 /// The stage of a lane's chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use farside_control::{
     ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
     Request, Role, Token, Welcome, decode_reply,
 };
-use farside_fabric::rdma::Options;
 use farside_fabric::shm::Connection;
 use farside_fabric::tcp;
 use farside_layout::SizeClass;
+use farside_tests::engine::connect_options;
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, device_or_left_out, is_over_tcp, scaled, wait_until,
 };
@@ -63,7 +63,7 @@ fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
 
 #[cfg(feature = "verbs")]
 fn answer_over_rdma(address: SocketAddr, bytes: &[u8], for_data: bool) -> Vec<u8> {
-    use farside_fabric::rdma::VerbsError;
+    use farside_fabric::rdma::{Options, VerbsError};
     use farside_fabric::verbs::{connect_control, connect_data};
     let options = Options::default();
     let connected = match for_data {
@@ -87,16 +87,8 @@ fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 }
 
 fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
-    let (address, timeout) = (address.parse().unwrap(), Duration::from_secs(20));
-    ConnectOptions {
-        address,
-        others: Vec::new(),
-        role,
-        token,
-        timeout,
-        rdma: Options::default(),
-        tls: Default::default(),
-    }
+    let timeout = Duration::from_secs(20);
+    ConnectOptions { timeout, ..connect_options(address, role, token) }
 }
 
 /// Returns a server with a secret, and options that connect to it.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use farside::{Client, ConnectError, SetupError, TlsError, TlsFiles};
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, left_out_without_shm};
+use farside_tests::{ServerProcess, free_tcp_address, left_out_without_shm};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustix::process::Signal;
 
@@ -35,8 +35,7 @@ impl EncryptedServer {
     fn start(mutual: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_certificate(folder.path());
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let tcp = format!("tcp://127.0.0.1:{port}");
+        let tcp = free_tcp_address();
         let own = [("certificate", "certificate.pem"), ("key", "key.pem")];
         let with_ca = [&own[..], &[("ca", "certificate.pem")]].concat();
         let config = tls_table(folder.path(), if mutual { &with_ca } else { &own });

@@ -16,6 +16,7 @@
 //! A request without verbs asks for the server's clock. The server begins every batch of replies
 //! with a clock record, so it needs no other answer.
 
+use crate::lane_chain::NO_VERB;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Nanos, Verb};
 
 /// The length of a word, in bytes.
@@ -201,7 +202,6 @@ impl Words<'_> {
 /// [`RecordError`] for words that are no request.
 #[inline]
 pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>> {
-    const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes: 0 };
     let count = usize::from(header.kind);
     if count > CHAIN_VERBS_MAX {
         return Err(RecordError);

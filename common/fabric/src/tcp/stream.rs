@@ -50,21 +50,14 @@ impl Stream {
         let mut stream = Self::over(TcpStream::connect_timeout(&address, timeout)?.into())?;
         let Some(tls) = tls else { return Ok(stream) };
         let mut tls = tls.connection()?;
-        loop {
-            tls.flush(|parts| send(&stream.socket, parts))?;
-            if !tls.is_handshaking() {
-                break;
-            }
+        // The handshake begins with this side's first message.
+        tls.flush(&stream.socket)?;
+        while tls.is_handshaking() {
             let left = timeout.saturating_sub(started.elapsed());
             stream.set_wait_max(left.max(Duration::from_millis(1)))?;
-            match tls.fill(|into| receive(&stream.socket, into, true)) {
+            match tls.fill(&stream.socket, true) {
                 Ok(0) => return Err(no_handshake()),
-                Ok(_) => {
-                    let taken = tls.take(&mut []);
-                    // Says to the server why the handshake failed.
-                    let _ = tls.flush(|parts| send(&stream.socket, parts));
-                    taken?;
-                }
+                Ok(_) => drop(tls.take(&stream.socket, &mut [])?),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && !left.is_zero() => {}
                 Err(error) => return Err(error),
             }
@@ -124,7 +117,7 @@ impl Stream {
     /// `WouldBlock` without any room, otherwise the system's error.
     pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return send(&self.socket, parts) };
-        match tls.flush(|parts| send(&self.socket, parts))? {
+        match tls.flush(&self.socket)? {
             true => tls.encrypt(parts),
             false => Err(io::ErrorKind::WouldBlock.into()),
         }
@@ -138,7 +131,7 @@ impl Stream {
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             None => Ok(true),
-            Some(tls) => tls.flush(|parts| send(&self.socket, parts)),
+            Some(tls) => tls.flush(&self.socket),
         }
     }
 
@@ -164,7 +157,7 @@ impl Stream {
         if let Some(tls) = &mut self.tls {
             tls.close();
             // Without it the peer sees the end of the connection.
-            let _ = tls.flush(|parts| send(&self.socket, parts));
+            let _ = tls.flush(&self.socket);
         }
         // If this fails, the connection has ended already.
         let _ = net::shutdown(&self.socket, net::Shutdown::Write);
@@ -179,7 +172,8 @@ impl Stream {
     }
 }
 
-fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Result<usize> {
+/// As [`Stream::receive`], without TLS.
+pub(super) fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Result<usize> {
     let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
     match net::recv(socket, into, flags) {
         Ok((_, bytes)) => Ok(bytes),
@@ -188,7 +182,8 @@ fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Result<usize> {
     }
 }
 
-fn send(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+/// As [`Stream::send`], without TLS.
+pub(super) fn send(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     Ok(net::sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags)?)
 }
@@ -203,13 +198,10 @@ fn receive_encrypted(
     wait: bool,
 ) -> io::Result<usize> {
     loop {
-        let taken = tls.take(into);
-        // An answer of the handshake, or why the connection fails. It waits if there is no room.
-        let _ = tls.flush(|parts| send(socket, parts));
-        if let Some(bytes) = taken? {
+        if let Some(bytes) = tls.take(socket, into)? {
             return Ok(bytes);
         }
-        if tls.fill(|received| receive(socket, received, wait))? == 0 {
+        if tls.fill(socket, wait)? == 0 {
             return Ok(0);
         }
     }

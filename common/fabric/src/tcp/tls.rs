@@ -1,6 +1,7 @@
 //! TLS 1.3 for the connections of `tcp://`. Without it a stream's bytes are those of its socket.
 
 use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +14,8 @@ use rustls::{
     ServerConfig, ServerConnection,
 };
 use serde::Deserialize;
+
+use super::stream;
 
 /// The bytes of a connection that one system call receives at most.
 const RECEIVED_BYTES_MAX: usize = 64 << 10;
@@ -256,12 +259,12 @@ impl Tls {
         self.connection.wants_write()
     }
 
-    /// Takes decrypted bytes. Returns `None` if more bytes have to be received first, for which
-    /// [`Tls::fill`] has room. Without room in `into`, only the handshake goes on.
+    /// Takes decrypted bytes. Returns `None` if more bytes have to be received first. Without room
+    /// in `into`, only the handshake goes on.
     ///
     /// # Errors
-    /// `InvalidData` with a [`rustls::Error`] inside.
-    pub(super) fn take(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+    /// `InvalidData` with a [`rustls::Error`] inside. The peer is told why.
+    pub(super) fn take(&mut self, socket: &OwnedFd, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut taken = 0;
         loop {
             while self.decrypted > 0 && taken < into.len() {
@@ -275,6 +278,8 @@ impl Tls {
             let mut encrypted = &self.received[self.from..self.to];
             self.from += self.connection.read_tls(&mut encrypted)?;
             let state = self.connection.process_new_packets();
+            // An answer of the handshake, or an alert. It waits if there is no room.
+            let _ = self.flush(socket);
             let state = state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             self.decrypted = state.plaintext_bytes_to_read();
             if state.peer_has_closed() && self.decrypted == 0 {
@@ -283,15 +288,12 @@ impl Tls {
         }
     }
 
-    /// Receives encrypted bytes. Returns their number.
+    /// Receives encrypted bytes, after [`Tls::take`] returned `None`. Returns their number.
     ///
     /// # Errors
-    /// As `receive`.
-    pub(super) fn fill(
-        &mut self,
-        receive: impl FnOnce(&mut [u8]) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        let bytes = receive(&mut self.received)?;
+    /// Those of [`stream::receive`].
+    pub(super) fn fill(&mut self, socket: &OwnedFd, wait: bool) -> io::Result<usize> {
+        let bytes = stream::receive(socket, &mut self.received, wait)?;
         (self.from, self.to) = (0, bytes);
         Ok(bytes)
     }
@@ -310,13 +312,10 @@ impl Tls {
     /// Sends encrypted bytes. Returns whether nothing is left.
     ///
     /// # Errors
-    /// As `send`, except `WouldBlock`.
-    pub(super) fn flush(
-        &mut self,
-        mut send: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
-    ) -> io::Result<bool> {
+    /// The system's error.
+    pub(super) fn flush(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         while self.connection.wants_write() {
-            match self.connection.write_tls(&mut Sender(&mut send)) {
+            match self.connection.write_tls(&mut Sender(socket)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -332,16 +331,16 @@ impl Tls {
     }
 }
 
-/// A function that sends, as a writer.
-struct Sender<F>(F);
+/// A socket, as a writer.
+struct Sender<'s>(&'s OwnedFd);
 
-impl<F: FnMut(&[IoSlice<'_>]) -> io::Result<usize>> Write for Sender<F> {
+impl Write for Sender<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        (self.0)(parts)
+        stream::send(self.0, parts)
     }
 
     fn flush(&mut self) -> io::Result<()> {

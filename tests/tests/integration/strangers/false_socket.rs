@@ -24,15 +24,7 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
     let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
     let no_region: File = memory.reader_descriptor().unwrap();
     let valid = encode_reply(&Ok(false_welcome()));
-    let options = ConnectOptions {
-        address: address.parse().unwrap(),
-        others: Vec::new(),
-        role: Role::Reader,
-        token: Token::NONE,
-        timeout: Duration::from_secs(20),
-        rdma: Options::default(),
-        tls: Default::default(),
-    };
+    let options = options(&address, Role::Reader, Token::NONE);
     let mut random = SmallRng::seed_from_u64(11);
     let mut lines = std::collections::BTreeSet::new();
     for round in 0..2_000 {

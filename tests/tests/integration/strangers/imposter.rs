@@ -10,7 +10,7 @@ use farside_control::{
     encode_reply,
 };
 use farside_fabric::ControlChannel;
-use farside_fabric::rdma::{REASON_BYTES_MAX, RemoteRegion};
+use farside_fabric::rdma::{Options, REASON_BYTES_MAX, RemoteRegion};
 use farside_fabric::shm::{HugePages, RegionMemory};
 use farside_fabric::verbs::{DataConnection, Event, Incoming, Listener, Protection, VerbsChannel};
 use farside_tests::device_or_left_out;
