@@ -1,6 +1,7 @@
 //! The table `[tcp]` of a server.
 
 use std::thread;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -12,12 +13,20 @@ const THREADS_MAX: u16 = 256;
 const THREADS_DEFAULT: usize = 4;
 
 /// How to use TCP, for a `tcp://` address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpConfig {
     /// How many threads execute the clients' verbs; if unset, as many as there are processors, at
     /// most four.
     pub threads: Option<u16>,
+    /// How long one of these threads polls for requests before it sleeps, in microseconds.
+    pub spin_us: u64,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self { threads: None, spin_us: 50 }
+    }
 }
 
 impl TcpConfig {
@@ -25,6 +34,11 @@ impl TcpConfig {
     pub fn threads(&self) -> usize {
         let processors = || thread::available_parallelism().map_or(1, usize::from);
         self.threads.map_or_else(|| processors().min(THREADS_DEFAULT), usize::from)
+    }
+
+    /// Returns how long one of these threads polls for requests before it sleeps.
+    pub fn spin(&self) -> Duration {
+        Duration::from_micros(self.spin_us)
     }
 
     pub(super) fn validate(&self) -> Result<(), ConfigError> {

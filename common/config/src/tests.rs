@@ -9,7 +9,7 @@ const CLIENT_FILE: &str = include_str!("../../../config/client.toml");
 fn fields<T: DeserializeOwned + fmt::Debug>() -> Vec<String> {
     let message = toml::from_str::<T>("unknown = 1").unwrap_err().message().to_owned();
     let (_, expected) = message.split_once("expected ").unwrap();
-    let expected = expected.trim_start_matches("one of ");
+    let expected = expected.trim_start_matches("one of ").replace(" or ", ", ");
     expected.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
 }
 

@@ -69,12 +69,12 @@ impl BoundListener for Listener {
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         let failed = || system("start the threads that execute verbs");
         let for_readers = memory.reader_descriptor()?;
-        let threads = config.tcp.threads();
+        let (threads, spin) = (config.tcp.threads(), config.tcp.spin());
         let executors = match device {
-            None => self.start_executors(threads),
+            None => self.start_executors(threads, spin),
             Some(device) => {
                 let devices = (0..threads).map(|_| device.atomics());
-                self.start_executors_beside_device(devices.collect::<Result<_, _>>()?)
+                self.start_executors_beside_device(devices.collect::<Result<_, _>>()?, spin)
             }
         };
         let shared = SharedRegion {

@@ -1,6 +1,7 @@
 //! The threads of a server that execute the chains of sessions.
 //!
-//! Each thread sleeps in epoll. For a session with requests it receives once, executes all whole
+//! Each thread waits in epoll. While events come at short intervals it polls instead of sleeping: to
+//! wake a thread costs its client more time than the verbs do. For a session with requests it receives once, executes all whole
 //! chains, and sends all replies at once. A session that does not read its replies gets none
 //! executed meanwhile, so its bytes in this process are bounded.
 
@@ -10,10 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use zerocopy::IntoBytes;
 
 use super::device_atomics::{self, DeviceAtomics};
@@ -36,6 +38,7 @@ const COPIED_WORDS: usize = 8;
 const EVENTS_MAX: usize = 64;
 /// The number of the wakeup in epoll's events. Sessions have the numbers of their slots.
 const WAKEUP: u64 = u64::MAX;
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic leaves no list half changed.
@@ -100,9 +103,10 @@ pub struct Executors {
 }
 
 impl Executors {
-    /// Starts a thread for each of these.
+    /// Starts a thread for each of these. Each polls for at most `spin` before it sleeps.
     pub(super) fn start(
         devices: impl Iterator<Item = Device>,
+        spin: Duration,
         ended: &Arc<EndedConnections>,
     ) -> io::Result<Self> {
         let mut executors = Self { threads: Vec::new(), next: AtomicUsize::new(0) };
@@ -110,7 +114,7 @@ impl Executors {
             let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             let stops = AtomicBool::new(false);
             let shared = Arc::new(Shared { new: Mutex::default(), stops, wakeup });
-            let thread = Thread::new(shared.clone(), ended.clone(), device)?;
+            let thread = Thread::new(shared.clone(), ended.clone(), device, spin)?;
             let handle = std::thread::Builder::new()
                 .name(format!("farside-tcp-{number}"))
                 .spawn(move || thread.run())?;
@@ -415,24 +419,30 @@ struct Thread {
     buffer: Vec<u64>,
     output: Output,
     device: Device,
+    spin: Duration,
+    /// Whether the last events came within `spin`, so that the next ones may.
+    spins: bool,
 }
 
 impl Thread {
-    fn new(shared: Arc<Shared>, ended: Arc<EndedConnections>, device: Device) -> io::Result<Self> {
+    fn new(
+        shared: Arc<Shared>,
+        ended: Arc<EndedConnections>,
+        device: Device,
+        spin: Duration,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKEUP);
         epoll::add(&epoll, &shared.wakeup, data, EventFlags::IN)?;
         let (sessions, output) = (Vec::new(), Output::default());
         let buffer = vec![0; INPUT_WORDS];
-        Ok(Self { shared, ended, epoll, sessions, buffer, output, device })
+        Ok(Self { shared, ended, epoll, sessions, buffer, output, device, spin, spins: false })
     }
 
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.shared.stops.load(Ordering::Acquire) {
-            events.clear();
-            // An interrupted wait is a short one.
-            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
+            self.wait(&mut events);
             let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
             for event in events.iter().filter(|event| !is_wakeup(event)) {
                 let (slot, flags) = (event.data.u64() as usize, event.flags);
@@ -443,6 +453,29 @@ impl Thread {
                 self.take_new();
             }
         }
+    }
+
+    /// Waits for events. Polls for at most `spin` before it sleeps, if the last events came as soon.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) {
+        events.clear();
+        // An interrupted wait is a short one.
+        let mut wait_until = |until| {
+            let _ = epoll::wait(&self.epoll, spare_capacity(events), until);
+            !events.is_empty()
+        };
+        if self.spins && wait_until(Some(&AT_ONCE)) {
+            return;
+        }
+        let started = Instant::now();
+        while self.spins && started.elapsed() < self.spin {
+            // Other threads may need this processor, the clients' too.
+            std::thread::yield_now();
+            if wait_until(Some(&AT_ONCE)) {
+                return;
+            }
+        }
+        wait_until(None);
+        self.spins = started.elapsed() < self.spin;
     }
 
     /// Takes over new sessions.

@@ -109,12 +109,13 @@ impl Listener {
         self.tls = Some(tls);
     }
 
-    /// Starts the threads that execute the chains of sessions.
+    /// Starts the threads that execute the chains of sessions. While requests come at intervals
+    /// below `spin`, a thread polls instead of sleeping between them.
     ///
     /// # Errors
     /// The system's error.
-    pub fn start_executors(&self, threads: usize) -> io::Result<Executors> {
-        Executors::start((0..threads.max(1)).map(|_| None), &self.ended)
+    pub fn start_executors(&self, threads: usize, spin: Duration) -> io::Result<Executors> {
+        Executors::start((0..threads.max(1)).map(|_| None), spin, &self.ended)
     }
 
     /// As [`Listener::start_executors`], one thread for each of these, which executes the thread's
@@ -125,8 +126,9 @@ impl Listener {
     pub fn start_executors_beside_device(
         &self,
         devices: Vec<Box<dyn DeviceAtomics>>,
+        spin: Duration,
     ) -> io::Result<Executors> {
-        Executors::start(devices.into_iter().map(Some), &self.ended)
+        Executors::start(devices.into_iter().map(Some), spin, &self.ended)
     }
 
     /// The next event; `None` if there is none at present.

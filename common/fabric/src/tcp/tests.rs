@@ -20,6 +20,8 @@ use crate::{
 const REGION: RegionIndex = RegionIndex::FIRST;
 const LANE: LaneId = LaneId(0);
 const REGION_BYTES: u64 = 8 << 20;
+/// How long executors poll before they sleep.
+const SPIN: Duration = Duration::from_micros(50);
 /// The lease is the first word of the region.
 const LEASE: Lease = Lease { offset: 0, number: 7 };
 /// In place of the control crate's messages.
@@ -38,7 +40,7 @@ struct Server {
 
 impl Server {
     fn start(threads: usize) -> Self {
-        Self::start_with(None, move |listener, _| listener.start_executors(threads))
+        Self::start_with(None, move |listener, _| listener.start_executors(threads, SPIN))
     }
 
     fn start_with(
@@ -464,7 +466,7 @@ fn server_beside_device(
     let server = Server::start_with(None, move |listener, region| {
         let region = region.clone();
         let device = FalseDevice { region, runs: of_device, fences, failure };
-        listener.start_executors_beside_device(vec![Box::new(device)])
+        listener.start_executors_beside_device(vec![Box::new(device)], SPIN)
     });
     (server, runs)
 }

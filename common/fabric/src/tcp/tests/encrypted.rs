@@ -55,7 +55,7 @@ impl Ca {
 }
 
 fn encrypted_server(threads: usize, tls: Arc<TlsServer>) -> Server {
-    Server::start_with(Some(tls), move |listener, _| listener.start_executors(threads))
+    Server::start_with(Some(tls), move |listener, _| listener.start_executors(threads, SPIN))
 }
 
 fn client(files: &TlsFiles) -> TlsClient {
