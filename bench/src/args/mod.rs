@@ -108,8 +108,8 @@ pub struct ServerArgs {
     /// A running server. Without it kv-bench starts one for the run
     #[arg(long, value_name = "URI")]
     pub server: Option<String>,
-    /// A client's config file, for `secret`, `server` and `[rdma]`. With only --server, the files
-    /// that kv-cli reads
+    /// A client's config file, for `secret`, `server`, `[rdma]` and `[tls]`. With only --server, the
+    /// files that kv-cli reads
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 }
@@ -132,8 +132,8 @@ impl ServerArgs {
             let advice = "the config file names no server: write `server`, or give --server";
             return Err(Error::Usage(advice.to_owned()));
         }
-        let ClientConfig { secret, connect_timeout_ms, rdma, .. } = file;
-        Ok(ClientConfig { server, secret, connect_timeout_ms, rdma, ..Default::default() })
+        let ClientConfig { secret, connect_timeout_ms, rdma, tls, .. } = file;
+        Ok(ClientConfig { server, secret, connect_timeout_ms, rdma, tls, ..Default::default() })
     }
 }
 

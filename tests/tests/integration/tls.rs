@@ -99,6 +99,26 @@ fn the_library_and_the_commands_use_an_encrypted_connection() {
     assert!(health.text().contains("tcp://"), "{}", health.text());
     run("kv-cli", &["stat"]);
     run("kv-cli", &["verify"]);
+    // Its `--config` comes after the subcommand.
+    let config = encrypted.folder.path().join("client.toml");
+    let config = config.to_str().unwrap();
+    for what in [
+        &["verbs", "--span", "1MiB", "--seconds", "0.1"][..],
+        &[
+            "ycsb",
+            "--workload",
+            "c",
+            "--records",
+            "100",
+            "--seconds",
+            "0.1",
+            "--warmup-seconds",
+            "0",
+        ],
+    ] {
+        let mut bench = command("kv-bench");
+        CommandOutput::of(bench.args(what).args(["--config", config])).succeeded();
+    }
     encrypted.server.assert_verifies();
 }
 
