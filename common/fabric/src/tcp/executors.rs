@@ -6,14 +6,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use zerocopy::IntoBytes;
 
 use super::device_atomics::{self, DeviceAtomics};
@@ -90,6 +90,13 @@ struct Shared {
     wakeup: OwnedFd,
 }
 
+impl Shared {
+    fn new() -> io::Result<Self> {
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { new: Mutex::default(), stops: AtomicBool::new(false), wakeup })
+    }
+}
+
 /// The device that executes the atomic verbs of a thread's sessions; `None` if the thread does it.
 type Device = Option<Box<dyn DeviceAtomics>>;
 
@@ -107,10 +114,8 @@ impl Executors {
     ) -> io::Result<Self> {
         let mut executors = Self { threads: Vec::new(), next: AtomicUsize::new(0) };
         for (number, device) in devices.enumerate() {
-            let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            let stops = AtomicBool::new(false);
-            let shared = Arc::new(Shared { new: Mutex::default(), stops, wakeup });
-            let thread = Thread::new(shared.clone(), ended.clone(), device)?;
+            let thread = Thread::new(ended.clone(), device)?;
+            let shared = thread.shared.clone();
             let handle = std::thread::Builder::new()
                 .name(format!("farside-tcp-{number}"))
                 .spawn(move || thread.run())?;
@@ -131,15 +136,7 @@ impl Executors {
         let (shared, _) = &self.threads[number];
         let connection = DataConnection { id, socket: stream.socket() };
         let executor = Executor::new(region.clone(), Some(lease));
-        lock(&shared.new).push(Session {
-            id,
-            stream,
-            executor,
-            input: Vec::new(),
-            received: 0,
-            output: Output::default(),
-            watches_room: false,
-        });
+        lock(&shared.new).push(Session::new(id, stream, executor));
         signal(&shared.wakeup);
         Ok(connection)
     }
@@ -179,7 +176,7 @@ impl Drop for DataConnection {
 }
 
 /// A session's connection.
-struct Session {
+pub(super) struct Session {
     id: ConnectionId,
     stream: Stream,
     executor: Executor,
@@ -290,6 +287,11 @@ fn read_long(
 }
 
 impl Session {
+    pub(super) fn new(id: ConnectionId, stream: Stream, executor: Executor) -> Self {
+        let (input, output) = (Vec::new(), Output::default());
+        Self { id, stream, executor, input, received: 0, output, watches_room: false }
+    }
+
     /// Serves the session after an event. `buffer`, `output` and `device` are the thread's.
     fn serve(
         &mut self,
@@ -407,7 +409,7 @@ impl Session {
 }
 
 /// A thread, with its sessions.
-struct Thread {
+pub(super) struct Thread {
     shared: Arc<Shared>,
     ended: Arc<EndedConnections>,
     epoll: OwnedFd,
@@ -418,7 +420,8 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(shared: Arc<Shared>, ended: Arc<EndedConnections>, device: Device) -> io::Result<Self> {
+    pub(super) fn new(ended: Arc<EndedConnections>, device: Device) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new()?);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKEUP);
         epoll::add(&epoll, &shared.wakeup, data, EventFlags::IN)?;
@@ -428,43 +431,53 @@ impl Thread {
     }
 
     fn run(mut self) {
-        let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.shared.stops.load(Ordering::Acquire) {
-            events.clear();
-            // An interrupted wait is a short one.
-            let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
-            let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
-            for event in events.iter().filter(|event| !is_wakeup(event)) {
-                let (slot, flags) = (event.data.u64() as usize, event.flags);
-                self.serve(slot, flags.contains(EventFlags::RDHUP));
-            }
-            // Afterwards, because a new session may get the slot of one that has just ended.
-            if events.iter().any(|event| is_wakeup(&event)) {
-                self.take_new();
-            }
+            self.take_turn(None);
         }
+    }
+
+    /// Waits for events, and serves the sessions that have some. Returns the number of events.
+    pub(super) fn take_turn(&mut self, timeout: Option<&Timespec>) -> usize {
+        let mut room = [const { MaybeUninit::uninit() }; EVENTS_MAX];
+        // An interrupted wait is a short one.
+        let waited = epoll::wait(&self.epoll, &mut room[..], timeout);
+        let Ok((events, _)) = waited else { return 0 };
+        let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
+        for event in events.iter().filter(|event| !is_wakeup(event)) {
+            let (slot, flags) = (event.data.u64() as usize, event.flags);
+            self.serve(slot, flags.contains(EventFlags::RDHUP));
+        }
+        // Afterwards, because a new session may get the slot of one that has just ended.
+        if events.iter().any(|event| is_wakeup(&event)) {
+            self.take_new();
+        }
+        events.len()
     }
 
     /// Takes over new sessions.
     fn take_new(&mut self) {
         let _ = rustix::io::read(&self.shared.wakeup, &mut [0; 8]);
-        for mut session in std::mem::take(&mut *lock(&self.shared.new)) {
-            let slot = self.sessions.iter().position(Option::is_none);
-            let slot = slot.unwrap_or_else(|| {
-                self.sessions.push(None);
-                self.sessions.len() - 1
-            });
-            let data = epoll::EventData::new_u64(slot as u64);
-            let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
-            // The client waits for the clock before it sends anything.
-            encode_clock(session.executor.clock.now(), &mut session.output.words);
-            let greeted = session.output.send(&mut session.stream);
-            let id = session.id;
-            self.sessions[slot] = Some(session);
-            if watched.is_err() || greeted.is_err() {
-                self.sessions[slot] = None;
-                self.ended.add(id);
-            }
+        let new = std::mem::take(&mut *lock(&self.shared.new));
+        new.into_iter().for_each(|session| self.begin(session));
+    }
+
+    /// Begins to serve a session.
+    pub(super) fn begin(&mut self, mut session: Session) {
+        let slot = self.sessions.iter().position(Option::is_none);
+        let slot = slot.unwrap_or_else(|| {
+            self.sessions.push(None);
+            self.sessions.len() - 1
+        });
+        let data = epoll::EventData::new_u64(slot as u64);
+        let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
+        // The client waits for the clock before it sends anything.
+        encode_clock(session.executor.clock.now(), &mut session.output.words);
+        let greeted = session.output.send(&mut session.stream);
+        let id = session.id;
+        self.sessions[slot] = Some(session);
+        if watched.is_err() || greeted.is_err() {
+            self.sessions[slot] = None;
+            self.ended.add(id);
         }
     }
 
