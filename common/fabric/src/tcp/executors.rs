@@ -29,6 +29,8 @@ use crate::{Buffer, ChainError, Verb};
 
 /// The bytes that one system call receives.
 const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
+/// Half of the room for the rest of a record that has begun, at least.
+const ROOM_WORDS_MIN: usize = 2048 / WORD_BYTES;
 /// The bytes of replies above which no further chain is executed before they are sent.
 const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// The first words of a long READ, which has the block's header: they are copied word by word.
@@ -351,13 +353,17 @@ impl Session {
         self.reply(output)
     }
 
-    /// Makes room for the rest of the first record, and for more.
+    /// Makes room for the rest of the first record, but at most for as much as has arrived of it:
+    /// a header alone takes no memory for the record that it announces.
     fn make_room(&mut self) -> Result<(), RecordError> {
-        let record_words = match self.received / WORD_BYTES {
+        let received_words = self.received / WORD_BYTES;
+        let record_words = match received_words {
             0 => 1,
             _ => Header::of(self.input[0])?.request_words()?,
         };
-        let words = record_words.max(self.received / WORD_BYTES + 1);
+        let words = record_words.min(2 * received_words.max(ROOM_WORDS_MIN));
+        // More than the first record may have arrived.
+        let words = words.max(received_words + 1);
         if self.input.len() < words {
             self.input.resize(words.next_power_of_two(), 0);
         }
