@@ -15,6 +15,7 @@ use farside_config::{LogFormat, LogLevel, ServerConfig, check_private, signals};
 use farside_control::address::Address;
 use farside_fabric::shm::HugePages;
 use farside_server::Server;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::flag;
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: Flags) -> Result<()> {
+    raise_descriptor_limit();
     let (file, is_strict) = (flags.config.clone(), flags.strict_config);
     let config = configure(flags)?;
     start_logging(&config);
@@ -122,6 +124,14 @@ fn run(flags: Flags) -> Result<()> {
     });
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     Ok(server.wait()?)
+}
+
+/// Lets the server have as many descriptors as the system allows. Often it allows 1024 of them at
+/// first. Each client takes one, and over TCP and RDMA each session takes another.
+fn raise_descriptor_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // If this fails, the server runs out of descriptors sooner, and says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// Registers the signals that stop the server. Returns a flag that they set, which stops a start,

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Error, Session};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 pub mod command;
 pub mod counters;
@@ -89,6 +89,12 @@ pub fn wait_until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool
         assert!(started.elapsed() < timeout, "after {timeout:?} still waiting: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Lets this process have as many descriptors as the system allows.
+pub fn raise_descriptor_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }
 
 /// Returns the address of the RDMA device to test with. `None` without a device: then tests use

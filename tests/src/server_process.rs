@@ -229,6 +229,20 @@ impl ServerProcess {
             .sum()
     }
 
+    /// Returns the server's descriptors.
+    pub fn descriptors(&self) -> Vec<u64> {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let names = folder.filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+        names.map(|name| name.parse().unwrap()).collect()
+    }
+
+    /// Returns the memory that the server uses, without the region, in bytes.
+    pub fn own_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let field = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        field.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
     /// Returns a command of Farside that connects to the server.
     pub fn command(&self, name: &str) -> Command {
         let mut command = command(name);

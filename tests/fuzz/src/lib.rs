@@ -5,6 +5,8 @@
 //! The same targets run twice: under libFuzzer, by the binary in `fuzz_targets` (`make fuzz`),
 //! and on mutations of their seeds in the test `smoke`, on any toolchain.
 //!
+//! The targets of `tcp://` connections also execute the requests that they decode.
+//!
 //! If a decoder checks a checksum first, its target also corrects the checksum. Otherwise the code
 //! after it would never run, and an attacker who damages a region can compute a checksum, too.
 #![deny(unsafe_code)]
@@ -22,6 +24,7 @@ mod tools;
 use std::sync::LazyLock;
 
 use farside_config::command_line::one_line;
+use farside_fabric::tcp::fuzzing as tcp;
 
 /// A decoder under test.
 #[derive(Clone, Copy)]
@@ -51,6 +54,8 @@ pub const TARGETS: &[Target] = &[
     target("reply", control::reply, control::replies),
     target("hello", control::hello, control::hellos),
     target("welcome", control::welcome, control::welcomes),
+    target("tcp_requests", tcp::execute_requests, tcp::some_requests),
+    target("tcp_replies", tcp::decode_replies, tcp::some_replies),
     target("server_config", config::server, config::servers),
     target("client_config", config::client, config::clients),
     target("region", region::damaged, region::damages),

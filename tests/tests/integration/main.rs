@@ -42,6 +42,7 @@ mod refusals;
 mod server_cli;
 mod several_addresses;
 mod shared_chains;
+mod silent_connections;
 mod slow_link;
 mod slow_pipeline;
 mod snapshots;

@@ -7,13 +7,13 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use zerocopy::IntoBytes;
@@ -31,11 +31,16 @@ use crate::{Buffer, ChainError, Verb};
 
 /// The bytes that one system call receives.
 const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
+/// Half of the room for the rest of a record that has begun, at least.
+const ROOM_WORDS_MIN: usize = 2048 / WORD_BYTES;
 /// The bytes of replies above which no further chain is executed before they are sent.
 const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// The first words of a long READ, which has the block's header: they are copied word by word.
 const COPIED_WORDS: usize = 8;
 const EVENTS_MAX: usize = 64;
+/// Room for the events of one wait.
+type Room = [MaybeUninit<epoll::Event>; EVENTS_MAX];
+const NO_EVENTS: Room = [const { MaybeUninit::uninit() }; EVENTS_MAX];
 /// The number of the wakeup in epoll's events. Sessions have the numbers of their slots.
 const WAKEUP: u64 = u64::MAX;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -93,6 +98,13 @@ struct Shared {
     wakeup: OwnedFd,
 }
 
+impl Shared {
+    fn new() -> io::Result<Self> {
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { new: Mutex::default(), stops: AtomicBool::new(false), wakeup })
+    }
+}
+
 /// The device that executes the atomic verbs of a thread's sessions; `None` if the thread does it.
 type Device = Option<Box<dyn DeviceAtomics>>;
 
@@ -111,10 +123,8 @@ impl Executors {
     ) -> io::Result<Self> {
         let mut executors = Self { threads: Vec::new(), next: AtomicUsize::new(0) };
         for (number, device) in devices.enumerate() {
-            let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            let stops = AtomicBool::new(false);
-            let shared = Arc::new(Shared { new: Mutex::default(), stops, wakeup });
-            let thread = Thread::new(shared.clone(), ended.clone(), device, spin)?;
+            let thread = Thread::new(ended.clone(), device, spin)?;
+            let shared = thread.shared.clone();
             let handle = std::thread::Builder::new()
                 .name(format!("farside-tcp-{number}"))
                 .spawn(move || thread.run())?;
@@ -135,15 +145,7 @@ impl Executors {
         let (shared, _) = &self.threads[number];
         let connection = DataConnection { id, socket: stream.socket() };
         let executor = Executor::new(region.clone(), Some(lease));
-        lock(&shared.new).push(Session {
-            id,
-            stream,
-            executor,
-            input: Vec::new(),
-            received: 0,
-            output: Output::default(),
-            watches_room: false,
-        });
+        lock(&shared.new).push(Session::new(id, stream, executor));
         signal(&shared.wakeup);
         Ok(connection)
     }
@@ -183,7 +185,7 @@ impl Drop for DataConnection {
 }
 
 /// A session's connection.
-struct Session {
+pub(super) struct Session {
     id: ConnectionId,
     stream: Stream,
     executor: Executor,
@@ -294,6 +296,11 @@ fn read_long(
 }
 
 impl Session {
+    pub(super) fn new(id: ConnectionId, stream: Stream, executor: Executor) -> Self {
+        let (input, output) = (Vec::new(), Output::default());
+        Self { id, stream, executor, input, received: 0, output, watches_room: false }
+    }
+
     /// Serves the session after an event. `buffer`, `output` and `device` are the thread's.
     fn serve(
         &mut self,
@@ -353,13 +360,17 @@ impl Session {
         self.reply(output)
     }
 
-    /// Makes room for the rest of the first record, and for more.
+    /// Makes room for the rest of the first record, but at most for as much as has arrived of it:
+    /// a header alone takes no memory for the record that it announces.
     fn make_room(&mut self) -> Result<(), RecordError> {
-        let record_words = match self.received / WORD_BYTES {
+        let received_words = self.received / WORD_BYTES;
+        let record_words = match received_words {
             0 => 1,
             _ => Header::of(self.input[0])?.request_words()?,
         };
-        let words = record_words.max(self.received / WORD_BYTES + 1);
+        let words = record_words.min(2 * received_words.max(ROOM_WORDS_MIN));
+        // More than the first record may have arrived.
+        let words = words.max(received_words + 1);
         if self.input.len() < words {
             self.input.resize(words.next_power_of_two(), 0);
         }
@@ -411,7 +422,7 @@ impl Session {
 }
 
 /// A thread, with its sessions.
-struct Thread {
+pub(super) struct Thread {
     shared: Arc<Shared>,
     ended: Arc<EndedConnections>,
     epoll: OwnedFd,
@@ -425,12 +436,12 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(
-        shared: Arc<Shared>,
+    pub(super) fn new(
         ended: Arc<EndedConnections>,
         device: Device,
         spin: Duration,
     ) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new()?);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKEUP);
         epoll::add(&epoll, &shared.wakeup, data, EventFlags::IN)?;
@@ -439,65 +450,78 @@ impl Thread {
         Ok(Self { shared, ended, epoll, sessions, buffer, output, device, spin, spins: false })
     }
 
+    /// Serves sessions until it is to stop. Before it sleeps it polls for at most `spin`, if the last
+    /// events came as soon.
     fn run(mut self) {
-        let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.shared.stops.load(Ordering::Acquire) {
-            self.wait(&mut events);
-            let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
-            for event in events.iter().filter(|event| !is_wakeup(event)) {
-                let (slot, flags) = (event.data.u64() as usize, event.flags);
-                self.serve(slot, flags.contains(EventFlags::RDHUP));
+            if self.spins && self.serve_waiting() {
+                continue;
             }
-            // Afterwards, because a new session may get the slot of one that has just ended.
-            if events.iter().any(|event| is_wakeup(&event)) {
-                self.take_new();
+            let (started, mut room) = (Instant::now(), NO_EVENTS);
+            let mut has_served = false;
+            while self.spins && !has_served && started.elapsed() < self.spin {
+                // Other threads may need this processor, the clients' too.
+                std::thread::yield_now();
+                has_served = self.serve_waiting();
+            }
+            if !has_served {
+                let events = self.wait(&mut room, None);
+                self.spins = started.elapsed() < self.spin;
+                self.serve_all(events);
             }
         }
     }
 
-    /// Waits for events. Polls for at most `spin` before it sleeps, if the last events came as soon.
-    fn wait(&mut self, events: &mut Vec<epoll::Event>) {
-        events.clear();
+    /// Serves the sessions that have events already. Returns whether there are any.
+    pub(super) fn serve_waiting(&mut self) -> bool {
+        let mut room = NO_EVENTS;
+        let events = self.wait(&mut room, Some(&AT_ONCE));
+        self.serve_all(events);
+        !events.is_empty()
+    }
+
+    /// Waits for events of sessions, or of the wakeup.
+    fn wait<'r>(&self, room: &'r mut Room, timeout: Option<&Timespec>) -> &'r [epoll::Event] {
         // An interrupted wait is a short one.
-        let mut wait_until = |until| {
-            let _ = epoll::wait(&self.epoll, spare_capacity(events), until);
-            !events.is_empty()
-        };
-        if self.spins && wait_until(Some(&AT_ONCE)) {
-            return;
+        epoll::wait(&self.epoll, &mut room[..], timeout).map_or(&[], |(events, _)| events)
+    }
+
+    fn serve_all(&mut self, events: &[epoll::Event]) {
+        let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
+        for event in events.iter().filter(|event| !is_wakeup(event)) {
+            let (slot, flags) = (event.data.u64() as usize, event.flags);
+            self.serve(slot, flags.contains(EventFlags::RDHUP));
         }
-        let started = Instant::now();
-        while self.spins && started.elapsed() < self.spin {
-            // Other threads may need this processor, the clients' too.
-            std::thread::yield_now();
-            if wait_until(Some(&AT_ONCE)) {
-                return;
-            }
+        // Afterwards, because a new session may get the slot of one that has just ended.
+        if events.iter().any(|event| is_wakeup(&event)) {
+            self.take_new();
         }
-        wait_until(None);
-        self.spins = started.elapsed() < self.spin;
     }
 
     /// Takes over new sessions.
     fn take_new(&mut self) {
         let _ = rustix::io::read(&self.shared.wakeup, &mut [0; 8]);
-        for mut session in std::mem::take(&mut *lock(&self.shared.new)) {
-            let slot = self.sessions.iter().position(Option::is_none);
-            let slot = slot.unwrap_or_else(|| {
-                self.sessions.push(None);
-                self.sessions.len() - 1
-            });
-            let data = epoll::EventData::new_u64(slot as u64);
-            let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
-            // The client waits for the clock before it sends anything.
-            encode_clock(session.executor.clock.now(), &mut session.output.words);
-            let greeted = session.output.send(&mut session.stream);
-            let id = session.id;
-            self.sessions[slot] = Some(session);
-            if watched.is_err() || greeted.is_err() {
-                self.sessions[slot] = None;
-                self.ended.add(id);
-            }
+        let new = std::mem::take(&mut *lock(&self.shared.new));
+        new.into_iter().for_each(|session| self.begin(session));
+    }
+
+    /// Begins to serve a session.
+    pub(super) fn begin(&mut self, mut session: Session) {
+        let slot = self.sessions.iter().position(Option::is_none);
+        let slot = slot.unwrap_or_else(|| {
+            self.sessions.push(None);
+            self.sessions.len() - 1
+        });
+        let data = epoll::EventData::new_u64(slot as u64);
+        let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
+        // The client waits for the clock before it sends anything.
+        encode_clock(session.executor.clock.now(), &mut session.output.words);
+        let greeted = session.output.send(&mut session.stream);
+        let id = session.id;
+        self.sessions[slot] = Some(session);
+        if watched.is_err() || greeted.is_err() {
+            self.sessions[slot] = None;
+            self.ended.add(id);
         }
     }
 

@@ -1,14 +1,19 @@
 //! The accepting side: a listener, and the connections that have not said yet what they are.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 
 use super::control_channel::TcpChannel;
 use super::device_atomics::DeviceAtomics;
@@ -19,17 +24,22 @@ use crate::rdma::ConnectionId;
 use crate::shm::{Lease, Region};
 use crate::{ControlChannel, REQUEST_BYTES_MAX};
 
-/// Limit on connections that have not sent their request. Above it the oldest is closed.
+/// Limit on connections that have not sent their request. Above it the host with most of them loses
+/// the oldest of its own, so that no host crowds out another.
 const GREETING_MAX: usize = 256;
-/// How long a connection may take to send its request. It is closed when another one arrives.
+/// How long a connection may take to send its request before it is closed.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit on connections that the system holds until they are accepted. It drops the packets of
+/// further ones, and their clients repeat them after a second. The system has a limit of its own.
+const BACKLOG: i32 = 4096;
 /// The number of the listening socket in epoll's events.
 const LISTENER: u64 = 0;
 /// The number of the ended connections' descriptor in epoll's events.
 const ENDED: u64 = 1;
+/// The number of the timer in epoll's events.
+const TIMER: u64 = 2;
 const EVENTS_MAX: usize = 64;
-/// Limit on connections that one event accepts at each address. With more than [`GREETING_MAX`],
-/// one could be closed before its request is read.
+/// Limit on connections that one event accepts at each address.
 const ACCEPTS_MAX: usize = 64;
 
 /// Accepts connections at one port. Its descriptor is readable when there is an [`Event`].
@@ -37,8 +47,12 @@ pub struct Listener {
     sockets: Vec<OwnedFd>,
     watched: OwnedFd,
     events: VecDeque<u64>,
+    /// Connections whose request was found when they were to be closed.
+    arrived: VecDeque<Incoming>,
     /// Connections that have not sent their request, the oldest first.
     greeting: VecDeque<Greeting>,
+    /// Expires when the oldest of them may be overdue.
+    timer: OwnedFd,
     /// The number of the next connection.
     next_id: u64,
     ended: Arc<EndedConnections>,
@@ -48,6 +62,7 @@ pub struct Listener {
 struct Greeting {
     id: ConnectionId,
     channel: TcpChannel,
+    host: IpAddr,
     since: Instant,
 }
 
@@ -74,6 +89,8 @@ impl Listener {
     pub fn bind(addresses: &[SocketAddr]) -> io::Result<Self> {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let ended = Arc::new(EndedConnections::new()?);
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let watch = |fd: BorrowedFd<'_>, number| {
             epoll::add(&watched, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
         };
@@ -81,16 +98,21 @@ impl Listener {
         for address in addresses {
             let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
+            // The standard library's backlog is shorter.
+            rustix::net::listen(&socket, BACKLOG)?;
             watch(socket.as_fd(), LISTENER)?;
             sockets.push(socket.into());
         }
         watch(ended.as_fd(), ENDED)?;
+        watch(timer.as_fd(), TIMER)?;
         Ok(Self {
             sockets,
             watched,
             events: VecDeque::new(),
+            arrived: VecDeque::new(),
             greeting: VecDeque::new(),
-            next_id: ENDED + 1,
+            timer,
+            next_id: TIMER + 1,
             ended,
             tls: None,
         })
@@ -139,15 +161,25 @@ impl Listener {
         if let Some(id) = self.ended.take() {
             return Ok(Some(Event::Ended(id)));
         }
+        if let Some(incoming) = self.arrived.pop_front() {
+            return Ok(Some(Event::Request(incoming)));
+        }
         if self.events.is_empty() {
             let mut events = Vec::with_capacity(EVENTS_MAX);
-            let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             epoll::wait(&self.watched, spare_capacity(&mut events), Some(&at_once))?;
             self.events.extend(events.iter().map(|event| event.data.u64()));
         }
         while let Some(number) = self.events.pop_front() {
             match number {
-                LISTENER => self.accept_all()?,
+                LISTENER => {
+                    let accepted = self.accept_all();
+                    if let Some(incoming) = self.arrived.pop_front() {
+                        return Ok(Some(Event::Request(incoming)));
+                    }
+                    accepted?;
+                }
+                TIMER => self.close_overdue()?,
                 ENDED => {
                     if let Some(id) = self.ended.take() {
                         return Ok(Some(Event::Ended(id)));
@@ -167,13 +199,17 @@ impl Listener {
         for at in 0..self.sockets.len() {
             for _ in 0..ACCEPTS_MAX {
                 let flags = rustix::net::SocketFlags::CLOEXEC;
-                let socket = match rustix::net::accept_with(&self.sockets[at], flags) {
-                    Ok(socket) => socket,
-                    Err(rustix::io::Errno::AGAIN) => break,
+                let (socket, peer) = match rustix::net::acceptfrom_with(&self.sockets[at], flags) {
+                    Ok(accepted) => accepted,
+                    Err(Errno::AGAIN) => break,
                     // The peer has given up already.
-                    Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => continue,
+                    Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                    // The descriptor of a connection without a request serves the new one.
+                    Err(Errno::MFILE | Errno::NFILE) if self.close_one() => continue,
                     Err(error) => return Err(error.into()),
                 };
+                let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                let host = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| host_of(peer.ip()));
                 // A socket that cannot be set up is gone again.
                 let Ok(mut stream) = Stream::over(socket) else { continue };
                 if let Some(tls) = &self.tls
@@ -181,25 +217,72 @@ impl Listener {
                 {
                     continue;
                 }
-                self.greet(stream)?;
+                self.greet(stream, host)?;
             }
         }
         Ok(())
     }
 
     /// Waits for the request of a new connection.
-    fn greet(&mut self, stream: Stream) -> io::Result<()> {
+    fn greet(&mut self, stream: Stream, host: IpAddr) -> io::Result<()> {
         let id = ConnectionId(self.next_id);
         self.next_id += 1;
         let data = epoll::EventData::new_u64(id.0);
         epoll::add(&self.watched, &stream, data, epoll::EventFlags::IN)?;
-        while self.greeting.len() >= GREETING_MAX
-            || self.greeting.front().is_some_and(|first| first.since.elapsed() > GREETING_TIMEOUT)
-        {
+        if self.greeting.len() >= GREETING_MAX {
+            self.close_one();
+        }
+        let is_first = self.greeting.is_empty();
+        let channel = TcpChannel::over(stream, id);
+        self.greeting.push_back(Greeting { id, channel, host, since: Instant::now() });
+        // While there are others, the timer is set.
+        if is_first { self.set_timer() } else { Ok(()) }
+    }
+
+    /// Closes a connection whose request has not arrived: the oldest one of the host with most of
+    /// them. Returns whether there was one.
+    fn close_one(&mut self) -> bool {
+        while let Some(id) = self.oldest_of_most() {
+            // The request may have arrived, but its event may not have had its turn.
+            let Some(incoming) = self.read_request(id) else {
+                self.greeting.retain(|greeting| greeting.id != id);
+                return true;
+            };
+            self.arrived.push_back(incoming);
+        }
+        false
+    }
+
+    /// The oldest connection without a request of the host that has most of them.
+    fn oldest_of_most(&self) -> Option<ConnectionId> {
+        let mut counts = HashMap::new();
+        for greeting in &self.greeting {
+            *counts.entry(greeting.host).or_insert(0) += 1;
+        }
+        // The newest first, because the last of equals counts.
+        let oldest = self.greeting.iter().rev().max_by_key(|greeting| counts.get(&greeting.host));
+        oldest.map(|greeting| greeting.id)
+    }
+
+    /// Closes the connections that have not sent their request in time.
+    fn close_overdue(&mut self) -> io::Result<()> {
+        let is_overdue = |first: &Greeting| first.since.elapsed() >= GREETING_TIMEOUT;
+        while self.greeting.front().is_some_and(is_overdue) {
             self.greeting.pop_front();
         }
-        let channel = TcpChannel::over(stream, id);
-        self.greeting.push_back(Greeting { id, channel, since: Instant::now() });
+        self.set_timer()
+    }
+
+    /// Sets the timer for the oldest connection. Without one it does not expire.
+    fn set_timer(&self) -> io::Result<()> {
+        const NEVER: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let it_value = self.greeting.front().map_or(NEVER, |first| {
+            let left = GREETING_TIMEOUT.saturating_sub(first.since.elapsed());
+            // Not 0, which would stop the timer.
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().max(1).into() }
+        });
+        let time = Itimerspec { it_interval: NEVER, it_value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time)?;
         Ok(())
     }
 
@@ -221,6 +304,15 @@ impl Listener {
                 Some(Incoming { channel, request })
             }
         }
+    }
+}
+
+/// The host of an address, which has a whole network of addresses in IPv6.
+fn host_of(address: IpAddr) -> IpAddr {
+    const NETWORK: u128 = !0 << 64;
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & NETWORK).into(),
+        address => address,
     }
 }
 
@@ -268,5 +360,38 @@ impl Incoming {
         let id = self.channel.id();
         let (_, stream) = self.channel.into_parts();
         executors.add(id, stream, region, lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use super::*;
+
+    /// Both connections wait for the same event, and one has to go.
+    #[test]
+    fn a_connection_whose_request_has_arrived_is_not_closed_for_another() {
+        let mut listener = Listener::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let connect = || TcpStream::connect(("127.0.0.1", listener.port())).unwrap();
+        let (mut genuine, _silent) = (connect(), connect());
+        genuine.write_all(b"\x05\0\0\0hello").unwrap();
+        while listener.greeting.len() < 2 {
+            listener.accept_all().unwrap();
+        }
+        assert!(listener.close_one() && listener.greeting.is_empty());
+        let Ok(Some(Event::Request(incoming))) = listener.next_event() else { panic!("closed") };
+        assert_eq!(incoming.request(), b"hello");
+        assert!(!listener.close_one(), "there is none");
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_host() {
+        let host = |address: &str| host_of(address.parse().unwrap());
+        assert_eq!(host("2001:db8::1"), host("2001:db8::ffff:1:2"));
+        assert_ne!(host("2001:db8::1"), host("2001:db8:0:1::1"));
+        assert_eq!(host("::ffff:10.0.0.1"), host("10.0.0.1"));
+        assert_ne!(host("10.0.0.1"), host("10.0.0.2"));
     }
 }

@@ -23,6 +23,9 @@ mod data_path;
 mod device_atomics;
 #[allow(unsafe_code, reason = "long READs are sent from the region, without a copy")]
 mod executors;
+#[doc(hidden)]
+#[allow(clippy::unwrap_used, reason = "a panic is a finding")]
+pub mod fuzzing;
 #[allow(unsafe_code, reason = "long WRITEs are sent from the buffers of lanes, without a copy")]
 mod link;
 mod listen;

@@ -330,6 +330,7 @@ pub(super) enum ReplyKind {
 #[inline]
 pub(super) fn reply_kind(header: Header) -> Result<ReplyKind> {
     match (header.kind, header.words) {
+        _ if header.has_deadline => Err(RecordError),
         (OK, _) => Ok(ReplyKind::Executed(LaneId(header.lane))),
         (OUTSIDE, 2) | (DENIED | FENCED | LATE | UNKNOWN, 0) => {
             Ok(ReplyKind::Failed(LaneId(header.lane)))
@@ -453,6 +454,8 @@ mod tests {
             reply.finish(9, &chain, &result, 0, &mut record);
             let header = Header::of(record[0]).unwrap();
             prop_assert_eq!(header.words as usize, record.len() - 1);
+            let with_deadline = Header { has_deadline: true, ..header };
+            prop_assert_eq!(reply_kind(with_deadline), Err(RecordError));
             match result {
                 Ok(found) => {
                     prop_assert_eq!(reply_kind(header), Ok(ReplyKind::Executed(LaneId(9))));

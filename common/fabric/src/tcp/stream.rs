@@ -33,7 +33,12 @@ impl Stream {
         sockopt::set_tcp_keepintvl(&socket, PROBE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&socket, PEER_TIMEOUT.as_secs() as u32)?;
         sockopt::set_tcp_user_timeout(&socket, PEER_TIMEOUT.as_millis() as u32)?;
-        Ok(Self { socket: Arc::new(socket), tls: None })
+        Ok(Self::unchanged(socket))
+    }
+
+    /// Takes over a connected socket as it is.
+    pub(super) fn unchanged(socket: OwnedFd) -> Self {
+        Self { socket: Arc::new(socket), tls: None }
     }
 
     /// Connects to a server, with TLS if it is given.

@@ -401,6 +401,31 @@ fn silent_connections_crowd_out_no_session() {
     assert!(!matches!(oldest.read(&mut [0; 8]), Ok(1..)));
 }
 
+/// A connection from one of this host's addresses.
+fn connect_from(address: [u8; 4], server: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let from = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&from, &SocketAddr::from((address, 0))).unwrap();
+    connect(&from, &server).unwrap();
+    from.into()
+}
+
+/// A client that is slow to send its request keeps its connection, however many another host opens.
+#[test]
+fn silent_connections_of_one_host_close_none_of_another() {
+    let server = Server::start(1);
+    let mut slow = connect_from([127, 0, 0, 2], server.address);
+    let silent: Vec<_> = (0..1000).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let mut oldest = &silent[0];
+    oldest.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert!(!matches!(oldest.read(&mut [0; 8]), Ok(1..)), "the end, or a reset");
+    slow.write_all(&(WRITER.len() as u32).to_le_bytes()).unwrap();
+    slow.write_all(&WRITER).unwrap();
+    let mut reply = [0; 4 + REPLY.len()];
+    slow.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[4..], *REPLY);
+}
+
 /// A server that is stopped answers not even a request for its clock. A change that waits for that
 /// ends as well.
 #[test]

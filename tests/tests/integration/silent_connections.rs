@@ -1,0 +1,218 @@
+//! Proves that connections over TCP that say nothing, or too little, keep no client out. The server
+//! closes them by itself, and its memory for them is bounded.
+//!
+//! Guards against a silent connection that keeps its descriptor for good, and against a buffer that
+//! is as long as a record's header says, before the record is there.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use farside::{Client, Session};
+use farside_control::address::Address;
+use farside_control::{ConnectRequest, Purpose, Role, Token, Welcome};
+use farside_tests::engine::connect_options;
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, binary, example, free_tcp_address, left_out_without_shm,
+    raise_descriptor_limit, wait_until,
+};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+const CONNECTIONS: usize = 1000;
+/// The most connections without a request that the server keeps, and some descriptors more: those
+/// of clients that are connecting.
+const DESCRIPTORS_MAX: usize = 256 + 16;
+/// The memory that a server may use for connections that are no clients.
+const GREETING_BYTES_MAX: u64 = 8 << 20;
+/// The memory that a server may use for sessions that have sent a part of a record.
+const RECORD_BYTES_MAX: u64 = 64 << 20;
+
+/// Returns a server at a socket and at a port, and the port's address.
+fn server_at_port() -> Option<(ServerProcess, String)> {
+    if left_out_without_shm("it uses a port itself") {
+        return None;
+    }
+    let tcp = free_tcp_address();
+    let server = ServerProcess::start(&format!("--memory 32MiB --listen {tcp}"));
+    Some((server, tcp))
+}
+
+fn client(tcp: &str) -> Client {
+    Client::builder().server(tcp).connect().unwrap()
+}
+
+fn socket_address(tcp: &str) -> SocketAddr {
+    tcp.parse::<Address>().unwrap().resolve().unwrap()[0]
+}
+
+/// Checks that a session that is there already is served, and so is a new client.
+fn check_served(tcp: &str, session: &mut Session) {
+    for number in 0..20_u64 {
+        let key = number.to_le_bytes();
+        session.put(key, key).unwrap();
+        assert_eq!(*session.get(key).unwrap().unwrap(), key);
+    }
+    let new = client(tcp);
+    let mut session = new.session().unwrap();
+    session.put("new", "value").unwrap();
+    assert_eq!(*session.get("new").unwrap().unwrap(), *b"value");
+}
+
+/// Waits until the server has closed all descriptors that it did not have before.
+fn wait_until_back(server: &ServerProcess, before: usize) {
+    // Fewer, if former clients had not gone then.
+    let is_back = || server.descriptors().len() <= before;
+    wait_until("the server's descriptors are back", TEST_TIMEOUT, is_back);
+}
+
+/// A process that keeps this many connections of a kind open.
+struct Attack(Child);
+
+impl Attack {
+    fn start(tcp: &str, kind: &str) -> Self {
+        let mut command = Command::new(example("silent-connections"));
+        command.args([tcp, &CONNECTIONS.to_string(), kind]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "open\n");
+        Self(child)
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        // It has ended, unless the test fails.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_thousand_connections_without_a_request_keep_no_client_out() {
+    let Some((server, tcp)) = server_at_port() else { return };
+    let mut session = client(&tcp).session().unwrap();
+    check_served(&tcp, &mut session);
+    let (before, bytes_before) = (server.descriptors().len(), server.own_bytes());
+    for kind in ["silent", "half", "trickle"] {
+        let attack = Attack::start(&tcp, kind);
+        for _ in 0..20 {
+            check_served(&tcp, &mut session);
+            let (descriptors, bytes) = (server.descriptors().len(), server.own_bytes());
+            assert!(descriptors <= before + DESCRIPTORS_MAX, "{kind}: {descriptors}");
+            let more = bytes.saturating_sub(bytes_before);
+            assert!(more <= GREETING_BYTES_MAX, "{kind}: {more} bytes more");
+        }
+        attack.end();
+        wait_until_back(&server, before);
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn a_silent_connection_is_closed_although_no_other_comes() {
+    let Some((server, tcp)) = server_at_port() else { return };
+    let before = server.descriptors().len();
+    let connect = || TcpStream::connect(socket_address(&tcp)).unwrap();
+    let mut silent: Vec<_> = (0..10).map(|_| connect()).collect();
+    silent[0].write_all(b"\x38").unwrap();
+    for stream in &mut silent {
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the server closes it");
+    }
+    wait_until_back(&server, before);
+}
+
+/// Opens a session of a client, as bytes. The welcome and the server's clock have been received.
+fn raw_session(address: SocketAddr, role: Role, welcome: &Welcome) -> TcpStream {
+    let Welcome { client_id, session_secret, .. } = *welcome;
+    let purpose = Purpose::Data { client_id, session_secret };
+    let request = ConnectRequest { role, purpose, token: Token::NONE }.encode();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&(request.len() as u32).to_le_bytes()).unwrap();
+    stream.write_all(&request).unwrap();
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut reply = vec![0; u32::from_le_bytes(length) as usize + 16];
+    stream.read_exact(&mut reply).unwrap();
+    stream
+}
+
+#[test]
+fn a_thousand_sessions_with_half_a_record_cost_no_more_than_they_send() {
+    let Some((server, tcp)) = server_at_port() else { return };
+    raise_descriptor_limit();
+    let mut session = client(&tcp).session().unwrap();
+    let reader = connect_options(&tcp, Role::Reader, Token::NONE).connect().unwrap();
+    let (before, bytes_before) = (server.descriptors().len(), server.own_bytes());
+    // A chain of one verb with a deadline, and a payload of almost 16 MiB to come.
+    let header = 1_u64 << 16 | 1 << 24 | (2 << 20) << 32;
+    let half = [&header.to_le_bytes()[..], &[7; 100]].concat();
+    let open = |_| {
+        let mut stream = raw_session(socket_address(&tcp), Role::Reader, &reader.welcome);
+        stream.write_all(&half).unwrap();
+        // The server has to make room for these, behind the first part.
+        stream.write_all(&half[8..]).unwrap();
+        stream
+    };
+    let sessions: Vec<_> = (0..CONNECTIONS).map(open).collect();
+    for _ in 0..20 {
+        check_served(&tcp, &mut session);
+    }
+    assert!(server.descriptors().len() > CONNECTIONS, "they are open");
+    let more = server.own_bytes().saturating_sub(bytes_before);
+    assert!(more <= RECORD_BYTES_MAX, "{more} bytes more");
+    drop(sessions);
+    wait_until_back(&server, before);
+    check_served(&tcp, &mut session);
+    server.assert_verifies();
+}
+
+#[test]
+fn a_server_out_of_descriptors_closes_silent_connections_first() {
+    let Some((server, tcp)) = server_at_port() else { return };
+    // The server may have inherited descriptors with high numbers.
+    let free_below = |limit: u64| {
+        let used = server.descriptors().into_iter().filter(|number| *number < limit).count();
+        limit - used as u64
+    };
+    let limit = (1..).find(|limit| free_below(*limit) == 20).unwrap();
+    let pid = Pid::from_raw(server.pid() as i32);
+    let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
+    prlimit(pid, Resource::Nofile, limits).unwrap();
+    let connect = |_| TcpStream::connect(socket_address(&tcp)).unwrap();
+    let silent: Vec<_> = (0..100).map(connect).collect();
+    wait_until("the server has no descriptor left", TEST_TIMEOUT, || free_below(limit) <= 1);
+    let mut session = client(&tcp).session().unwrap();
+    check_served(&tcp, &mut session);
+    assert!(!server.log().contains("cannot accept"), "{}", server.log());
+    drop(silent);
+}
+
+/// The system often allows a process 1024 descriptors at first, and lets it have more.
+#[test]
+fn a_server_takes_as_many_descriptors_as_it_may() {
+    let folder = tempfile::tempdir().unwrap();
+    let listen = format!("shm://{}", folder.path().join("kv.sock").display());
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 64; exec \"$0\" --memory 8MiB --listen \"$1\""]);
+    command.arg(binary("kv-server")).arg(&listen).stderr(Stdio::null());
+    let mut server = command.spawn().unwrap();
+    let connected = Client::builder().server(&listen).connect_timeout(TEST_TIMEOUT).connect();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.id()));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    connected.unwrap();
+    let limits = limits.unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let [soft, hard] = line["Max open files".len()..].split_whitespace().collect::<Vec<_>>()[..2]
+    else {
+        panic!("{line}")
+    };
+    assert_eq!(soft, hard, "{line}");
+}
