@@ -1,7 +1,7 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help build demo test soak fuzz miri instructions test-verbs vm bench-verbs
-.PHONY: bench-compare slow-link package deny clean
+.PHONY: bench-compare bench-tcp slow-link package deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted.
@@ -77,6 +77,11 @@ bench-compare: build ## Compares with published protocols, in one guest: target/
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-compare
+
+bench-tcp: ## Measures TCP beside an echo, redis and memcached, servers and clients on a core each
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && tools/scripts/bench-tcp.sh
 
 slow-link: ## Measures large values over RDMA on a link of 25 MB/s, at each depth, in one guest
 	@tools/scripts/needs.sh
