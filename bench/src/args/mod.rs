@@ -108,8 +108,8 @@ pub struct ServerArgs {
     /// A running server. Without it kv-bench starts one for the run
     #[arg(long, value_name = "URI")]
     pub server: Option<String>,
-    /// A client's config file, for `secret`, `server`, `[rdma]` and `[tls]`. With only --server, the
-    /// files that kv-cli reads
+    /// A client's config file, for `secret`, `server`, `[rdma]` and `[tls]`. With only --server,
+    /// the files that kv-cli reads
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
 }

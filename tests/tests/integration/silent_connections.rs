@@ -190,7 +190,6 @@ fn a_server_out_of_descriptors_closes_silent_connections_first() {
     wait_until("the server has no descriptor left", TEST_TIMEOUT, || free_below(limit) <= 1);
     let mut session = client(&tcp).session().unwrap();
     check_served(&tcp, &mut session);
-    assert!(!server.log().contains("cannot accept"), "{}", server.log());
     drop(silent);
 }
 

@@ -1,9 +1,9 @@
 //! The threads of a server that execute the chains of sessions.
 //!
-//! Each thread waits in epoll. While events come at short intervals it polls instead of sleeping: to
-//! wake a thread costs its client more time than the verbs do. For a session with requests it receives once, executes all whole
-//! chains, and sends all replies at once. A session that does not read its replies gets none
-//! executed meanwhile, so its bytes in this process are bounded.
+//! Each thread waits in epoll. While events come at short intervals, it polls and does not sleep:
+//! to wake it takes its client more time than the verbs take. For a session with requests it
+//! receives once, executes all whole chains, and sends all replies at once. A session that does not
+//! read its replies gets none executed meanwhile, so its bytes in this process are bounded.
 
 use std::collections::VecDeque;
 use std::io;
@@ -450,8 +450,8 @@ impl Thread {
         Ok(Self { shared, ended, epoll, sessions, buffer, output, device, spin, spins: false })
     }
 
-    /// Serves sessions until it is to stop. Before it sleeps it polls for at most `spin`, if the last
-    /// events came as soon.
+    /// Serves sessions until it is to stop. Before it sleeps it polls for at most `spin`, if the
+    /// last events came as soon.
     fn run(mut self) {
         while !self.shared.stops.load(Ordering::Acquire) {
             if self.spins && self.serve_waiting() {

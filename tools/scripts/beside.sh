@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Runs a command, and at the same time with one core: the longest tests of the simulator, random
+# schedules for two minutes, and the build with the oldest supported Rust. A test with a virtual
+# machine keeps only one core busy. Fails if any of them fails.
+#
+#   tools/scripts/beside.sh COMMAND...
+#
+# The caller sets up the environment for verbs first: . tools/scripts/verbs-env.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-120}
+{
+    nice cargo test --locked --workspace --test simulation -- \
+        --test-threads=1 --nocapture pairs:: random::seeds &&
+        CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
+} >"$output" 2>&1 &
+failed=0
+"$@" || failed=$?
+wait $! || failed=$?
+cat "$output"
+exit $failed
