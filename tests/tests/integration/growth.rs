@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Session};
-use farside_tests::{ServerProcess, StopOnDrop, Worker, left_out_over_rdma, scaled};
+use farside_tests::{ServerProcess, StopOnDrop, Worker, left_out_without_shm, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -161,7 +161,7 @@ fn scans_see_every_key_once_while_the_index_grows() {
 
 #[test]
 fn a_server_killed_in_splits_loses_nothing() {
-    if left_out_over_rdma("it takes minutes there until a kill hits a split") {
+    if left_out_without_shm("it takes minutes there until a kill hits a split") {
         return;
     }
     const KILLS_MAX: u32 = 60;
