@@ -55,10 +55,8 @@ client() { taskset -c 1 timeout 120 "$@"; }
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=farside \
     -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE \
     -keyout "$work/key.pem" -out "$work/certificate.pem" 2>/dev/null
-tls="[tls]
-certificate = \"$work/certificate.pem\"
-key = \"$work/key.pem\""
-printf '%s\n' "$tls" >"$work/server-tls.toml"
+printf '[tls]\ncertificate = "%s"\nkey = "%s"\n' "$work/certificate.pem" "$work/key.pem" \
+    >"$work/server-tls.toml"
 printf '[tls]\nca = "%s"\n' "$work/certificate.pem" >"$work/client-tls.toml"
 printf '[tcp]\nspin_us = 0\n' >"$work/server-sleeps.toml"
 : >"$work/server-plain.toml" >"$work/client-plain.toml" >"$work/client-sleeps.toml"
@@ -100,11 +98,13 @@ median() { sort -g "$work/figures $1" | awk '{ a[NR] = $1 } END { print a[int((N
 # The figure of this name in the JSON of a run.
 figure() { sed "s/.*\"$1\":\([0-9.]*\).*/\1/" "$work/run"; }
 
-# Runs kv-bench against the server of this kind, and prints the result as JSON.
+# Runs kv-bench against the server of this kind, within the command $around, and prints the result as
+# JSON.
+around=()
 farside() {
     local kind=$1 depth=$2 records=$3 bytes=$4
     shift 4
-    client kv-bench ycsb --config "$work/client-$kind.toml" \
+    client "${around[@]}" kv-bench ycsb --config "$work/client-$kind.toml" \
         --server "tcp://127.0.0.1:${port_of[$kind]}" --workload c --threads $sessions \
         --records "$records" --value-size "$bytes" --depth "$depth" \
         --json - "$@" 2>"$work/errors" ||
@@ -114,16 +114,14 @@ farside() {
 # Prints what a run with this number of operations takes: the server's processor time in ticks, its
 # system calls, and those of the clients.
 run_cost() {
-    local kind=$1 depth=$2 operations=$3 pid=${pid_of[$1]} before after counted=()
-    perf stat -e raw_syscalls:sys_enter true 2>/dev/null &&
-        counted=(perf stat -x, -e raw_syscalls:sys_enter -o)
-    before=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
+    local kind=$1 depth=$2 operations=$3 pid=${pid_of[$1]} before after
+    local counted=(perf stat -x, -e raw_syscalls:sys_enter -o)
     # The count of the server ends with the clients.
-    ${counted:+"${counted[@]}" "$work/server-calls" -p "$pid"} \
-        ${counted:+"${counted[@]}" "$work/client-calls"} \
-        taskset -c 1 kv-bench ycsb --config "$work/client-$kind.toml" \
-        --server "tcp://127.0.0.1:${port_of[$kind]}" --workload c --threads $sessions \
-        --records $records --depth "$depth" --operations "$operations" --warmup-seconds 0 \
+    perf stat -e raw_syscalls:sys_enter true 2>/dev/null && around=(
+        "${counted[@]}" "$work/server-calls" -p "$pid" "${counted[@]}" "$work/client-calls"
+    )
+    before=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
+    farside "$kind" "$depth" $records 64 --operations "$operations" --warmup-seconds 0 \
         --limit-seconds 0 >/dev/null
     after=$(awk '{ print $14 + $15 }' "/proc/$pid/stat")
     echo $((after - before)) "$(calls "$work/server-calls")" "$(calls "$work/client-calls")"
@@ -140,7 +138,7 @@ costs() {
 calls() { sed -n 's/^\([0-9]*\),.*sys_enter.*/\1/p' "$1" 2>/dev/null; }
 
 key_request='*2\r\n$3\r\nGET\r\n$24\r\n%\r\n'
-one_request="*2\\r\\n\$3\\r\\nGET\\r\\n\$24\\r\\nuser06284781860667377211\\r\\n"
+one_request=${key_request/\%/user06284781860667377211}
 ask() { client tcp-echo ask "127.0.0.1:${port_of[$1]}" $sessions "$2" "$seconds" "$3" "$4"; }
 
 for round in $(seq "$rounds"); do
@@ -170,21 +168,17 @@ done
 for round in $(seq "$rounds"); do
     for others in none silent trickle; do
         if [ $others != none ]; then
-            mkfifo "$work/stdin"
-            silent-connections "tcp://127.0.0.1:${port_of[plain]}" 1000 $others \
-                <"$work/stdin" >"$work/stdout" &
-            other=$!
-            pids+=("$other")
-            exec 3>"$work/stdin"
-            until grep -q open "$work/stdout"; do sleep 0.1; done
+            coproc OTHERS { silent-connections "tcp://127.0.0.1:${port_of[plain]}" 1000 $others; }
+            others_pid=$OTHERS_PID
+            # It says when all are open.
+            read -r _ <&"${OTHERS[0]}"
         fi
         farside plain 16 $records 64 --seconds "$seconds" --warmup-seconds 0.5 \
             --limit-seconds 0 >"$work/run"
         note "beside $others" "$(figure throughput_ops_s)"
         if [ $others != none ]; then
-            exec 3>&-
-            wait "$other"
-            rm "$work/stdin"
+            exec {OTHERS[1]}>&-
+            wait "$others_pid"
         fi
     done
 done

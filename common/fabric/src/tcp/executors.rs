@@ -31,8 +31,8 @@ use crate::{Buffer, ChainError, Verb};
 
 /// The bytes that one system call receives.
 const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
-/// Half of the room for the rest of a record that has begun, at least.
-const ROOM_WORDS_MIN: usize = 2048 / WORD_BYTES;
+/// The least room for a record that has begun and is no shorter.
+const ROOM_WORDS_MIN: usize = 4096 / WORD_BYTES;
 /// The bytes of replies above which no further chain is executed before they are sent.
 const OUTPUT_BYTES_MAX: usize = 256 << 10;
 /// The first words of a long READ, which has the block's header: they are copied word by word.
@@ -43,7 +43,8 @@ type Room = [MaybeUninit<epoll::Event>; EVENTS_MAX];
 const NO_EVENTS: Room = [const { MaybeUninit::uninit() }; EVENTS_MAX];
 /// The number of the wakeup in epoll's events. Sessions have the numbers of their slots.
 const WAKEUP: u64 = u64::MAX;
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// The timeout of a wait that only looks.
+pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic leaves no list half changed.
@@ -368,7 +369,7 @@ impl Session {
             0 => 1,
             _ => Header::of(self.input[0])?.request_words()?,
         };
-        let words = record_words.min(2 * received_words.max(ROOM_WORDS_MIN));
+        let words = record_words.min((2 * received_words).max(ROOM_WORDS_MIN));
         // More than the first record may have arrived.
         let words = words.max(received_words + 1);
         if self.input.len() < words {

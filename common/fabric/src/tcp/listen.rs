@@ -17,7 +17,7 @@ use rustix::time::{
 
 use super::control_channel::TcpChannel;
 use super::device_atomics::DeviceAtomics;
-use super::executors::{DataConnection, EndedConnections, Executors};
+use super::executors::{AT_ONCE, DataConnection, EndedConnections, Executors};
 use super::stream::Stream;
 use super::tls::TlsServer;
 use crate::rdma::ConnectionId;
@@ -166,8 +166,7 @@ impl Listener {
         }
         if self.events.is_empty() {
             let mut events = Vec::with_capacity(EVENTS_MAX);
-            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            epoll::wait(&self.watched, spare_capacity(&mut events), Some(&at_once))?;
+            epoll::wait(&self.watched, spare_capacity(&mut events), Some(&AT_ONCE))?;
             self.events.extend(events.iter().map(|event| event.data.u64()));
         }
         while let Some(number) = self.events.pop_front() {
