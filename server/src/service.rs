@@ -327,6 +327,9 @@ impl ControlService {
                 let answered = self.roll_call.answered(connection_number, clock_ns, now);
                 return answered.map_err(|ms| DisconnectReason::ClockBehind { ms });
             }
+            Request::Heartbeat { .. } | Request::Map | Request::NewerMap { .. } => {
+                return Err(DisconnectReason::broken("the server is a part of no cluster"));
+            }
             Request::Goodbye => return Err(DisconnectReason::Goodbye),
         };
         self.connections.reply(connection_number, reply)?;

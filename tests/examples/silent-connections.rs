@@ -59,7 +59,8 @@ impl SilentConnection {
 /// A client's first message, with its length before it.
 fn first_message() -> Vec<u8> {
     let purpose = Purpose::Control;
-    let request = ConnectRequest { role: Role::Reader, purpose, token: Token::NONE }.encode();
+    let request =
+        ConnectRequest { role: Role::Reader, purpose, view: None, token: Token::NONE }.encode();
     [&(request.len() as u32).to_le_bytes()[..], &request].concat()
 }
 

@@ -48,7 +48,10 @@ impl ChannelBlocks {
                 self.answers.push_back(Delivery::Split(prefix, outcome));
             }
             // No test that uses this engine waits for a collection.
-            ServerMessage::Statistics(_) | ServerMessage::Request(_) => {}
+            ServerMessage::Statistics(_)
+            | ServerMessage::Heartbeat { .. }
+            | ServerMessage::Map { .. }
+            | ServerMessage::Request(_) => {}
         }
         true
     }
@@ -113,6 +116,7 @@ pub fn connect_options(address: &str, role: Role, token: Token) -> ConnectOption
         address,
         others: Vec::new(),
         role,
+        view: None,
         token,
         timeout,
         rdma: Default::default(),

@@ -230,8 +230,9 @@ impl ClientBuilder {
         let (address, others) = first_and_others(&self.server.unwrap_or_default())?;
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let (rdma, tls) = (self.rdma, self.tls);
-        let connect_options = ConnectOptions { address, others, role, token, timeout, rdma, tls };
+        let (rdma, tls, view) = (self.rdma, self.tls, None);
+        let connect_options =
+            ConnectOptions { address, others, role, view, token, timeout, rdma, tls };
         let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
         let counts_operations = self.operation_counters;
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };

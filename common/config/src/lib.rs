@@ -423,6 +423,7 @@ impl ClientConfig {
             address,
             others,
             role,
+            view: None,
             token: self.token(),
             timeout: Duration::from_millis(self.connect_timeout_ms),
             rdma: self.rdma.options(),

@@ -6,8 +6,11 @@ use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// The address of a server, by fabric.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 #[non_exhaustive]
 pub enum Address {
     /// The Unix socket of a server on this host.
@@ -120,6 +123,20 @@ fn host_and_port(text: &str) -> Option<(&str, u16)> {
     let is_name = !host.is_empty()
         && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
     is_name.then_some((host, port))
+}
+
+impl TryFrom<String> for Address {
+    type Error = AddressError;
+
+    fn try_from(text: String) -> Result<Self, AddressError> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
 }
 
 impl fmt::Display for Address {

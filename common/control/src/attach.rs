@@ -21,8 +21,8 @@ use farside_layout::LayoutError;
 
 use crate::address::Address;
 use crate::{
-    ConnectRequest, ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token,
-    Welcome, decode_reply,
+    ConnectRequest, ControlChannel, ControlError, KnownView, Purpose, REQUEST_BYTES_MAX, Refusal,
+    Role, Token, Welcome, decode_reply,
 };
 use retry::ATTEMPT_TIMEOUT_MIN;
 pub use retry::{Attempts, Contact};
@@ -36,6 +36,8 @@ pub struct ConnectOptions {
     pub others: Vec<Address>,
     /// The client's role.
     pub role: Role,
+    /// The view of the shard that the client wants. `None` if it knows of no cluster.
+    pub view: Option<KnownView>,
     /// The proof that the client knows the secret for this role.
     pub token: Token,
     /// How long connecting may take.
@@ -238,7 +240,8 @@ impl ConnectOptions {
     }
 
     fn request(&self, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
-        ConnectRequest { role: self.role, purpose, token: self.token }.encode()
+        let Self { role, token, view, .. } = *self;
+        ConnectRequest { role, purpose, view, token }.encode()
     }
 
     fn unreachable(
@@ -292,6 +295,7 @@ mod tests {
             address: "rdma://127.0.0.1:7400".parse().unwrap(),
             others: Vec::new(),
             role: Role::Writer,
+            view: None,
             token: Token::NONE,
             timeout: Duration::from_secs(1),
             rdma: Options::default(),

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le
 use farside_fabric::rdma::RemoteRegion;
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN};
 
+use super::cluster::{Id, SHARDS_MAX};
 use super::{ControlError, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 
 /// The proof that a client knows the shared secret. It protects against mistakes and against other
@@ -38,6 +39,9 @@ const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"FSre");
 pub enum Purpose {
     /// The first connection of a client: its control channel, and on shared memory its region.
     Control,
+    /// A connection that gets the map of the server's cluster, and the map again when it changes.
+    /// It has no client.
+    Map,
     /// A data connection of a client that has a control channel, for one of its sessions. Not on
     /// shared memory.
     Data {
@@ -55,6 +59,17 @@ const ROUND_TRIP_MIN_NS_MAX: u32 = 1_000_000;
 
 const CONTROL: u8 = 0;
 const DATA: u8 = 1;
+const MAP: u8 = 2;
+
+/// The shard and the number of its view, as a client of a cluster knows them. A server refuses a
+/// control connection unless both are its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownView {
+    /// The shard.
+    pub shard: u16,
+    /// The lower half of the number of its view.
+    pub number: u32,
+}
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -66,7 +81,10 @@ struct RequestBytes {
     /// `client_id` and `session_secret` are 0 for a control connection.
     client_id: le::U16,
     session_secret: le::U64,
-    reserved: [u8; 6],
+    /// One more than the number of the shard; 0 for a client that knows of no cluster.
+    shard: le::U16,
+    /// 0 for a client that knows of no cluster.
+    view_number: le::U32,
     token: Token,
 }
 const _: () = assert!(size_of::<RequestBytes>() == REQUEST_BYTES_MAX);
@@ -78,6 +96,8 @@ pub struct ConnectRequest {
     pub role: Role,
     /// The purpose of the connection.
     pub purpose: Purpose,
+    /// The view of the shard that the client wants. `None` if it knows of no cluster.
+    pub view: Option<KnownView>,
     /// The proof that the client knows the secret.
     pub token: Token,
 }
@@ -87,6 +107,7 @@ impl ConnectRequest {
     pub fn encode(&self) -> [u8; REQUEST_BYTES_MAX] {
         let (purpose, client_id, session_secret) = match self.purpose {
             Purpose::Control => (CONTROL, 0, 0),
+            Purpose::Map => (MAP, 0, 0),
             Purpose::Data { client_id, session_secret } => (DATA, client_id, session_secret),
         };
         let bytes = RequestBytes {
@@ -96,7 +117,8 @@ impl ConnectRequest {
             purpose,
             client_id: client_id.into(),
             session_secret: session_secret.into(),
-            reserved: [0; 6],
+            shard: self.view.map_or(0, |view| view.shard + 1).into(),
+            view_number: self.view.map_or(0, |view| view.number).into(),
             token: self.token,
         };
         zerocopy::transmute!(bytes)
@@ -125,15 +147,18 @@ impl ConnectRequest {
         let purpose = match (request.purpose, request.client_id.get(), request.session_secret.get())
         {
             (CONTROL, 0, 0) => Purpose::Control,
+            (MAP, 0, 0) => Purpose::Map,
             (DATA, client_id, session_secret) if is_client_id(client_id) && session_secret != 0 => {
                 Purpose::Data { client_id, session_secret }
             }
             _ => return Err(malformed),
         };
-        if request.reserved != [0; 6] {
-            return Err(malformed);
-        }
-        Ok(Self { role, purpose, token: request.token })
+        let view = match (request.shard.get(), request.view_number.get()) {
+            (0, 0) => None,
+            (shard @ 1..=SHARDS_MAX, number) => Some(KnownView { shard: shard - 1, number }),
+            _ => return Err(malformed),
+        };
+        Ok(Self { role, purpose, view, token: request.token })
     }
 }
 
@@ -185,6 +210,23 @@ pub enum Refusal {
          open further sessions with another client"
     )]
     TooManySessions { sessions: u64 },
+    #[error(
+        "the server is a part of a cluster: upgrade this client, which does not ask for the map"
+    )]
+    Clustered,
+    #[error(
+        "the server is a part of no cluster, but this client knows of one: check the addresses"
+    )]
+    NoCluster,
+    #[error("the server waits as a spare of its cluster: it serves no shard")]
+    Spare,
+    #[error("the server serves view {number} of shard {shard}, and not the one that was asked for")]
+    OtherView { shard: u64, number: u64 },
+    #[error(
+        "the server was stopped for long and does not know yet whether it still serves its shard: \
+         it asks the cluster's records"
+    )]
+    Unconfirmed,
     #[error("the server refused with the unknown reason {code}: upgrade this client")]
     Unknown { code: u64 },
 }
@@ -203,6 +245,11 @@ impl Refusal {
             Self::FullOfReaders { readers } => (8, readers, 0),
             Self::FullForUser { clients } => (9, clients, 0),
             Self::TooManySessions { sessions } => (10, sessions, 0),
+            Self::Clustered => (11, 0, 0),
+            Self::NoCluster => (12, 0, 0),
+            Self::Spare => (13, 0, 0),
+            Self::OtherView { shard, number } => (14, shard, number),
+            Self::Unconfirmed => (15, 0, 0),
             Self::Unknown { code } => (code as u32, 0, 0),
         }
     }
@@ -219,6 +266,11 @@ impl Refusal {
             8 => Self::FullOfReaders { readers: first },
             9 => Self::FullForUser { clients: first },
             10 => Self::TooManySessions { sessions: first },
+            11 => Self::Clustered,
+            12 => Self::NoCluster,
+            13 => Self::Spare,
+            14 => Self::OtherView { shard: first, number: second },
+            15 => Self::Unconfirmed,
             code => Self::Unknown { code: code.into() },
         }
     }
@@ -242,6 +294,9 @@ struct ReplyBytes {
     rkey: le::U32,
     round_trip_min_ns: le::U32,
     session_secret: le::U64,
+    cluster: [u8; 16],
+    view_number: le::U64,
+    shard: le::U64,
 }
 const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 
@@ -272,6 +327,12 @@ pub struct Welcome {
     /// A random number that no other client gets: connections of the client's sessions must present
     /// it. 0 on shared memory, which has no such connections.
     pub session_secret: u64,
+    /// The cluster that the server is a part of, if any; otherwise zeros.
+    pub cluster: Id,
+    /// The shard that it serves; 0 without a cluster.
+    pub shard: u16,
+    /// The number of the shard's view; 0 without a cluster.
+    pub view_number: u64,
 }
 
 impl Welcome {
@@ -313,6 +374,9 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
         rkey: welcome.rkey.into(),
         round_trip_min_ns: welcome.round_trip_min_ns.into(),
         session_secret: welcome.session_secret.into(),
+        cluster: welcome.cluster.0,
+        view_number: welcome.view_number.into(),
+        shard: u64::from(welcome.shard).into(),
     };
     zerocopy::transmute!(bytes)
 }
@@ -346,6 +410,9 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
         rkey: reply.rkey.get(),
         round_trip_min_ns: reply.round_trip_min_ns.get(),
         session_secret: reply.session_secret.get(),
+        cluster: Id(reply.cluster),
+        shard: reply.shard.get().min(u16::MAX.into()) as u16,
+        view_number: reply.view_number.get(),
     };
     let version = reply.protocol_version.get();
     let format_version = reply.format_version.get();
@@ -372,6 +439,8 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     // An rkey belongs to an address: both are 0 except over RDMA. The next two are 0 on shared
     // memory.
     is_known("rkey", rkey.into(), base_address != 0 || rkey == 0)?;
+    let is_shard = reply.shard.get() < SHARDS_MAX.into();
+    is_known("shard", reply.shard.get(), is_shard)?;
     let is_shared = welcome.session_secret == 0;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;

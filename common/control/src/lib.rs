@@ -8,6 +8,7 @@
 
 pub mod address;
 pub mod attach;
+pub mod cluster;
 mod connect;
 mod message;
 mod statistics;
@@ -24,7 +25,7 @@ pub use message::*;
 pub use statistics::*;
 
 /// The version of the messages. A server refuses a client of another version.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// Why a message cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +36,8 @@ pub enum ControlError {
     Length { bytes: usize },
     #[error("the peer does not speak Farside's protocol")]
     NotFarside,
+    #[error("the peer sent a map of a cluster that cannot be understood")]
+    Map,
     #[error("{field} has the unknown value {value}")]
     Unknown { field: &'static str, value: u64 },
 }

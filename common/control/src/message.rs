@@ -64,6 +64,19 @@ pub enum Request {
         /// The client's clock, which dates its proofs of words, in nanoseconds.
         clock_ns: u64,
     },
+    /// Asks whether the server's process runs and still serves the shard. The answer is
+    /// [`ServerMessage::Heartbeat`], out of order. A server that does not know does not answer.
+    Heartbeat {
+        /// The client's clock, which the answer repeats, in nanoseconds.
+        clock_ns: u64,
+    },
+    /// Asks for the map of the cluster. The answer is [`ServerMessage::Map`], out of order.
+    Map,
+    /// Tells the server a map of its cluster, which may be newer than its own. No answer.
+    NewerMap {
+        /// The encoded map.
+        map: Vec<u8>,
+    },
     /// Signs off the client, which holds no blocks any more. No answer.
     Goodbye,
 }
@@ -95,6 +108,16 @@ pub enum ServerMessage {
     },
     /// Answers [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
+    /// Answers [`Request::Heartbeat`].
+    Heartbeat {
+        /// The same as in the request.
+        clock_ns: u64,
+    },
+    /// Answers [`Request::Map`]. The server also sends it when the map has changed.
+    Map {
+        /// The encoded map.
+        map: Vec<u8>,
+    },
     /// A request of the server's own.
     Request(ServerRequest),
 }
@@ -149,6 +172,11 @@ const EXPIRES: u8 = 20;
 const SNAPSHOT: u8 = 21;
 const ASK_ALIVE: u8 = 22;
 const ALIVE: u8 = 23;
+const HEARTBEAT: u8 = 24;
+const HEARTBEAT_REPLY: u8 = 25;
+const MAP: u8 = 26;
+const MAP_REPLY: u8 = 27;
+const NEWER_MAP: u8 = 28;
 
 /// The flags of [`ServerMessage::Blocks`].
 const RESTED: u8 = 1;
@@ -172,6 +200,13 @@ fn encode_blocks(kind: u8, class: SizeClass, flags: u8, blocks: &[FreeBlock], in
         let (address, generation) = (block.address.0.into(), block.generation.into());
         into.extend_from_slice(BlockBytes { address, generation }.as_bytes());
     }
+}
+
+/// Replaces the content of `into` by a message whose only content is these bytes.
+fn encode_bytes(kind: u8, bytes: &[u8], into: &mut Vec<u8>) {
+    debug_assert!(size_of::<Header>() + bytes.len() <= MESSAGE_BYTES_MAX);
+    encode_header(kind, 0, 0, 0, into);
+    into.extend_from_slice(bytes);
 }
 
 impl Request {
@@ -208,10 +243,10 @@ impl Request {
             Self::Statistics => encode_header(STATISTICS, 0, 0, 0, into),
             Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
             Self::Snapshot { permille } => encode_header(SNAPSHOT, 0, 0, *permille, into),
-            Self::Alive { clock_ns } => {
-                encode_header(ALIVE, 0, 0, 0, into);
-                into.extend_from_slice(&clock_ns.to_le_bytes());
-            }
+            Self::Alive { clock_ns } => encode_bytes(ALIVE, &clock_ns.to_le_bytes(), into),
+            Self::Heartbeat { clock_ns } => encode_bytes(HEARTBEAT, &clock_ns.to_le_bytes(), into),
+            Self::Map => encode_header(MAP, 0, 0, 0, into),
+            Self::NewerMap { map } => encode_bytes(NEWER_MAP, map, into),
             Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
         }
     }
@@ -248,6 +283,9 @@ impl Request {
             EXPIRES => message.bare().map(|()| Self::Expires),
             SNAPSHOT => message.permille().map(|permille| Self::Snapshot { permille }),
             ALIVE => message.clock().map(|clock_ns| Self::Alive { clock_ns }),
+            HEARTBEAT => message.clock().map(|clock_ns| Self::Heartbeat { clock_ns }),
+            MAP => message.bare().map(|()| Self::Map),
+            NEWER_MAP => message.only_bytes().map(|map| Self::NewerMap { map }),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
             kind => Err(ControlError::Unknown { field: "request", value: kind.into() }),
         }
@@ -270,6 +308,10 @@ impl ServerMessage {
                 encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
                 statistics.encode(into);
             }
+            Self::Heartbeat { clock_ns } => {
+                encode_bytes(HEARTBEAT_REPLY, &clock_ns.to_le_bytes(), into);
+            }
+            Self::Map { map } => encode_bytes(MAP_REPLY, map, into),
             Self::Request(ServerRequest::Report { collection }) => {
                 encode_header(REPORT, 0, 0, *collection, into);
             }
@@ -300,6 +342,8 @@ impl ServerMessage {
                 Ok(Self::Split { directory_hash, local_depth, outcome })
             }
             STATISTICS_REPLY => message.statistics().map(Self::Statistics),
+            HEARTBEAT_REPLY => message.clock().map(|clock_ns| Self::Heartbeat { clock_ns }),
+            MAP_REPLY => message.only_bytes().map(|map| Self::Map { map }),
             REPORT => {
                 let collection = message.count;
                 Decoded { count: 0, ..message }.bare()?;
@@ -380,7 +424,14 @@ impl Decoded<'_> {
         if self.count > 1000 { Err(ControlError::Unknown { field, value }) } else { Ok(self.count) }
     }
 
-    /// Returns the clock in an answer to [`ServerRequest::Alive`].
+    /// Returns the bytes of a message that has no other content.
+    fn only_bytes(&self) -> Result<Vec<u8>, ControlError> {
+        self.no_class_or_flags()?;
+        unused("count", self.count)?;
+        Ok(self.payload.to_vec())
+    }
+
+    /// Returns the only content of a message, a reading of a clock.
     fn clock(&self) -> Result<u64, ControlError> {
         self.no_class_or_flags()?;
         unused("count", self.count)?;

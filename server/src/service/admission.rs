@@ -215,6 +215,7 @@ impl Admission {
             Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
             Ok(ConnectRequest { role, purpose, .. }) => match purpose {
                 Purpose::Control => self.accept_client(incoming, role, acceptor, connections),
+                Purpose::Map => Err((incoming, Refusal::NoCluster)),
                 Purpose::Data { client_id, session_secret } => {
                     let session = (client_id, session_secret, role);
                     let accepted = self.accept_session(incoming, session, acceptor, connections);

@@ -1,8 +1,9 @@
 //! Targets: the messages between client and server.
 
+use farside_control::cluster::Id;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, FreeBlock, HELD_PER_MESSAGE_MAX,
-    MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Request, Role, ServerMessage,
+    KnownView, MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Request, Role, ServerMessage,
     ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
 };
 use farside_layout::{BlockAddress, SizeClass};
@@ -40,6 +41,9 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
         Request::Expires,
         Request::Snapshot { permille: 1000 },
         Request::Alive { clock_ns: 1 << 40 },
+        Request::Heartbeat { clock_ns: 1 << 41 },
+        Request::Map,
+        Request::NewerMap { map: b"{}".to_vec() },
         Request::Goodbye,
     ];
     encoded(&requests, Request::encode)
@@ -71,6 +75,8 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         ServerMessage::Request(ServerRequest::Return),
         ServerMessage::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
         ServerMessage::Statistics(ServerStatistics::default()),
+        ServerMessage::Heartbeat { clock_ns: 1 << 40 },
+        ServerMessage::Map { map: b"{}".to_vec() },
     ];
     encoded(&messages, ServerMessage::encode)
 }
@@ -90,9 +96,26 @@ pub(crate) fn reply(bytes: &[u8]) -> bool {
 
 pub(crate) fn hellos() -> Vec<Vec<u8>> {
     let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
+    let map = ConnectRequest {
+        role: Role::Reader,
+        purpose: Purpose::Map,
+        view: None,
+        token: Token::NONE,
+    };
     let hellos = [
-        ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE },
-        ConnectRequest { role: Role::Reader, purpose: data, token: Token::of("secret") },
+        map,
+        ConnectRequest {
+            role: Role::Writer,
+            purpose: Purpose::Control,
+            view: None,
+            token: Token::NONE,
+        },
+        ConnectRequest {
+            role: Role::Reader,
+            purpose: data,
+            view: Some(KnownView { shard: 7, number: 1 << 20 }),
+            token: Token::of("secret"),
+        },
     ];
     hellos.map(|request| request.encode().to_vec()).into()
 }
@@ -125,8 +148,10 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         rkey: 0x1234,
         round_trip_min_ns: 900,
         session_secret: 1 << 50,
+        ..Welcome::default()
     };
-    let over_tcp = Welcome { base_address: 0, rkey: 0, ..over_rdma };
+    let (cluster, shard, view_number) = (Id([9; 16]), 5, 1 << 40);
+    let over_tcp = Welcome { base_address: 0, rkey: 0, cluster, shard, view_number, ..over_rdma };
     let shared = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
     let refusals = [
         Refusal::Version { server: 1, client: 2 },

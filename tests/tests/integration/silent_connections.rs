@@ -132,7 +132,7 @@ fn a_silent_connection_is_closed_although_no_other_comes() {
 fn raw_session(address: SocketAddr, role: Role, welcome: &Welcome) -> TcpStream {
     let Welcome { client_id, session_secret, .. } = *welcome;
     let purpose = Purpose::Data { client_id, session_secret };
-    let request = ConnectRequest { role, purpose, token: Token::NONE }.encode();
+    let request = ConnectRequest { role, purpose, view: None, token: Token::NONE }.encode();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(&(request.len() as u32).to_le_bytes()).unwrap();
     stream.write_all(&request).unwrap();

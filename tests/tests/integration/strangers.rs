@@ -83,7 +83,7 @@ fn answer_over_rdma(_: SocketAddr, _: &[u8], _: bool) -> Vec<u8> {
 }
 
 fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
-    ConnectRequest { role, purpose, token: Token::of("secret") }.encode()
+    ConnectRequest { role, purpose, view: None, token: Token::of("secret") }.encode()
 }
 
 fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
@@ -114,6 +114,7 @@ fn false_welcome() -> Welcome {
         rkey: 0,
         round_trip_min_ns: 0,
         session_secret: 0,
+        ..Welcome::default()
     }
 }
 

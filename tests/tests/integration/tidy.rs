@@ -286,7 +286,7 @@ fn every_file_with_unsafe_code_is_listed() {
 const LAYERS: [&[&str]; 7] = [
     &["layout", "fabric", "snapshot", "linearizability"],
     &["protocol", "control"],
-    &["config"],
+    &["config", "cluster"],
     &["client", "server"],
     &["tools", "bench"],
     &["bench-compare", "simulator", "fuzz"],

@@ -301,7 +301,7 @@ impl Client {
 
 /// Returns the connect request of a client without a secret.
 fn hello(role: Role) -> [u8; REQUEST_BYTES_MAX] {
-    ConnectRequest { role, purpose: Purpose::Control, token: Token::NONE }.encode()
+    ConnectRequest { role, purpose: Purpose::Control, view: None, token: Token::NONE }.encode()
 }
 
 fn class(bytes: u64) -> SizeClass {

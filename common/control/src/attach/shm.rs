@@ -123,6 +123,7 @@ mod tests {
             address: Address::Shm(path),
             others: Vec::new(),
             role: Role::Writer,
+            view: None,
             token: Token::NONE,
             timeout: Duration::from_millis(1),
             rdma: Options::default(),

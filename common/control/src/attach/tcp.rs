@@ -143,6 +143,7 @@ mod tests {
             address: Address::Tcp { host: "127.0.0.1".into(), port },
             others: Vec::new(),
             role: Role::Writer,
+            view: None,
             token: Token::NONE,
             timeout: Duration::from_millis(50),
             rdma: rdma::Options::default(),

@@ -13,11 +13,14 @@ fn welcome() -> Welcome {
         rkey: 99,
         round_trip_min_ns: 500,
         session_secret: 41,
+        cluster: Id([5; 16]),
+        shard: 3,
+        view_number: 1 << 33,
     }
 }
 
 fn request() -> ConnectRequest {
-    ConnectRequest { role: Role::Writer, purpose: Purpose::Control, token: Token::NONE }
+    ConnectRequest { role: Role::Writer, purpose: Purpose::Control, view: None, token: Token::NONE }
 }
 
 #[test]
@@ -28,8 +31,8 @@ fn an_impossible_request_is_refused() {
     let data = Purpose::Data { client_id: 3, session_secret: 0 };
     let without_secret = ConnectRequest { purpose: data, ..request() }.encode();
     assert!(ConnectRequest::decode(&without_secret).is_err());
-    // Role, purpose, client id, session secret, and both ends of the reserved bytes.
-    for (at, value) in [(6, 3), (7, DATA + 1), (8, 1), (10, 1), (18, 1), (23, 128)] {
+    // Role, purpose, client id, session secret, shard, and the number of a view without a shard.
+    for (at, value) in [(6, 3), (7, MAP + 1), (8, 1), (10, 1), (19, 2), (23, 128)] {
         let mut bytes = request().encode();
         bytes[at] = value;
         assert!(ConnectRequest::decode(&bytes).is_err(), "byte {at}");
@@ -46,8 +49,14 @@ fn an_impossible_request_is_refused() {
 fn requests_and_replies_round_trip() {
     let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
     let (reader, writer) = (Role::Reader, Role::Writer);
-    for (role, purpose) in [(reader, Purpose::Control), (writer, data)] {
-        let request = ConnectRequest { role, purpose, token: Token::of("secret") };
+    let view = Some(KnownView { shard: SHARDS_MAX - 1, number: u32::MAX });
+    for (role, purpose, view) in [
+        (reader, Purpose::Control, None),
+        (writer, data, None),
+        (writer, Purpose::Control, view),
+        (reader, Purpose::Map, None),
+    ] {
+        let request = ConnectRequest { role, purpose, view, token: Token::of("secret") };
         let decoded = ConnectRequest::decode(&request.encode()).unwrap();
         assert!(decoded == request);
         assert!(decoded.token.matches(&Token::of("secret")));
@@ -56,6 +65,11 @@ fn requests_and_replies_round_trip() {
     let refusals = [
         Refusal::Version { server: 1, client: 2 },
         Refusal::Credentials,
+        Refusal::Clustered,
+        Refusal::NoCluster,
+        Refusal::Spare,
+        Refusal::OtherView { shard: 3, number: 1 << 40 },
+        Refusal::Unconfirmed,
         Refusal::Full { clients: 5 },
         Refusal::Malformed { bytes: 3 },
         Refusal::ShuttingDown,
