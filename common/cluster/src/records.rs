@@ -3,7 +3,7 @@
 //! | key | record | written by |
 //! |---|---|---|
 //! | `cluster` | [`ClusterRecord`] | `kv-cli cluster create`, once |
-//! | `shards/0007` | [`ShardRecord`] | a server that takes, continues or leaves the shard; `assign` |
+//! | `shards/0007` | [`ShardRecord`] | a server that takes or leaves the shard; `assign` |
 //! | `servers/ID` | [`ServerRecord`] | its server, which announces it: it ends with the server |
 
 use serde::de::DeserializeOwned;
@@ -23,7 +23,8 @@ pub enum RecordError {
     #[error("the record {key} is damaged: {why}; restore the records from a backup of their store")]
     Damaged { key: String, why: String },
     #[error(
-        "the record {key} has version {version}, and this program reads {RECORD_VERSION}: upgrade it"
+        "the record {key} has version {version}, and this program reads {RECORD_VERSION}: upgrade \
+         it"
     )]
     Version { key: String, version: u64 },
     #[error("the record {key} is missing; restore the records from a backup of their store")]
@@ -54,7 +55,7 @@ impl ClusterRecord {
     }
 }
 
-/// Where a region is, which decides who can say that its data is lost.
+/// Where a region is, which decides which servers can say that its data is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
@@ -63,8 +64,8 @@ pub enum Memory {
         /// Boot id, namespace of process ids, process id and start time.
         process: String,
     },
-    /// In a file, which the server locks while it runs. A server with a copy of the file has another
-    /// one.
+    /// In a file, which the server locks while it runs. A server with a copy of the file has
+    /// another one.
     File {
         /// Boot id, device and inode.
         file: String,

@@ -72,8 +72,8 @@ impl Records {
     }
 }
 
-/// What must hold for a commit: the revision of the record's last change, or `None` if there must be
-/// no such record.
+/// What must hold for a commit: the revision of the record's last change, or `None` if there must
+/// be no such record.
 pub type Condition = (String, Option<Revision>);
 
 /// A change of a record: its new value, or `None` to remove it.
@@ -93,17 +93,14 @@ pub enum Commit {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum StoreError {
-    /// No endpoint answered in time. Nothing is known to have changed: of a commit, the outcome is
-    /// unknown.
+    /// No endpoint answered in time. The outcome of a commit is unknown.
     #[error("the records at {uri} cannot be reached: {why}")]
     Unreachable { uri: String, why: String },
     /// The store refuses this user.
     #[error("the store at {uri} refuses access: {why}; check the user and the password")]
     Denied { uri: String, why: String },
     /// The store has no room for a change.
-    #[error(
-        "the store at {uri} has no space: {why}; compact and defragment etcd, then disarm its alarm"
-    )]
+    #[error("the store at {uri} has no space: {why}")]
     NoSpace { uri: String, why: String },
     /// The store answered something else.
     #[error("the store at {uri} failed: {why}")]
@@ -135,14 +132,18 @@ pub trait RecordStore: Send + Sync {
     /// Makes all changes if all conditions hold, in one step.
     ///
     /// # Errors
-    /// [`StoreError`]. After `Unreachable` the changes may have been made: read again.
+    /// [`StoreError`]. After `Unreachable` the changes may have been made, or may be made later,
+    /// when a stopped member of etcd goes on: read again. A later commit with the same conditions
+    /// settles it, as only one of the two can succeed.
     fn commit(&self, conditions: &[Condition], changes: &[Change]) -> Result<Commit, StoreError>;
 
-    /// Waits until a record has probably changed since this revision, or until the timeout. A change
-    /// may be missed, so the caller also reads without a hint.
+    /// Waits until a record has probably changed since this revision, or until the timeout. A
+    /// change may be missed, so the caller also reads without a hint. A folder misses the end of a
+    /// server, until a read has removed its record.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`]. `Unreachable` comes about when the timeout ends, so the caller may wait
+    /// again at once. It has to pause after another error.
     fn wait_for_change(&self, since: Revision, timeout: Duration) -> Result<(), StoreError>;
 
     /// Announces a running server: writes its record, which disappears some seconds after the

@@ -1,11 +1,8 @@
 //! Secrets in config files. No error message shows them, and other users must not read them.
 
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-
-use serde::{Deserialize, Deserializer};
 
 use super::ConfigError;
 
@@ -13,25 +10,6 @@ use super::ConfigError;
 const MODE_OTHERS: u32 = 0o006;
 /// The permission bits that let the file's group read or change it.
 const MODE_GROUP: u32 = 0o060;
-
-/// A secret that a client needs to connect. Neither its Debug form nor the error for a secret that
-/// is no text shows it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Serde's error for a value of another type would quote the value.
-        let quoted = |_| serde::de::Error::custom("write it in quotes, as a text");
-        String::deserialize(deserializer).map(Self).map_err(quoted)
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
 
 /// Checks that other users cannot read or change a config file with a secret.
 ///
