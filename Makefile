@@ -1,7 +1,7 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo test soak fuzz miri instructions test-verbs vm bench-verbs
-.PHONY: bench-compare bench-tcp slow-link package deny clean
+.PHONY: help build demo demo-cluster test soak fuzz miri instructions test-verbs vm bench-verbs
+.PHONY: bench-cluster bench-compare bench-tcp slow-link package deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted.
@@ -25,6 +25,10 @@ build: ## Builds the four commands into target/release, and installs the package
 demo: ## Loads a real tree of files (DIR=...), dumps and compares it, runs a short benchmark
 	@tools/scripts/needs.sh
 	@tools/scripts/demo.sh
+
+demo-cluster: build ## Shows a cluster of three servers: loads a tree (DIR=...), kills a server, restarts it
+	@tools/scripts/needs.sh --etcd
+	@PATH="$$PWD/target/release:$$PATH" tools/scripts/demo-cluster.sh
 
 test: ## Checks format, lints, packages and documentation; runs all tests, over TCP and RDMA too
 	@tools/scripts/needs.sh --test
@@ -78,6 +82,9 @@ bench-compare: build ## Compares with published protocols, in one guest: target/
 	@tests/vm/needs.sh
 	@tests/vm/build.sh
 	@tests/vm/bench-compare
+
+bench-cluster: build ## Measures clusters of 1 to 16 servers on an emulated network: target/bench-cluster/
+	@tools/scripts/bench-cluster.sh
 
 bench-tcp: ## Measures TCP beside an echo, redis and memcached, servers and clients on a core each
 	@tools/scripts/needs.sh

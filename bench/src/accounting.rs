@@ -36,6 +36,11 @@ impl ServerUsage {
         Ok(Self { cpu_s, wakeups })
     }
 
+    /// The expense of both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self { cpu_s: self.cpu_s + other.cpu_s, wakeups: self.wakeups + other.wakeups }
+    }
+
     /// The expense since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::slice;
 use std::time::{Duration, Instant};
 
 use rustix::process::{
@@ -42,6 +43,18 @@ impl Daemon {
         answers: impl Fn(&Path) -> bool,
         interrupt: &Interrupt,
     ) -> Result<Self> {
+        let mut daemon = Self::spawn(program, arguments, interrupt)?;
+        let socket = daemon.socket();
+        Self::wait_for(slice::from_mut(&mut daemon), || Ok(answers(&socket)), interrupt)?;
+        Ok(daemon)
+    }
+
+    /// As [`Daemon::start`], but does not wait.
+    pub fn spawn(
+        program: PathBuf,
+        arguments: impl FnOnce(&Path) -> Vec<String>,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("kv-bench-")
             .tempdir()
@@ -60,9 +73,33 @@ impl Daemon {
             .process_group(0);
         end_with_this_thread(&mut command);
         let child = command.spawn().map_err(Error::system("starting a server"))?;
-        let mut daemon = Self { child, program, folder };
-        daemon.wait_until(answers, interrupt)?;
-        Ok(daemon)
+        Ok(Self { child, program, folder })
+    }
+
+    /// Waits until `are_ready` returns true.
+    ///
+    /// # Errors
+    /// [`Error::ServerStart`] if one of the processes has ended, or after a timeout.
+    pub fn wait_for(
+        daemons: &mut [Self],
+        are_ready: impl Fn() -> Result<bool>,
+        interrupt: &Interrupt,
+    ) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            interrupt.check()?;
+            if are_ready()? {
+                return Ok(());
+            }
+            for daemon in &mut *daemons {
+                let exited = daemon.child.try_wait().map_err(Error::system("watching a server"))?;
+                if exited.is_some() || started.elapsed() > START_TIMEOUT {
+                    let log = daemon.last_line();
+                    return Err(Error::ServerStart { program: daemon.program.clone(), log });
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// The path of its socket.
@@ -75,20 +112,10 @@ impl Daemon {
         self.child.id()
     }
 
-    fn wait_until(&mut self, answers: impl Fn(&Path) -> bool, interrupt: &Interrupt) -> Result<()> {
-        let started = Instant::now();
-        loop {
-            interrupt.check()?;
-            if answers(&self.socket()) {
-                return Ok(());
-            }
-            let exited = self.child.try_wait().map_err(Error::system("watching a server"))?;
-            if exited.is_some() || started.elapsed() > START_TIMEOUT {
-                let log = self.last_line();
-                return Err(Error::ServerStart { program: self.program.clone(), log });
-            }
-            std::thread::sleep(PAUSE);
-        }
+    /// Asks the process to stop, and does not wait. So several can stop at the same time.
+    pub fn ask_to_stop(&self) {
+        // Until it was waited for, the number belongs to no other process.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
     }
 
     fn last_line(&self) -> String {
@@ -99,7 +126,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        self.ask_to_stop();
         let asked = Instant::now();
         while let Ok(None) = self.child.try_wait() {
             if asked.elapsed() > STOP_TIMEOUT {

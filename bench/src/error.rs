@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use farside_cluster::{RecordError, StoreError};
 use farside_config::command_line::exit_code;
 use farside_control::ControlError;
 use farside_control::attach::ConnectError;
@@ -62,6 +63,10 @@ pub enum Error {
     },
     #[error(transparent)]
     Attach(#[from] ConnectError),
+    #[error(transparent)]
+    Records(#[from] StoreError),
+    #[error("a record of the cluster is wrong: {0}")]
+    Record(#[from] RecordError),
     #[error("the control channel broke: {0}")]
     Control(#[from] ControlError),
     #[error("a raw verb failed: {0}")]

@@ -8,8 +8,10 @@
 //!   schedule of their operations, the store that they drive, and the records that they keep.
 //! - [`journal`]: writes every measured operation to a history.
 //! - [`run`], [`phases`], [`thread_measurement`]: threads, their phases and sums.
-//! - [`server`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a server for the run,
-//!   a way to it without the client library, its memory, and what it spent.
+//! - [`server`], [`own_cluster`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a
+//!   server or a cluster for the run, a way to it without the client library, its memory, and what
+//!   it spent.
+//! - [`devices`], [`shares`]: an emulated network to a cluster, and the share of each shard.
 //! - [`verbs`]: the rates of raw verbs, the limit of everything above.
 //! - [`price`]: the least that an operation costs, in verbs and bytes.
 //! - [`report`], [`environment`], [`publish`]: the result as JSON and as a table, and its files.
@@ -23,6 +25,7 @@ pub mod args;
 pub mod arrivals;
 pub mod command;
 pub mod daemon;
+pub mod devices;
 pub mod distribution;
 pub mod driver;
 pub mod environment;
@@ -32,6 +35,7 @@ pub mod journal;
 pub mod keys;
 pub mod latencies;
 pub mod operations;
+pub mod own_cluster;
 pub mod pattern;
 pub mod phases;
 pub mod price;
@@ -43,6 +47,7 @@ pub mod records;
 pub mod report;
 pub mod run;
 pub mod server;
+pub mod shares;
 pub mod sizing;
 pub mod store;
 pub mod thread_measurement;

@@ -225,8 +225,15 @@ impl Shared<'_> {
             move || end.is_some_and(|end| Instant::now() >= end)
         };
         self.enter_unless_stopped(Phase::WarmUp);
-        self.watch(interrupt, "warm-up", until(Some(self.args.warmup_seconds)))?;
-        let before = server.usage();
+        let mut warmup_seconds = self.args.warmup_seconds;
+        if let Some(devices) = &server.devices {
+            // Slow devices would take long to fill the location caches.
+            warmup_seconds /= 2.0;
+            self.watch(interrupt, "warm-up", until(Some(warmup_seconds)))?;
+            devices.start();
+        }
+        self.watch(interrupt, "warm-up", until(Some(warmup_seconds)))?;
+        let (before, chains_before) = (server.usage(), chains(server));
         self.enter_unless_stopped(Phase::Measure);
         // A thread first finishes the operations that its warm-up left in flight, which may take
         // long. The time of the measurement counts only from here.
@@ -234,7 +241,9 @@ impl Shared<'_> {
         let is_time_up = until(self.args.seconds);
         self.watch(interrupt, "measure", || is_time_up() || have_all(&self.ended))?;
         let spent = before.zip(server.usage()).map(|(before, after)| after.since(&before));
-        Ok(RunFacts { server: spent, load_seconds })
+        let now = chains(server);
+        let chains = now.iter().zip(chains_before).map(|(now, before)| now - before).collect();
+        Ok(RunFacts { server: spent, load_seconds, chains })
     }
 
     fn enter_unless_stopped(&self, phase: Phase) {
@@ -256,6 +265,11 @@ impl Shared<'_> {
         }
         Ok(())
     }
+}
+
+/// The chains that the emulated device of each shard has executed; empty without devices.
+fn chains(server: &Server) -> Vec<u64> {
+    server.devices.as_ref().map(|devices| devices.chains()).unwrap_or_default()
 }
 
 /// A line on stderr with the name of a phase and the time since its start, until it is dropped. It

@@ -4,6 +4,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
+use farside_control::attach::ConnectError;
+use farside_control::cluster::ShardView;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Request, Role, ServerMessage,
     ServerRequest, ServerStatistics, attach, say_goodbye,
@@ -31,8 +33,15 @@ pub struct RawConnection {
 impl RawConnection {
     /// Connects as a writer.
     pub fn connect(config: &ClientConfig) -> Result<Self> {
+        Self::connect_to(config, None)
+    }
+
+    /// Connects as a writer, with a view to the server of the first shard of a cluster.
+    pub fn connect_to(config: &ClientConfig, first_shard: Option<&ShardView>) -> Result<Self> {
         let options = config.connect_options(Role::Writer);
         let options = options.map_err(|error| Error::Usage(error.to_string()))?;
+        let of_shard = |view| options.of_shard(0, view, |_| true).ok_or(ConnectError::OtherFabric);
+        let options = first_shard.map_or_else(|| Ok(options.clone()), of_shard)?;
         Ok(Self { server: options.connect()?, held: Vec::new() })
     }
 

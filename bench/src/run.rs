@@ -3,16 +3,18 @@
 use std::time::SystemTime;
 
 use farside::{Client, OperationError};
-use farside_config::ClientConfig;
 use farside_config::size::ByteSize;
+use farside_layout::CHUNK_BYTES;
 
 use crate::args::Ycsb;
 use crate::command::Interrupt;
+use crate::devices::Rates;
 use crate::environment::Machine;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::phases;
-use crate::raw_connection::RawConnection;
+use crate::publish::grouped;
 use crate::server::Server;
+use crate::shares::EmulatedReport;
 use crate::sizing::{self, Demand, ServerMemory};
 use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::verbs::RawLimit;
@@ -22,6 +24,10 @@ use crate::{Error, Result};
 pub struct Measured {
     /// The name of the fabric.
     pub fabric: String,
+    /// The number of servers.
+    pub servers: u16,
+    /// The emulated network, if there was one.
+    pub emulated: Option<EmulatedReport>,
     /// The sum over all threads.
     pub threads: ThreadMeasurement,
     /// The facts that the supervising thread collected.
@@ -39,9 +45,15 @@ pub struct Measured {
 /// Runs a workload.
 pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     check_history(args)?;
-    let server = Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?;
+    let server = match args.servers {
+        Some(servers) => {
+            let memory = memory(args)?;
+            Server::start_cluster(servers, &memory, args.emulated_rates(), interrupt)?
+        }
+        None => Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?,
+    };
     let clients: Vec<_> =
-        (0..args.clients).map(|_| connect(args, &server.config)).collect::<Result<_>>()?;
+        (0..args.clients).map(|_| connect(args, &server)).collect::<Result<_>>()?;
     // Created only once connected, so that an older history is not overwritten when no server
     // answers.
     let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
@@ -52,7 +64,9 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         return Err(Error::NoOperations);
     }
     let mut measured = Measured {
-        fabric: server.fabric().to_owned(),
+        fabric: fabric(&server),
+        servers: server.servers(),
+        emulated: EmulatedReport::new(args, &server, &facts),
         threads,
         facts,
         ended: SystemTime::now(),
@@ -60,7 +74,9 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         raw: None,
         raw_missing: None,
     };
-    if args.limit_seconds > 0.0 {
+    if args.limit_seconds > 0.0 && server.map.is_some() {
+        measured.raw_missing = Some("their rates are those of one server".to_owned());
+    } else if args.limit_seconds > 0.0 {
         match RawLimit::measure(args, &server.config, interrupt)? {
             Ok(raw) => measured.raw = Some(raw),
             Err(why) => measured.raw_missing = Some(why),
@@ -69,8 +85,16 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     Ok(measured)
 }
 
+/// The name of the fabric, which says whether its network is emulated.
+fn fabric(server: &Server) -> String {
+    let Some(devices) = &server.devices else { return server.fabric().to_owned() };
+    let Rates { chains_per_s, bytes_per_s, .. } = devices.rates();
+    let (chains, bytes) = (grouped(chains_per_s), ByteSize(bytes_per_s).rounded());
+    format!("{}, emulated network ({chains} chains/s, {bytes}/s a server)", server.fabric())
+}
+
 fn machine(server: &Server) -> Result<Machine> {
-    let mut connection = RawConnection::connect(&server.config)?;
+    let mut connection = server.raw_connection()?;
     let machine = connection.machine()?;
     connection.give_back()?;
     Ok(machine)
@@ -98,7 +122,14 @@ fn check_history(args: &Ycsb) -> Result<()> {
     Ok(())
 }
 
+/// The part of each server, in whole chunks if there are several.
+fn bytes_of_each(bytes: u64, servers: u64) -> u64 {
+    if servers == 1 { bytes } else { bytes / servers / CHUNK_BYTES * CHUNK_BYTES }
+}
+
+/// The memory of each server.
 fn memory(args: &Ycsb) -> Result<ServerMemory> {
+    let servers = u64::from(args.servers.unwrap_or(1));
     let demand = Demand {
         records: args.records,
         sizes: args.value_size,
@@ -108,18 +139,22 @@ fn memory(args: &Ycsb) -> Result<ServerMemory> {
         operations: args.operations,
         seconds: args.seconds,
         warmup_seconds: args.warmup_seconds,
+        servers,
     };
     match args.memory {
-        Some(ByteSize(region_bytes)) => Ok(demand.memory()?.in_region(region_bytes)),
-        None => demand.memory_within(sizing::available_bytes()?),
+        Some(ByteSize(bytes)) => Ok(demand.memory()?.in_region(bytes_of_each(bytes, servers))),
+        None => demand.memory_within(bytes_of_each(sizing::available_bytes()?, servers)),
     }
 }
 
-fn connect(args: &Ycsb, config: &ClientConfig) -> Result<Client> {
-    let mut builder = Client::builder().config(config).pipeline_depth(args.depth);
+fn connect(args: &Ycsb, server: &Server) -> Result<Client> {
+    let mut builder = Client::builder().config(&server.config).pipeline_depth(args.depth);
     builder = builder.operation_counters(true);
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
+    }
+    if let Some(devices) = &server.devices {
+        builder = builder.intercept_fabric(devices.around());
     }
     let client = builder.connect().map_err(Error::Setup)?;
     check_limits(args, &client)?;

@@ -1,13 +1,19 @@
-//! The kv-server of a run.
+//! The kv-server of a run, or the servers of its cluster.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use farside_config::ClientConfig;
+use farside_control::Role;
 use farside_control::address::Address;
+use farside_control::cluster::{ClusterMap, ShardCopy};
 
 use crate::accounting::{self, ServerUsage};
 use crate::command::Interrupt;
 use crate::daemon::{Daemon, find_program};
+use crate::devices::{Devices, Rates};
+use crate::own_cluster::OwnCluster;
 use crate::raw_connection::RawConnection;
 use crate::sizing::ServerMemory;
 use crate::{Error, Result};
@@ -15,16 +21,32 @@ use crate::{Error, Result};
 /// How long one attempt to connect to a starting server may take before we check that it still
 /// runs.
 const ANSWER_TIMEOUT_MS: u64 = 250;
+/// How many of the servers of an own cluster are seeds.
+const SEEDS: usize = 3;
+/// GRACE with emulated devices. They are slower than real ones by as much, so chains are in their
+/// queues for longer than the default GRACE allows.
+const EMULATED_GRACE_MS: &str = "2000";
 
 /// The server of a run: one that already ran, or one of our own that is stopped when this is
-/// dropped.
+/// dropped. Of a cluster, all its servers.
 pub struct Server {
     /// How to connect to it.
     pub config: ClientConfig,
-    /// The number of its process, if known.
-    pub process: Option<u32>,
-    /// The process of a server of our own, which ends when this is dropped.
-    own: Option<Daemon>,
+    /// The map of its cluster; `None` without one.
+    pub map: Option<ClusterMap>,
+    /// The devices of an emulated network.
+    pub devices: Option<Arc<Devices>>,
+    /// The numbers of its processes; none if one of them is not known.
+    pub processes: Vec<u32>,
+    /// Processes of our own, which end when this is dropped.
+    own: Option<Own>,
+}
+
+/// Processes that were started for the run.
+#[allow(dead_code, reason = "dropping it stops them")]
+enum Own {
+    Single(Daemon),
+    Cluster(OwnCluster),
 }
 
 impl Server {
@@ -35,12 +57,52 @@ impl Server {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         if let Some(address) = &config.server {
-            let process = accounting::process_at(address);
-            return Ok(Self { config, process, own: None });
+            let map = map_of(&config);
+            let processes = match &map {
+                Some(map) => processes_of(map),
+                None => accounting::process_at(address).into_iter().collect(),
+            };
+            return Ok(Self { config, map, devices: None, processes, own: None });
         }
-        let own = start(memory()?, interrupt)?;
+        let memory = memory()?;
+        let arguments = |socket: &Path| arguments(socket, &memory);
+        let own = Daemon::start(program()?, arguments, is_ready, interrupt)?;
         let config = ClientConfig { server: Some(address_of(&own.socket())), ..config };
-        Ok(Self { config, process: Some(own.process()), own: Some(own) })
+        let processes = vec![own.process()];
+        Ok(Self { config, map: None, devices: None, processes, own: Some(Own::Single(own)) })
+    }
+
+    /// Starts a cluster of so many servers, each with this memory; with rates also the devices of
+    /// an emulated network.
+    pub fn start_cluster(
+        servers: u16,
+        memory: &ServerMemory,
+        rates: Option<Rates>,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let program = program()?;
+        let grace = rates.map(|_| ["--grace-ms", EMULATED_GRACE_MS]);
+        let spawn = |uri: &str| {
+            let more = ["--cluster", uri].into_iter().chain(grace.into_iter().flatten());
+            let more = more.map(str::to_owned);
+            let arguments = |socket: &Path| arguments(socket, memory).into_iter().chain(more);
+            Daemon::spawn(program.clone(), |socket| arguments(socket).collect(), interrupt)
+        };
+        let cluster = OwnCluster::start(servers, spawn, interrupt)?;
+        let seeds = cluster.servers().iter().take(SEEDS);
+        let seeds: Vec<_> = seeds.map(|server| address_of(&server.socket())).collect();
+        let regions = || {
+            let copies = cluster.map().shards.iter().flat_map(|view| &view.copies);
+            copies.map(|copy| copy.region_id)
+        };
+        let devices = rates.map(|rates| Devices::new(rates, memory.region_bytes, regions()));
+        Ok(Self {
+            config: ClientConfig { server: Some(seeds.join(",")), ..Default::default() },
+            map: Some(cluster.map().clone()),
+            devices: devices.map(Arc::new),
+            processes: cluster.servers().iter().map(Daemon::process).collect(),
+            own: Some(Own::Cluster(cluster)),
+        })
     }
 
     /// Whether the server was started for this run.
@@ -48,9 +110,20 @@ impl Server {
         self.own.is_some()
     }
 
-    /// The expense of its process so far, if the process is known.
+    /// The number of servers, one for each shard.
+    pub fn servers(&self) -> u16 {
+        self.map.as_ref().map_or(1, |map| map.shards.len() as u16)
+    }
+
+    /// The expense of its processes so far, if they are known.
     pub fn usage(&self) -> Option<ServerUsage> {
-        ServerUsage::of(self.process?).ok()
+        let usages = self.processes.iter().map(|process| ServerUsage::of(*process).ok());
+        usages.collect::<Option<Vec<_>>>()?.into_iter().reduce(ServerUsage::plus)
+    }
+
+    /// Connects to it without the client library; in a cluster, to the server of the first shard.
+    pub fn raw_connection(&self) -> Result<RawConnection> {
+        RawConnection::connect_to(&self.config, self.map.as_ref().map(|map| &map.shards[0]))
     }
 
     /// The name of the fabric that leads to it.
@@ -63,30 +136,47 @@ impl Server {
     }
 }
 
-fn start(memory: ServerMemory, interrupt: &Interrupt) -> Result<Daemon> {
+/// The map of the cluster that these servers are a part of. `None` without a cluster, and if they
+/// do not answer: then connecting says why.
+fn map_of(config: &ClientConfig) -> Option<ClusterMap> {
+    let options = config.connect_options(Role::Reader).ok()?;
+    let (map, _) = options.fetch_map(Duration::from_millis(ANSWER_TIMEOUT_MS)).ok()?;
+    Some(map)
+}
+
+/// The processes of all servers, if they are on this host.
+fn processes_of(map: &ClusterMap) -> Vec<u32> {
+    let process = |copy: &ShardCopy| {
+        copy.reachable().find_map(|address| accounting::process_at(&address.to_string()))
+    };
+    let processes = map.shards.iter().map(|view| process(view.copies.first()?));
+    processes.collect::<Option<_>>().unwrap_or_default()
+}
+
+fn program() -> Result<PathBuf> {
     let this = std::env::current_exe().map_err(Error::system("finding this program"))?;
     let beside = this.parent().unwrap_or(Path::new("/")).to_owned();
-    let Some(program) = find_program("kv-server", Some(&beside)) else {
-        return Err(Error::NoServerProgram { beside });
-    };
-    let arguments = |socket: &Path| {
-        let with = |flag: &str, value: String| [flag.to_owned(), value];
-        [
-            with("--listen", address_of(socket)),
-            with("--memory", format!("{}MiB", memory.region_bytes >> 20)),
-            with("--index", format!("{}KiB", memory.index_bytes >> 10)),
-            with("--value-bytes-max", memory.value_bytes_max.to_string()),
-        ]
-        .concat()
-    };
-    // The server listens long before its memory is ready, so only a connection shows that it is.
-    let answers = |socket: &Path| {
-        let server = Some(address_of(socket));
-        let config =
-            ClientConfig { server, connect_timeout_ms: ANSWER_TIMEOUT_MS, ..Default::default() };
-        RawConnection::connect(&config).and_then(RawConnection::give_back).is_ok()
-    };
-    Daemon::start(program, arguments, answers, interrupt)
+    find_program("kv-server", Some(&beside)).ok_or(Error::NoServerProgram { beside })
+}
+
+fn arguments(socket: &Path, memory: &ServerMemory) -> Vec<String> {
+    let with = |flag: &str, value: String| [flag.to_owned(), value];
+    [
+        with("--listen", address_of(socket)),
+        with("--memory", format!("{}MiB", memory.region_bytes >> 20)),
+        with("--index", format!("{}KiB", memory.index_bytes >> 10)),
+        with("--value-bytes-max", memory.value_bytes_max.to_string()),
+    ]
+    .concat()
+}
+
+/// Whether the server at this socket is ready. It listens long before its memory is ready, so only
+/// a connection shows that it is.
+fn is_ready(socket: &Path) -> bool {
+    let server = Some(address_of(socket));
+    let config =
+        ClientConfig { server, connect_timeout_ms: ANSWER_TIMEOUT_MS, ..Default::default() };
+    RawConnection::connect(&config).and_then(RawConnection::give_back).is_ok()
 }
 
 fn address_of(socket: &Path) -> String {

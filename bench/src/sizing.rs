@@ -31,6 +31,8 @@ pub struct Demand {
     pub seconds: Option<f64>,
     /// How long the warm-up takes, in seconds.
     pub warmup_seconds: f64,
+    /// The number of servers, each with a part of the keys. The memory is that of each.
+    pub servers: u64,
 }
 
 /// The memory settings of a server.
@@ -67,6 +69,12 @@ const WRITE_BYTES_PER_S_MAX: u64 = 6 << 30;
 /// the second half is for the way back into use.
 const QUARANTINE_MS: u64 = 200;
 const HEADROOM_BYTES: u64 = 256 << 20;
+/// The least headroom of one of several servers.
+const HEADROOM_BYTES_MIN: u64 = 16 << 20;
+/// How many records more than its share any server may get.
+const RECORDS_SLACK: u64 = 64;
+/// One of several servers may get this many times its share of the writes, because of hot keys.
+const WRITES_SLACK: u64 = 3;
 /// Limit on the free blocks that a session holds, in bytes and in blocks.
 const SESSION_BYTES: u64 = 16 << 20;
 const SESSION_BLOCKS: u64 = 64;
@@ -120,7 +128,7 @@ impl Demand {
     fn memory_at(&self, thread_per_s: u64) -> Result<ServerMemory> {
         let bytes_max = u64::from(self.sizes.max());
         let longest = class(self.sizes.max())?.block_bytes();
-        let records = self.records + self.inserts(thread_per_s);
+        let records = self.of_each(self.records + self.inserts(thread_per_s));
         let slots = (SLOTS_PER_ROW * ROWS_PER_SUBTABLE) as u64;
         let subtables = (records * 100).div_ceil(slots * INDEX_LOAD_PERCENT_MAX);
         let index_bytes = subtables.next_power_of_two() * SUBTABLE_BYTES;
@@ -130,15 +138,27 @@ impl Demand {
         let rate = (OPERATIONS_PER_S_MAX * mean).min(WRITE_BYTES_PER_S_MAX);
         let writes = self.mix.share(Kind::Put) + self.mix.share(Kind::Rmw);
         let quarantine = if writes > 0.0 { rate / 1000 * QUARANTINE_MS } else { 0 };
+        let quarantine = quarantine.min(quarantine / self.servers * WRITES_SLACK);
         let per_session = quarantine + SESSION_BYTES.max(SESSION_BLOCKS * longest);
         let tables = index_bytes / 64 + 4 * CHUNK_BYTES;
+        let headroom = (HEADROOM_BYTES / self.servers).max(HEADROOM_BYTES_MIN);
         let region_bytes =
-            index_bytes + heap_bytes + HEADROOM_BYTES + tables + self.threads * per_session;
+            index_bytes + heap_bytes + headroom + tables + self.threads * per_session;
         Ok(ServerMemory {
             region_bytes: region_bytes.next_multiple_of(CHUNK_BYTES),
             index_bytes,
             value_bytes_max: bytes_max.max(VALUE_BYTES_MAX_DEFAULT),
         })
+    }
+
+    /// The part of these records that a server may get: an eighth more than its equal share, and
+    /// some for small numbers. Four standard deviations fit into it.
+    fn of_each(&self, records: u64) -> u64 {
+        if self.servers == 1 {
+            return records;
+        }
+        let equal = records.div_ceil(self.servers);
+        records.min(equal + equal / 8 + RECORDS_SLACK)
     }
 
     /// The memory for the blocks of this number of records, computed from a sample of them.
@@ -191,6 +211,7 @@ mod tests {
             operations: None,
             seconds: Some(10.0),
             warmup_seconds: 0.0,
+            servers: 1,
         }
     }
 
@@ -253,6 +274,18 @@ mod tests {
                 assert!(error.contains(flag), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn several_servers_divide_the_memory_and_each_has_room_for_more_than_its_share() {
+        let of = |servers| Demand { servers, ..demand() };
+        let memory = |servers| of(servers).memory().unwrap().region_bytes;
+        assert!(memory(4) < memory(1) && memory(64) < memory(4));
+        assert!(of(4).of_each(1_000_000) > 250_000 && of(64).of_each(50) == 50);
+        assert_eq!(of(2).of_each(60), 60);
+        let writes = |servers| Demand { mix: Workload::A.mix(), ..of(servers) }.memory().unwrap();
+        assert!(writes(8).region_bytes < writes(1).region_bytes);
+        assert!(writes(8).region_bytes > memory(8));
     }
 
     #[test]

@@ -27,6 +27,9 @@ pub struct RunFacts {
     pub server: Option<ServerUsage>,
     /// How long the load phase took, in seconds.
     pub load_seconds: f64,
+    /// The chains that the emulated device of each shard executed during the measurement; empty
+    /// without devices.
+    pub chains: Vec<u64>,
 }
 
 impl ThreadMeasurement {

@@ -131,7 +131,7 @@ fn run(
     let mut silent_for = run_remaining(session, (operations, bytes), &mut results)?;
     let (mut budget, mut cause) = (ReconnectBudget::default(), None);
     while cause.is_none() && silent_for.is_none() && results.iter().any(has_none) {
-        let may_retry = session.shared.count_loss(&mut budget);
+        let may_retry = session.shared.count_loss(0, &mut budget);
         match may_retry.and_then(|()| run_remaining(session, (operations, bytes), &mut results)) {
             Ok(waited) => silent_for = waited,
             Err(error) => cause = Some(error),
@@ -142,7 +142,7 @@ fn run(
         None => (Contact::Lost, budget.since_first_loss()),
     };
     for result in results.iter_mut().filter(|result| has_none(result)) {
-        let unreachable = || session.shared.unreachable(contact, tried);
+        let unreachable = || session.shared.unreachable(0, contact, tried);
         *result = Err(cause.get_or_insert_with(unreachable).clone());
     }
     Ok(results)
@@ -161,6 +161,7 @@ fn run_remaining(
     remaining.clear();
     remaining.extend((0..results.len()).filter(|&n| has_none(&results[n])));
     let mut pipeline = session.pipeline_of(remaining.len())?;
+    pipeline.wait_for_all();
     let mut silent_for = None;
     for &index in &remaining {
         let BatchOperation { action, start, key_end, end } = operations[index];

@@ -10,21 +10,24 @@ use std::time::Duration;
 use farside_control::Role;
 use farside_control::attach::ConnectOptions;
 
-use crate::connection::{ServerConnection, SessionEngine, SessionOptions};
+use crate::cluster::Cluster;
+use crate::connection::{ServerConnection, SessionOptions};
 use crate::fetches::Fetches;
-use crate::reconnecting::{ReconnectBudget, Reconnecting};
-use crate::{ConnectError, Contact, Error, OperationError, Result, Session};
+use crate::reconnecting::ReconnectBudget;
+use crate::shards::ShardLink;
+use crate::{Contact, Error, OperationError, Result, Session};
 pub use admin::Admin;
 pub use builder::ClientBuilder;
-use farside_protocol::{Failure, OpenRegion};
+use farside_protocol::Failure;
 use serde::Serialize;
 
-/// A connection to a memory server: cheap to clone, shared by all threads of a process.
+/// A connection to a memory server, or to the servers of a cluster: cheap to clone, shared by all
+/// threads of a process.
 ///
-/// Operations go through a [`Session`], one per thread. If the server goes away and returns,
-/// sessions reconnect by themselves.
+/// Operations go through a [`Session`], one per thread. If a server goes away and returns, sessions
+/// reconnect by themselves.
 ///
-/// A background thread talks to the server. It inherits the signal mask of the connecting thread:
+/// A background thread talks to each server. It inherits the signal mask of the connecting thread:
 /// before you connect, block the signals that other threads are to handle.
 #[derive(Clone)]
 pub struct Client {
@@ -41,15 +44,19 @@ impl fmt::Debug for Client {
 
 /// The state that all clones of a client and its sessions share.
 pub(crate) struct ClientInner {
-    connect_options: ConnectOptions,
+    /// In a cluster its address and the others are seeds.
+    pub(crate) connect_options: ConnectOptions,
     pub(crate) options: SessionOptions,
     intercept: Option<farside_fabric::Intercept>,
-    connections: Reconnecting<ServerConnection>,
+    /// `None` for a server without a cluster.
+    pub(crate) cluster: Option<Arc<Cluster>>,
+    /// By the number of the shard.
+    pub(crate) links: Box<[ShardLink]>,
     pub(crate) fetches: Fetches,
 }
 
 /// The limits of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
     /// The longest key, in bytes.
     pub key_bytes_max: usize,
@@ -92,31 +99,36 @@ impl Client {
 
     /// Returns what an administrator can do: statistics, collection, compaction.
     pub fn admin(&self) -> Admin<'_> {
-        Admin { client: self }
+        Admin { client: self, shard: None }
     }
 }
 
 impl ClientInner {
-    /// The server's address.
+    /// The server's address; in a cluster the seeds.
     pub(crate) fn server(&self) -> String {
-        self.connect_options.address.to_string()
-    }
-
-    /// The error of operations that could not reach the server for this long.
-    pub(crate) fn unreachable(&self, contact: Contact, tried: Duration) -> Error {
-        ConnectError::Unreachable { server: self.server(), tried, contact, source: None }.into()
-    }
-
-    /// Opens an engine for one session, and the region that it works on. `None` if the connection
-    /// was lost meanwhile.
-    pub(crate) fn open(
-        &self,
-        connection: &ServerConnection,
-    ) -> Result<Option<(SessionEngine, OpenRegion)>> {
-        match connection.open(self.options, self.intercept.as_ref())? {
-            Ok(opened) => Ok(Some(opened)),
-            Err(failure) => self.handle_failure(connection, failure).map_or(Ok(None), Err),
+        let ConnectOptions { address, others, .. } = &self.connect_options;
+        match self.cluster {
+            Some(_) => std::iter::once(address)
+                .chain(others)
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(","),
+            None => address.to_string(),
         }
+    }
+
+    pub(crate) fn intercept(&self) -> Option<&farside_fabric::Intercept> {
+        self.intercept.as_ref()
+    }
+
+    /// The number of lanes of a session's engine. In a cluster a pipeline needs one more.
+    pub(crate) fn lanes(&self) -> u16 {
+        self.options.lanes + u16::from(self.cluster.is_some())
+    }
+
+    /// The size of the location cache of each shard, in bytes.
+    pub(crate) fn cache_bytes_of_shard(&self) -> usize {
+        self.options.cache_bytes / self.links.len()
     }
 
     /// Returns the error for a failed operation; `None` if the connection is lost and the operation
@@ -126,6 +138,7 @@ impl ClientInner {
     /// reconnect. The server gets no goodbye, so it cleans up what the operation may have left.
     pub(crate) fn handle_failure(
         &self,
+        shard: usize,
         connection: &ServerConnection,
         failure: Failure,
     ) -> Option<Error> {
@@ -134,7 +147,8 @@ impl ClientInner {
             Failure::Lost(_) => None,
             Failure::HalfDone { .. } => Some(OperationError::Indeterminate.into()),
             Failure::NoAnswer(waited_ns) => {
-                Some(self.unreachable(Contact::Silent, Duration::from_nanos(waited_ns)))
+                let waited = Duration::from_nanos(waited_ns);
+                Some(self.unreachable(shard, Contact::Silent, waited))
             }
         };
         if matches!(error, None | Some(Error::Operation(OperationError::Indeterminate))) {
@@ -144,30 +158,21 @@ impl ClientInner {
     }
 
     /// The error of an operation that had no effect because its connection was lost.
-    pub(crate) fn disconnected(&self) -> Error {
-        Error::Disconnected { server: self.server() }
+    pub(crate) fn disconnected(&self, shard: usize) -> Error {
+        let last = self.links[shard].connections.last();
+        let server = last.map_or_else(|| self.server(), |connection| connection.server());
+        Error::Disconnected { server }
     }
 
     /// Counts a loss of the connection. Returns the error once the budget is used up.
-    pub(crate) fn count_loss(&self, budget: &mut ReconnectBudget) -> Result<()> {
+    pub(crate) fn count_loss(&self, shard: usize, budget: &mut ReconnectBudget) -> Result<()> {
         if budget.count_loss(self.connect_options.timeout) {
             return Ok(());
         }
-        Err(self.unreachable(Contact::Lost, budget.since_first_loss()))
+        Err(self.unreachable(shard, Contact::Lost, budget.since_first_loss()))
     }
 
     pub(crate) fn role(&self) -> Role {
         self.connect_options.role
-    }
-
-    /// Returns the connection, after reconnecting if it was lost.
-    pub(crate) fn connection(&self) -> Result<Arc<ServerConnection>> {
-        Ok(self.connections.get(|connection| connection.control.is_lost(), || self.reconnect())?)
-    }
-
-    fn reconnect(&self) -> std::result::Result<ServerConnection, ConnectError> {
-        let connection = ServerConnection::establish(&self.connect_options)?;
-        tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
-        Ok(connection)
     }
 }

@@ -31,12 +31,12 @@ struct Occupancy {
     linked: u64,
 }
 
-/// As [`Admin::compact`](crate::Admin::compact).
-pub(crate) fn compact(session: &mut Session) -> Result<Compaction> {
+/// Compacts the region of a shard, as [`Admin::compact`](crate::Admin::compact).
+pub(crate) fn compact(session: &mut Session, shard: usize) -> Result<Compaction> {
     let mut chunks: HashMap<u32, Occupancy> = HashMap::new();
     let mut from = 0;
     while from < HASHES {
-        let (slots, end) = slots_of_part(session, from)?;
+        let (slots, end) = slots_of_part(session, shard, from)?;
         for (chunk, slot) in slots {
             let Some(block) = slot.block() else { continue };
             let new = Occupancy { class: block.class, linked: 0 };
@@ -51,12 +51,12 @@ pub(crate) fn compact(session: &mut Session) -> Result<Compaction> {
     }
     let (mut held_bytes, mut from) = (0, 0);
     while from < HASHES {
-        let (slots, end) = slots_of_part(session, from)?;
+        let (slots, end) = slots_of_part(session, shard, from)?;
         for (chunk, slot) in slots {
             if !thin.contains(&chunk) {
                 continue;
             }
-            let Some(entry) = read_entry(session, slot)? else { continue };
+            let Some(entry) = read_entry(session, shard, slot)? else { continue };
             let mut store = Store::if_version(entry.value.version);
             if let Some(expires_at) = entry.expires_at {
                 store = store.until(expires_at);
@@ -76,7 +76,7 @@ pub(crate) fn compact(session: &mut Session) -> Result<Compaction> {
             if held_bytes > GIVE_BACK_BYTES {
                 // Otherwise this session would move the next blocks into the memory of the old
                 // ones.
-                session.handle()?.region.allocator().give_all();
+                session.handle(shard)?.region.allocator().give_all();
                 held_bytes = 0;
             }
         }
@@ -87,8 +87,12 @@ pub(crate) fn compact(session: &mut Session) -> Result<Compaction> {
 
 /// Reads one part of the range of hashes, which begins at `from`. Returns the slots that link a
 /// block, each with the block's chunk, and the end of the part. One round trip for each subtable.
-fn slots_of_part(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
-    let (geometry, found, end) = session.run(|handle| {
+fn slots_of_part(
+    session: &mut Session,
+    shard: usize,
+    from: u64,
+) -> Result<(Vec<(u32, ScannedSlot)>, u64)> {
+    let (geometry, found, end) = session.run_on_shard(shard, |handle| {
         let mut found = Vec::new();
         let end = handle.engine.endpoint.drive(read_part(handle, LANE, from as u32, &mut found))?;
         Ok((handle.region.format.geometry(), found, end))
@@ -99,8 +103,9 @@ fn slots_of_part(session: &mut Session, from: u64) -> Result<(Vec<(u32, ScannedS
 
 /// Reads the entry of a slot; `None` if it is gone, damaged, or changed too often meanwhile. Then
 /// the block is not moved.
-fn read_entry(session: &mut Session, slot: ScannedSlot) -> Result<Option<Entry>> {
-    let entry = session.run(|handle| handle.engine.endpoint.drive(read_slot(handle, LANE, slot)));
+fn read_entry(session: &mut Session, shard: usize, slot: ScannedSlot) -> Result<Option<Entry>> {
+    let entry = session
+        .run_on_shard(shard, |handle| handle.engine.endpoint.drive(read_slot(handle, LANE, slot)));
     match entry {
         Err(Error::Operation(OperationError::Layout(_) | OperationError::Contended { .. })) => {
             Ok(None)

@@ -2,14 +2,14 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farside_control::attach::{Attached, Attempts, ConnectError, ConnectOptions, FabricFactory};
 use farside_control::{Role, Welcome};
-use farside_fabric::{AnyFabric, Intercept, RegionIndex};
+use farside_fabric::{AnyFabric, Intercept, LaneId, RegionIndex, Trust};
 use farside_protocol::{ConnectionCache, Engine, Failure, OpenRegion, RegionHandle, RegionOptions};
 
-use crate::control::Control;
+use crate::control::{ClusterLink, Control};
 use crate::{Contact, Error, Result};
 
 /// The settings of a client's sessions.
@@ -35,73 +35,97 @@ pub(crate) struct ServerConnection {
     connect_options: ConnectOptions,
     pub(crate) control: Control,
     cache: ConnectionCache,
+    /// The size of the location cache of this server's keys, in bytes.
+    cache_bytes: usize,
 }
 
 impl ServerConnection {
     /// Connects, with as many attempts as the timeout allows.
-    pub(crate) fn establish(options: &ConnectOptions) -> std::result::Result<Self, ConnectError> {
-        let Attached { address, welcome, factory, channel } = options.connect()?;
+    pub(crate) fn establish(
+        options: &ConnectOptions,
+        cache_bytes: usize,
+    ) -> std::result::Result<Self, ConnectError> {
+        // Of this connection: it ends with the connection.
+        let options = ConnectOptions { trust: Trust::forever(), ..options.clone() };
+        Self::over(options.connect()?, &options, cache_bytes, None)
+    }
+
+    /// A connection over this channel. `cluster` is what it needs to know of a cluster.
+    pub(crate) fn over(
+        attached: Attached,
+        options: &ConnectOptions,
+        cache_bytes: usize,
+        cluster: Option<ClusterLink>,
+    ) -> std::result::Result<Self, ConnectError> {
+        let Attached { address, welcome, factory, channel, .. } = attached;
         if !options.others.is_empty() {
             tracing::info!(%address, "connected at the best address that answered");
         }
-        let control = Control::start(channel)?;
+        let control = Control::start(channel, options.trust.clone(), cluster)?;
         let cache = ConnectionCache::default();
         let connect_options = ConnectOptions { address, ..options.clone() };
-        Ok(Self { welcome, factory, connect_options, control, cache })
+        Ok(Self { welcome, factory, connect_options, control, cache, cache_bytes })
     }
 
-    /// Opens an engine for one session, with `intercept` in front of its fabric, and the region.
-    /// The outer error is final. The inner failure concerns this connection only: with another one
-    /// it may succeed.
-    pub(crate) fn open(
+    /// The server's address.
+    pub(crate) fn server(&self) -> String {
+        self.connect_options.address.to_string()
+    }
+
+    /// Returns a fabric of this many lanes for one session, with `intercept` in front of it; `None`
+    /// if the connection is lost. Its first region is the server's.
+    pub(crate) fn fabric(
         &self,
-        options: SessionOptions,
+        lanes: u16,
         intercept: Option<&Intercept>,
-    ) -> Result<std::result::Result<(SessionEngine, OpenRegion), Failure>> {
-        let Some(mut fabric) = self.fabric(options.lanes)? else {
-            return Ok(Err(Failure::Lost(RegionIndex::FIRST)));
-        };
-        let is_remote = fabric.is_remote();
-        if let Some(intercept) = intercept {
-            fabric = AnyFabric::Intercepted(intercept(Box::new(fabric), options.lanes));
-        }
-        let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
-        let SessionOptions { cache_bytes, lanes, .. } = options;
-        let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes };
-        let blocks = Box::new(self.control.blocks());
-        let engine = Engine::new(fabric, lanes);
-        let opened = engine.open(RegionIndex::FIRST, blocks, options, &self.cache);
-        if let Ok(region) = &opened
-            && is_remote
-        {
-            self.check_lateness(region.format.grace_ms)?;
-        }
-        Ok(opened.map(|region| (engine, region)))
+    ) -> Result<Option<AnyFabric>> {
+        let fabric =
+            self.with_attempts(self.connect_options.timeout, || self.factory.fabric(lanes))?;
+        Ok(match (fabric, intercept) {
+            (Some(fabric), Some(intercept)) => {
+                Some(AnyFabric::Intercepted(intercept(Box::new(fabric), lanes)))
+            }
+            (fabric, _) => fabric,
+        })
     }
 
-    /// Returns a fabric for one session; `None` if the connection is lost.
+    /// Adds the server's region to a session's fabric, in place of a former one, if there was one.
+    /// `None` if the connection is lost.
+    pub(crate) fn add_to(
+        &self,
+        fabric: &mut AnyFabric,
+        replaces: Option<RegionIndex>,
+        timeout: Duration,
+    ) -> Result<Option<RegionIndex>> {
+        self.with_attempts(timeout, || self.factory.add_to(fabric, replaces))
+    }
+
+    /// Makes attempts to connect a session. Returns `None` if the connection is lost.
     ///
     /// If the server does not answer, the connection is kept: the server may only be busy or
     /// stopped, and other sessions continue with the region meanwhile.
-    fn fabric(&self, lanes: u16) -> Result<Option<AnyFabric>> {
+    fn with_attempts<T>(
+        &self,
+        timeout: Duration,
+        mut attempt: impl FnMut() -> std::result::Result<T, ConnectError>,
+    ) -> Result<Option<T>> {
         let started = Instant::now();
-        let mut attempts = Attempts::within(self.connect_options.timeout);
+        let mut attempts = Attempts::within(timeout);
         loop {
-            let source = match self.factory.fabric(lanes) {
+            let source = match attempt() {
                 Err(ConnectError::Rdma(error)) if error.is_transient() => {
                     Some(Arc::new(io::Error::other(error)))
                 }
                 Err(ConnectError::Unreachable { contact: Contact::Silent, source, .. }) => source,
                 Err(ConnectError::Unreachable { .. }) => return Ok(None),
-                fabric => return Ok(Some(fabric?)),
+                made => return Ok(Some(made?)),
             };
             if self.control.is_lost() {
                 return Ok(None);
             }
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
-                let server = self.connect_options.address.to_string();
-                let contact = Contact::Silent;
+                let (server, contact) = (self.server(), Contact::Silent);
                 let error = ConnectError::Unreachable { server, tried, contact, source };
                 return Err(error.into());
             };
@@ -109,13 +133,30 @@ impl ServerConnection {
         }
     }
 
+    /// Opens the region of this index in a session's fabric, on this lane.
+    pub(crate) async fn open_on(
+        &self,
+        engine: &SessionEngine,
+        lane: LaneId,
+        index: RegionIndex,
+    ) -> std::result::Result<OpenRegion, Failure> {
+        let Welcome { region_id, region_bytes, client_id, .. } = self.welcome;
+        let (cache_bytes, trust) = (self.cache_bytes, self.connect_options.trust.clone());
+        let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes, trust };
+        let blocks = Box::new(self.control.blocks());
+        engine.open_on(lane, index, blocks, options, &self.cache).await
+    }
+
     /// Checks that a writer's retry settings are fast enough for GRACE: they must leave a positive
     /// T_word (`docs/protocol.md`). The server has checked its own. A reader does not use T_word,
     /// because it relies on no proof of a word.
-    fn check_lateness(&self, grace_ms: u32) -> Result<()> {
+    pub(crate) fn check_lateness(&self, region: &OpenRegion) -> Result<()> {
+        let grace_ms = region.format.grace_ms;
         let lateness_max_ns = self.connect_options.lateness_max_ns();
         let grace_ms_min = farside_layout::grace_ms_min(lateness_max_ns);
-        if self.connect_options.role == Role::Reader || u64::from(grace_ms) >= grace_ms_min {
+        let is_local = self.connect_options.address.is_shm();
+        let is_reader = self.connect_options.role == Role::Reader;
+        if is_local || is_reader || u64::from(grace_ms) >= grace_ms_min {
             return Ok(());
         }
         let lateness_ms = lateness_max_ns / 1_000_000;

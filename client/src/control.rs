@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use farside_control::{
     ControlChannel, MESSAGE_BYTES_MAX, Request, ServerMessage, ServerRequest, ServerStatistics,
 };
-use farside_fabric::boot_time_ns;
+use farside_fabric::{Nanos, Trust, boot_time_ns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use farside_protocol::Prefix;
@@ -22,6 +22,7 @@ use farside_protocol::allocator::{BlockDelivery, Delivery};
 
 use self::channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 use crate::ConnectError;
+use crate::cluster::Cluster;
 
 /// Timeout of a request for statistics.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -54,8 +55,19 @@ struct ReplyCell {
     answered: Condvar,
 }
 
+/// Heartbeats in the time for which an answer extends the trust in a server.
+const HEARTBEATS_PER_TRUST: Nanos = 4;
+
+/// What a connection to a server of a cluster needs to know.
+pub(crate) struct ClusterLink {
+    /// Takes the maps that the server sends.
+    pub(crate) cluster: Arc<Cluster>,
+    /// How long the client trusts the server after it sent a heartbeat that the server answered.
+    pub(crate) trust_ns: Nanos,
+}
+
 /// The state that the control thread shares with the client and its sessions.
-struct ControlQueue {
+pub(crate) struct ControlQueue {
     /// Requests to send, in order.
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
     /// The sessions whose blocks are reported when the server asks.
@@ -63,6 +75,8 @@ struct ControlQueue {
     /// Wakes the thread: the outbox or a flag has changed.
     wake: OwnedFd,
     lost: AtomicBool,
+    /// Ends when the connection is lost.
+    trust: Trust,
     /// The client is being dropped: send the rest of the outbox, then goodbye.
     closing: AtomicBool,
 }
@@ -75,14 +89,20 @@ pub(crate) struct Control {
 
 impl Control {
     /// Starts the thread that serves this connection.
-    pub(crate) fn start(channel: Box<dyn ControlChannel>) -> Result<Self, ConnectError> {
+    pub(crate) fn start(
+        channel: Box<dyn ControlChannel>,
+        trust: Trust,
+        cluster: Option<ClusterLink>,
+    ) -> Result<Self, ConnectError> {
         let failed = |doing| {
             move |source: io::Error| ConnectError::System { doing, source: Arc::new(source) }
         };
-        let queue = Arc::new(ControlQueue::new().map_err(failed("making an eventfd"))?);
+        let queue =
+            Arc::new(ControlQueue::new(trust.clone()).map_err(failed("making an eventfd"))?);
         let control_thread = ControlThread {
             queue: queue.clone(),
             channel,
+            heartbeats: cluster.map(|link| Heartbeats::new(link, trust)),
             waiters: VecDeque::new(),
             unsent: None,
             closing_since: None,
@@ -106,8 +126,12 @@ impl Control {
     /// Gives the connection up: sessions reconnect. Sends no goodbye, so that the server cleans up
     /// what this client's operations may have left.
     pub(crate) fn give_up(&self) {
-        self.queue.lost.store(true, Ordering::Relaxed);
-        self.queue.wake();
+        self.queue.give_up();
+    }
+
+    /// Returns what gives the connection up and asks for maps, for the cluster.
+    pub(crate) fn queue(&self) -> &Arc<ControlQueue> {
+        &self.queue
     }
 
     /// Returns the server's statistics; `None` if it did not answer.
@@ -158,11 +182,27 @@ impl Drop for Control {
 }
 
 impl ControlQueue {
-    fn new() -> io::Result<Self> {
+    fn new(trust: Trust) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (outbox, sessions) = (Mutex::default(), Mutex::default());
         let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { outbox, sessions, wake, lost, closing })
+        Ok(Self { outbox, sessions, wake, lost, trust, closing })
+    }
+
+    /// As [`Control::give_up`].
+    pub(crate) fn give_up(&self) {
+        self.note_lost();
+        self.wake();
+    }
+
+    /// Asks the server for its map.
+    pub(crate) fn ask_for_map(&self) {
+        self.send(Request::Map, Waiter::None);
+    }
+
+    fn note_lost(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+        self.trust.end();
     }
 
     #[inline]
@@ -200,10 +240,46 @@ impl ControlQueue {
     }
 }
 
+/// The heartbeats of a connection to a server of a cluster.
+struct Heartbeats {
+    link: ClusterLink,
+    trust: Trust,
+    /// When the last heartbeat was sent.
+    sent_at: Nanos,
+    /// Until when the client trusts the server.
+    trusted_until: Nanos,
+}
+
+impl Heartbeats {
+    fn new(link: ClusterLink, trust: Trust) -> Self {
+        let now = boot_time_ns();
+        // The server has just answered the hello.
+        Self { trusted_until: now.saturating_add(link.trust_ns), sent_at: now, link, trust }
+    }
+
+    fn period_ns(&self) -> Nanos {
+        self.link.trust_ns / HEARTBEATS_PER_TRUST
+    }
+
+    /// When to send the next heartbeat, or to give the server up.
+    fn next_step_at(&self) -> Nanos {
+        self.trusted_until.min(self.sent_at.saturating_add(self.period_ns()))
+    }
+
+    /// Takes the answer to the heartbeat that was sent at this time.
+    fn answered(&mut self, sent_at: Nanos) {
+        let until = sent_at.saturating_add(self.link.trust_ns);
+        self.trusted_until = self.trusted_until.max(until);
+        self.trust.extend(until);
+    }
+}
+
 /// The background thread's side.
 struct ControlThread {
     queue: Arc<ControlQueue>,
     channel: Box<dyn ControlChannel>,
+    /// `None` without a cluster.
+    heartbeats: Option<Heartbeats>,
     /// The receivers of the next replies: the server answers in order.
     waiters: VecDeque<Waiter>,
     /// A message that the socket had no room for.
@@ -232,7 +308,7 @@ impl ControlThread {
                 break end;
             }
         };
-        self.queue.lost.store(true, Ordering::Relaxed);
+        self.queue.note_lost();
         if let ThreadEnd::Lost(why) = end {
             tracing::warn!(%why, "lost the connection to the server");
         }
@@ -262,9 +338,25 @@ impl ControlThread {
         if self.queue.is_lost() {
             return Err(ThreadEnd::GivenUp);
         }
+        self.send_heartbeat()?;
         self.send_all()?;
         if self.queue.closing.load(Ordering::Acquire) {
             self.close()?;
+        }
+        Ok(())
+    }
+
+    /// Sends a heartbeat if it is time.
+    fn send_heartbeat(&mut self) -> Result<(), ThreadEnd> {
+        let Some(heartbeats) = &mut self.heartbeats else { return Ok(()) };
+        let now = boot_time_ns();
+        if now >= heartbeats.trusted_until {
+            let ms = heartbeats.link.trust_ns / 1_000_000;
+            return Err(ThreadEnd::Lost(format!("it has answered no heartbeat for {ms} ms")));
+        }
+        if now >= heartbeats.sent_at.saturating_add(heartbeats.period_ns()) {
+            heartbeats.sent_at = now;
+            self.queue.send(Request::Heartbeat { clock_ns: now }, Waiter::None);
         }
         Ok(())
     }
@@ -276,7 +368,11 @@ impl ControlThread {
             true => PollFlags::IN | PollFlags::OUT,
             false => PollFlags::IN,
         };
-        let left = self.closing_since.map(|since| FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
+        let closing = self.closing_since.map(|since| FLUSH_TIMEOUT.saturating_sub(since.elapsed()));
+        let heartbeat = self.heartbeats.as_ref().map(|heartbeats| {
+            Duration::from_nanos(heartbeats.next_step_at().saturating_sub(boot_time_ns()))
+        });
+        let left = closing.into_iter().chain(heartbeat).min();
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let mut polled = [
             PollFd::from_borrowed_fd(self.channel.as_fd(), events),
@@ -344,6 +440,18 @@ impl ControlThread {
                 self.queue.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
                 return Ok(());
             }
+            Ok(ServerMessage::Heartbeat { clock_ns }) => {
+                if let Some(heartbeats) = &mut self.heartbeats {
+                    heartbeats.answered(clock_ns.min(heartbeats.sent_at));
+                }
+                return Ok(());
+            }
+            Ok(ServerMessage::Map { map }) => {
+                if let Some(heartbeats) = &self.heartbeats {
+                    heartbeats.link.cluster.take_map(&map);
+                }
+                return Ok(());
+            }
             Ok(reply) => reply,
             Err(error) => return Err(ThreadEnd::Lost(error.to_string())),
         };
@@ -408,7 +516,7 @@ mod tests {
 
     #[test]
     fn only_the_last_unsent_report_is_kept() {
-        let queue = ControlQueue::new().unwrap();
+        let queue = ControlQueue::new(Trust::forever()).unwrap();
         (0..500).for_each(|permille| queue.send_snapshot_report(permille));
         queue.send(Request::Expires, Waiter::None);
         // The second snapshot begins before the first one's completion was sent.

@@ -1,5 +1,7 @@
 //! The errors of the library.
 
+use std::sync::Arc;
+
 use farside_config::PIPELINE_DEPTH_RANGE;
 use farside_config::command_line::exit_code;
 use farside_control::attach::ConnectError;
@@ -19,6 +21,18 @@ pub enum Error {
     /// There is no connection to the server, or the server does not answer.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// A shard of the cluster cannot be reached: its server is down, or it has none. The operation
+    /// had no effect. The other shards are not concerned, and the client continues to try this one.
+    #[error("shard {shard} is not available: {source}")]
+    Unavailable {
+        /// The number of the shard.
+        shard: u16,
+        /// The address of its server, if it has one.
+        server: String,
+        /// Why it cannot be reached.
+        #[source]
+        source: Arc<ConnectError>,
+    },
     /// The connection was lost before an operation of a pipeline took effect, or the region of a
     /// scan is gone. Drop the pipeline or scan, which stays disconnected, and create another one
     /// from the session, which reconnects.
@@ -92,6 +106,7 @@ impl Error {
             self,
             Self::Operation(OperationError::Contended { .. })
                 | Self::Connect(ConnectError::Unreachable { .. })
+                | Self::Unavailable { .. }
                 | Self::Disconnected { .. }
                 | Self::PipelineFull(_)
         )
@@ -114,7 +129,7 @@ impl Error {
             Self::Operation(Layout(_)) => exit_code::DAMAGE,
             Self::Operation(_) | Self::PipelineFull(_) => exit_code::FAILED,
             Self::Connect(error) => exit_code::of_connect(error),
-            Self::Disconnected { .. } => exit_code::NO_SERVER,
+            Self::Unavailable { .. } | Self::Disconnected { .. } => exit_code::NO_SERVER,
         }
     }
 }

@@ -175,6 +175,7 @@
 mod async_client;
 mod batch;
 mod client;
+mod cluster;
 mod compact;
 mod connection;
 mod control;
@@ -187,7 +188,9 @@ mod present_value;
 mod reconnecting;
 mod scan;
 mod session;
+mod session_regions;
 mod several_keys;
+mod shards;
 mod store;
 mod watch;
 

@@ -12,7 +12,7 @@ use farside_protocol::{Action, Lifetime, Version};
 use self::lanes::LaneScheduler;
 pub(crate) use self::lanes::PipelineMemory;
 use crate::client::ClientInner;
-use crate::connection::{ServerConnection, SessionRegion};
+use crate::session_regions::SessionRegions;
 use crate::{Outcome, Result, Store, ValueRef};
 
 /// Identifies an operation of a pipeline. Tickets are numbered in the order of the starts.
@@ -70,6 +70,11 @@ pub struct Completed<'p> {
 /// [`Error::Disconnected`](crate::Error::Disconnected) (without an effect) or
 /// [`OperationError::Indeterminate`](crate::OperationError::Indeterminate). The pipeline stays
 /// disconnected: drop it and create another from the session, which reconnects.
+///
+/// In a cluster a pipeline stays usable, and connects to a shard when an operation first needs it.
+/// If a shard is lost, operations on it that had no effect wait until it is back, in a quarter of
+/// the lanes at most. Beyond that, and once the timeout for connecting is over, they fail with
+/// [`Error::Unavailable`](crate::Error::Unavailable). The operations on all other shards go on.
 pub struct Pipeline<'s>(LaneScheduler<'s>);
 
 impl fmt::Debug for Pipeline<'_> {
@@ -83,16 +88,20 @@ impl fmt::Debug for Pipeline<'_> {
 impl<'s> Pipeline<'s> {
     /// A pipeline of up to `depth` operations in flight, but at most as many as there are lanes.
     pub(crate) fn new(
-        handle: SessionRegion<'s>,
-        connection: &'s ServerConnection,
-        shared: &'s ClientInner,
+        regions: &'s SessionRegions,
+        shared: &'s Arc<ClientInner>,
         memory: &'s mut PipelineMemory,
         depth: usize,
     ) -> Self {
-        Self(LaneScheduler::new(handle, connection, shared, memory, depth))
+        Self(LaneScheduler::new(regions, shared, memory, depth))
     }
 
     crate::operations::define_operations!(&mut Self, std::result::Result<Ticket, PipelineFull>, 's);
+
+    /// Lets every operation wait for its shard, because the caller waits for all of them.
+    pub(crate) fn wait_for_all(&mut self) {
+        self.0.wait_for_all();
+    }
 
     /// Makes a signal of `wakeup` end the sleep of [`Pipeline::relax`].
     pub(crate) fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {

@@ -216,7 +216,9 @@ impl Session {
     /// # Errors
     /// As [`Session::get`].
     pub fn version(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Version>> {
-        Ok(self.run(|handle| handle.perform(Action::Version, key.as_ref(), &[]))?.version)
+        let answer =
+            self.run(key.as_ref(), |handle, key| handle.perform(Action::Version, key, &[]))?;
+        Ok(answer.version)
     }
 
     /// Makes the key's value expire after `ttl`, instead of when it would have. Returns false if
@@ -275,7 +277,7 @@ impl Session {
     /// # Errors
     /// As [`Session::get`].
     pub fn ttl(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Ttl>> {
-        let found = self.run(|handle| handle.get(key.as_ref()))?;
+        let found = self.run(key.as_ref(), |handle, key| handle.get(key))?;
         Ok(found.map(|found| match found.expires_at_ms() {
             0 => Ttl::Forever,
             expires_at_ms => {

@@ -14,7 +14,8 @@ pub(crate) struct Reconnecting<C> {
 }
 
 struct State<C> {
-    connection: Arc<C>,
+    /// `None` before the first one.
+    connection: Option<Arc<C>>,
     /// Whether a session is reconnecting, for all sessions.
     is_connecting: bool,
     /// When the last failed attempt ended, and its error for the sessions that waited for it.
@@ -22,8 +23,8 @@ struct State<C> {
 }
 
 impl<C> Reconnecting<C> {
-    pub(crate) fn new(connection: C) -> Self {
-        let connection = Arc::new(connection);
+    pub(crate) fn new(connection: Option<C>) -> Self {
+        let connection = connection.map(Arc::new);
         let state = State { connection, is_connecting: false, last_failure: None };
         Self { state: Mutex::new(state), attempted: Condvar::new() }
     }
@@ -31,6 +32,16 @@ impl<C> Reconnecting<C> {
     fn lock(&self) -> MutexGuard<'_, State<C>> {
         // Poisoning is ignored: no critical section can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the last connection, which may be lost.
+    pub(crate) fn last(&self) -> Option<Arc<C>> {
+        self.lock().connection.clone()
+    }
+
+    /// Returns the connection, unless it is lost.
+    pub(crate) fn present(&self, is_lost: impl Fn(&C) -> bool) -> Option<Arc<C>> {
+        self.last().filter(|connection| !is_lost(connection))
     }
 
     /// Returns the connection, after reconnecting if it is lost. The first session that needs a new
@@ -47,8 +58,8 @@ impl<C> Reconnecting<C> {
         let asked_at = Instant::now();
         let mut state = self.lock();
         loop {
-            if !is_lost(&state.connection) {
-                return Ok(state.connection.clone());
+            if let Some(connection) = state.connection.as_ref().filter(|it| !is_lost(it)) {
+                return Ok(connection.clone());
             }
             if let Some((failed_at, error)) = &state.last_failure
                 && *failed_at > asked_at
@@ -69,8 +80,9 @@ impl<C> Reconnecting<C> {
         let mut state = self.lock();
         match established {
             Ok(connection) => {
-                state.connection = Arc::new(connection);
-                Ok(state.connection.clone())
+                let connection = Arc::new(connection);
+                state.connection = Some(connection.clone());
+                Ok(connection)
             }
             Err(error) => {
                 let error = error.after_an_answer();
@@ -133,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_attempt_that_panics_leaves_no_session_waiting() {
-        let connections = Reconnecting::new(1);
+        let connections = Reconnecting::new(Some(1));
         let get = |establish: fn() -> Result<u32, ConnectError>| {
             connections.get(|number| *number == 1, establish)
         };

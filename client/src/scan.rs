@@ -9,7 +9,10 @@ use crate::{Entry, Result, Session};
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
     session: &'s mut Session,
-    region_id: [u8; 16],
+    /// The shard that is being read. The shards follow each other.
+    shard: usize,
+    /// The region of the shard, once it was read.
+    region_id: Option<[u8; 16]>,
     cursor: ScanCursor,
     /// Only keys that begin with these bytes are returned.
     prefix: Vec<u8>,
@@ -23,19 +26,19 @@ impl fmt::Debug for Scan<'_> {
 }
 
 impl<'s> Scan<'s> {
-    pub(crate) fn new(session: &'s mut Session, prefix: &[u8]) -> Result<Self> {
-        let region_id = session.handle()?.region.format.region_id;
+    pub(crate) fn new(session: &'s mut Session, prefix: &[u8]) -> Self {
         let (cursor, prefix) = (ScanCursor::default(), prefix.to_vec());
-        Ok(Self { session, region_id, cursor, prefix, has_ended: false })
+        Self { session, shard: 0, region_id: None, cursor, prefix, has_ended: false }
     }
 
-    /// Reads the next entry. The inner error concerns that entry only, and the scan continues. The
-    /// outer error is the connection's, and ends the scan.
+    /// Reads the next entry of the shard. The inner error concerns that entry only, and the scan
+    /// continues. The outer error is the connection's, and ends the scan.
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
-        let Self { session, region_id, cursor, .. } = self;
-        let step = session.run(|handle| {
+        let Self { session, shard, region_id, cursor, .. } = self;
+        let step = session.run_on_shard(*shard, |handle| {
             // The cursor's positions mean nothing in another region.
-            if handle.region.format.region_id != *region_id {
+            let found_id = handle.region.format.region_id;
+            if *region_id.get_or_insert(found_id) != found_id {
                 return Ok(None);
             }
             let entry = handle.engine.endpoint.drive(next_entry(handle, LANE, cursor));
@@ -48,7 +51,13 @@ impl<'s> Scan<'s> {
                 }
             }
         })?;
-        step.ok_or_else(|| session.shared.disconnected())
+        step.ok_or_else(|| session.shared.disconnected(*shard))
+    }
+
+    /// Goes on to the next shard. Returns false if there is none.
+    fn next_shard(&mut self) -> bool {
+        (self.shard, self.region_id, self.cursor) = (self.shard + 1, None, ScanCursor::default());
+        self.shard < self.session.shards()
     }
 }
 
@@ -59,9 +68,14 @@ impl Iterator for Scan<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         while !self.has_ended {
             let step = self.step();
-            self.has_ended = matches!(step, Err(_) | Ok(Ok(None)));
+            self.has_ended = match step {
+                Err(_) => true,
+                Ok(Ok(None)) => !self.next_shard(),
+                _ => false,
+            };
             match step.flatten().transpose() {
                 Some(Ok(entry)) if !entry.key.starts_with(&self.prefix) => {}
+                None => {}
                 step => return step,
             }
         }

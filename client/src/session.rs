@@ -7,26 +7,32 @@ use std::time::Duration;
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters};
 
-use farside_protocol::{Action, Answer, Failure, Found, LANE, Lifetime, OpenRegion, Version};
+use farside_layout::hash::KeyHash;
+use farside_protocol::{Action, Answer, Failure, Found, LANE, Lifetime, Version};
 
 use crate::batch::BatchMemory;
 use crate::client::ClientInner;
-use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
+use crate::connection::SessionRegion;
 use crate::pipeline::PipelineMemory;
 use crate::reconnecting::ReconnectBudget;
+use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{
     Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, Result, Scan, Store, Value,
 };
 
-/// One thread's access to the region, with its own lanes and free blocks. All sessions of a client
+/// One thread's access to the store, with its own lanes and free blocks. All sessions of a client
 /// share one location cache. `Send`, but not `Sync`.
+///
+/// In a cluster the session connects to a shard when an operation first needs it. If a shard cannot
+/// be reached, its keys fail with [`Error::Unavailable`](crate::Error::Unavailable), within the
+/// timeout for connecting or at once if it is known to be down. All other keys go on.
 ///
 /// Every call returns when its operation has completed. To have many operations in flight, see
 /// [`Session::pipeline`] and [`Session::batch`]. Tests count the round trips and verbs that the
 /// descriptions state.
 pub struct Session {
     pub(crate) shared: Arc<ClientInner>,
-    connected: ConnectedEngine,
+    regions: SessionRegions,
     pub(crate) batch_memory: BatchMemory,
     pipeline_memory: PipelineMemory,
 }
@@ -38,98 +44,108 @@ impl fmt::Debug for Session {
     }
 }
 
-/// A session's engine, and the connection that it belongs to.
-struct ConnectedEngine {
-    /// Declared before the connection, so that it is dropped first and gives back its blocks.
-    region: OpenRegion,
-    engine: SessionEngine,
-    connection: Arc<ServerConnection>,
-}
-
-impl ConnectedEngine {
-    fn new(shared: &ClientInner) -> Result<Self> {
-        let mut budget = ReconnectBudget::default();
-        loop {
-            let connection = shared.connection()?;
-            if let Some((engine, region)) = shared.open(&connection)? {
-                return Ok(Self { region, engine, connection });
-            }
-            // A restarted server may be killed again before the region could be read.
-            shared.count_loss(&mut budget)?;
-        }
-    }
-
-    #[inline]
-    fn handle(&self) -> SessionRegion<'_> {
-        self.engine.at(&self.region)
-    }
-
-    /// Gives the connection up if a pipeline was leaked (`mem::forget`). One of its operations may
-    /// have left a PENDING word: without a goodbye the server looks for it.
-    fn give_up_if_leaked(&self) {
-        if self.engine.pipelined.get() {
-            self.connection.control.give_up();
-        }
-    }
-}
-
-impl Drop for ConnectedEngine {
-    fn drop(&mut self) {
-        self.give_up_if_leaked();
-    }
-}
-
 impl Session {
     pub(crate) fn open(shared: Arc<ClientInner>) -> Result<Self> {
-        let connected = ConnectedEngine::new(&shared)?;
+        let regions = SessionRegions::new(&shared)?;
         let (batch_memory, pipeline_memory) = Default::default();
-        Ok(Self { shared, connected, batch_memory, pipeline_memory })
+        Ok(Self { shared, regions, batch_memory, pipeline_memory })
     }
 
-    /// Returns the region and its engine, after reconnecting if the connection was lost.
-    #[inline]
-    pub(crate) fn handle(&mut self) -> Result<SessionRegion<'_>> {
-        if self.connected.connection.control.is_lost() || self.connected.engine.pipelined.get() {
-            self.reconnect()?;
-        }
-        Ok(self.connected.handle())
+    /// The number of shards.
+    pub(crate) fn shards(&self) -> usize {
+        self.regions.shards()
     }
 
+    /// Opens the region of a shard, after reconnecting if the connection was lost.
     #[cold]
-    fn reconnect(&mut self) -> Result<()> {
-        self.connected.give_up_if_leaked();
-        self.connected = ConnectedEngine::new(&self.shared)?;
+    fn connect(&mut self, shard: usize) -> Result<()> {
+        let is_leaked = self.regions.engine.pipelined.get();
+        if is_leaked || self.shared.cluster.is_none() {
+            self.regions.give_up_if_leaked();
+            self.regions = SessionRegions::new(&self.shared)?;
+        }
+        if self.regions.live(shard).is_none() {
+            self.regions.open(&self.shared, shard)?;
+        }
         Ok(())
     }
 
-    /// Runs an operation. If the connection was lost before the operation took effect, runs it
-    /// again on a new connection.
+    /// Returns the region of a shard and the engine, after reconnecting if the connection was lost.
+    pub(crate) fn handle(&mut self, shard: usize) -> Result<SessionRegion<'_>> {
+        loop {
+            let is_leaked = self.regions.engine.pipelined.get();
+            if !is_leaked && self.regions.live(shard).is_some() {
+                break;
+            }
+            self.connect(shard)?;
+        }
+        // It is live, or was a moment ago.
+        let open = self.regions.latest(shard);
+        let open = open.ok_or_else(|| self.shared.disconnected(shard))?;
+        Ok(self.regions.at(open))
+    }
+
+    /// Runs an operation on a key, which gets its hash. If the connection was lost before the
+    /// operation took effect, runs it again on a new one.
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
-        mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
+        key: &[u8],
+        mut operation: impl FnMut(
+            SessionRegion<'_>,
+            (KeyHash, &[u8]),
+        ) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        match operation(self.handle()?) {
-            Ok(result) => Ok(result),
-            Err(failure) => self.run_after(failure, operation),
-        }
+        let (hash, shard) = self.regions.route(key);
+        // If the connection is lost, the trust in the server has ended, and the operation fails.
+        let failure = match self.regions.latest(shard) {
+            Some(open) if !self.regions.engine.pipelined.get() => {
+                match operation(self.regions.at(open), (hash, key)) {
+                    Ok(result) => return Ok(result),
+                    Err(failure) => Some(failure),
+                }
+            }
+            _ => None,
+        };
+        let operation = &mut |session: &mut Self| {
+            // Another region may have another hash.
+            session.handle(shard)?;
+            let hash = session.regions.route(key).0;
+            Ok(operation(session.handle(shard)?, (hash, key)))
+        };
+        self.run_after(shard, failure, operation)
     }
 
-    /// Handles the failure of an operation, and runs it again as long as it may.
+    /// As [`Session::run`], for an operation on all keys of a shard.
+    pub(crate) fn run_on_shard<T>(
+        &mut self,
+        shard: usize,
+        mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
+    ) -> Result<T> {
+        let operation = &mut |session: &mut Self| Ok(operation(session.handle(shard)?));
+        self.run_after(shard, None, operation)
+    }
+
+    /// Handles the failure of an operation, if it has one, and runs it as long as it may.
     #[cold]
     fn run_after<T>(
         &mut self,
-        mut failure: Failure,
-        mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
+        shard: usize,
+        mut failure: Option<Failure>,
+        operation: &mut dyn FnMut(&mut Self) -> Result<std::result::Result<T, Failure>>,
     ) -> Result<T> {
         let mut budget = ReconnectBudget::default();
         loop {
-            let error = self.shared.handle_failure(&self.connected.connection, failure);
-            error.map_or(Ok(()), Err)?;
-            self.shared.count_loss(&mut budget)?;
-            match operation(self.handle()?) {
+            if let Some(failure) = failure.take() {
+                let open = self.regions.latest(shard);
+                let connection = &open.ok_or_else(|| self.shared.disconnected(shard))?.connection;
+                let error = self.shared.handle_failure(shard, connection, failure);
+                error.map_or(Ok(()), Err)?;
+                self.shared.count_loss(shard, &mut budget)?;
+            }
+            match operation(self)? {
                 Ok(result) => return Ok(result),
-                Err(another) => failure = another,
+                Err(another) => failure = Some(another),
             }
         }
     }
@@ -143,7 +159,7 @@ impl Session {
         value: &[u8],
     ) -> Result<Answer> {
         self.check_role()?;
-        self.run(|handle| handle.perform(action, key, value))
+        self.run(key, |handle, key| handle.perform(action, key, value))
     }
 
     #[inline]
@@ -158,7 +174,7 @@ impl Session {
     #[inline]
     fn copy(&self, found: &Found, into: &mut Vec<u8>) {
         into.extend_from_slice(
-            found.value_in(&self.connected.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
+            found.value_in(&self.regions.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
         );
     }
 
@@ -192,7 +208,7 @@ impl Session {
     /// [`Error::Connect`](crate::Error::Connect): `Unreachable`. If the call reconnects, also the
     /// errors of [`Client::session`](crate::Client::session).
     pub fn get(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let found = self.run(|handle| handle.get(key.as_ref()))?;
+        let found = self.run(key.as_ref(), |handle, key| handle.get(key))?;
         Ok(found.map(|found| self.value(&found)))
     }
 
@@ -223,7 +239,7 @@ impl Session {
     #[inline(never)]
     fn get_bytes(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
         value.clear();
-        let found = self.run(|handle| handle.get(key))?;
+        let found = self.run(key, |handle, key| handle.get(key))?;
         Ok(found.map(|found| {
             self.copy(&found, value);
             found.version
@@ -234,23 +250,20 @@ impl Session {
     /// reconnect. Never waits if [`Session::executes_at_once`].
     #[inline]
     pub(crate) fn get_at_once(&self, key: &[u8], value: &mut Vec<u8>) -> Option<Version> {
-        if self.is_lost() {
-            return None;
-        }
-        let found = self.connected.handle().get_cached(key)?;
+        let (hash, shard) = self.regions.route(key);
+        let found = self.regions.at(self.regions.latest(shard)?).get_cached((hash, key))?;
         self.copy(&found, value);
         Some(found.version)
     }
 
     /// Whether chains are executed as soon as they are posted: on shared memory.
     pub(crate) fn executes_at_once(&self) -> bool {
-        self.connected.engine.endpoint.fabric().executes_at_once()
+        self.regions.engine.endpoint.fabric().executes_at_once()
     }
 
-    /// Whether the connection was lost, so that the next operation reconnects.
-    #[inline]
+    /// Whether a connection was lost, so that the next operation on its shard reconnects.
     pub(crate) fn is_lost(&self) -> bool {
-        self.connected.connection.control.is_lost()
+        self.regions.all().any(OpenShard::is_lost)
     }
 
     /// Stores a value, whether or not the key is present.
@@ -278,7 +291,7 @@ impl Session {
     #[inline(never)]
     fn put_bytes(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_role()?;
-        self.run(|handle| handle.put(Lifetime::Forever, key, value)).map(drop)
+        self.run(key, |handle, key| handle.put(Lifetime::Forever, key, value)).map(drop)
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is
@@ -418,10 +431,12 @@ impl Session {
     /// [`Session::pipeline`] for at most this many operations in flight: creating a pipeline takes
     /// time for each lane.
     pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
-        self.handle()?;
-        let Self { connected, shared, pipeline_memory, .. } = self;
-        let handle = connected.handle();
-        Ok(Pipeline::new(handle, &connected.connection, shared, pipeline_memory, operations))
+        if self.shared.cluster.is_none() || self.regions.engine.pipelined.get() {
+            self.handle(0)?;
+        }
+        let Self { regions, shared, pipeline_memory, .. } = self;
+        regions.drop_former();
+        Ok(Pipeline::new(regions, shared, pipeline_memory, operations))
     }
 
     /// Returns an empty batch: it collects operations, which then run together.
@@ -463,7 +478,7 @@ impl Session {
     /// with `Layout`, `Contended` or `Unregistered`. All others do, among them
     /// [`Error::Disconnected`](crate::Error::Disconnected) when the server has another region now.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
-        Scan::new(self, &[])
+        Ok(Scan::new(self, &[]))
     }
 
     /// Iterates over the keys that begin with `prefix`, and their values. It costs as much as
@@ -479,10 +494,10 @@ impl Session {
     /// # Errors
     /// As [`Session::scan`].
     pub fn scan_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_>> {
-        Scan::new(self, prefix.as_ref())
+        Ok(Scan::new(self, prefix.as_ref()))
     }
 
-    /// Counts of the verbs of this session on its present connection.
+    /// Counts of the verbs of this session. Without a cluster they start again when it reconnects.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -494,10 +509,10 @@ impl Session {
     /// ```
     #[inline]
     pub fn counters(&self) -> Counters {
-        self.connected.engine.counters()
+        self.regions.engine.counters()
     }
 
-    /// This session's hits and misses in the location cache on the present connection.
+    /// This session's hits and misses in the location cache, on its present connections.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -507,7 +522,7 @@ impl Session {
     /// # Ok(()) }
     /// ```
     pub fn cache_statistics(&self) -> CacheStatistics {
-        self.connected.region.lookups.statistics()
+        self.regions.cache_statistics()
     }
 
     /// Forgets all cached locations of the client, except those that other sessions are caching
@@ -521,10 +536,11 @@ impl Session {
     /// # Ok(()) }
     /// ```
     pub fn clear_cache(&mut self) {
-        self.connected.region.cache.clear();
+        self.regions.all().for_each(|open| open.region.cache.clear());
     }
 
-    /// Returns the limits of the region.
+    /// Returns the limits of the region; in a cluster those that hold for all shards that the
+    /// session has used.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -533,12 +549,22 @@ impl Session {
     /// # Ok(()) }
     /// ```
     pub fn limits(&self) -> Limits {
-        let format = &self.connected.region.format;
-        Limits {
-            key_bytes_max: format.key_bytes_max as usize,
-            value_bytes_max: format.value_bytes_max as usize,
-            region_bytes: format.region_bytes,
-            grace: Duration::from_millis(format.grace_ms.into()),
-        }
+        let limits = self.regions.all().map(|open| {
+            let format = &open.region.format;
+            Limits {
+                key_bytes_max: format.key_bytes_max as usize,
+                value_bytes_max: format.value_bytes_max as usize,
+                region_bytes: format.region_bytes,
+                grace: Duration::from_millis(format.grace_ms.into()),
+            }
+        });
+        // A session has opened at least one region.
+        let least = limits.reduce(|least, other| Limits {
+            key_bytes_max: least.key_bytes_max.min(other.key_bytes_max),
+            value_bytes_max: least.value_bytes_max.min(other.value_bytes_max),
+            region_bytes: least.region_bytes.min(other.region_bytes),
+            grace: least.grace.max(other.grace),
+        });
+        least.unwrap_or_default()
     }
 }

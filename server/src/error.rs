@@ -14,6 +14,7 @@ use farside_layout::LayoutError;
 use farside_protocol::OperationError;
 use farside_snapshot::SnapshotError;
 
+use crate::cluster::ClusterError;
 use crate::depot::BlockError;
 
 /// Why a server did not start, or why it failed later: one line that says what to do.
@@ -97,6 +98,8 @@ pub enum ServerError {
     Restore { path: PathBuf, source: Box<RestoreError> },
     #[error("cannot use TLS: {0}")]
     Tls(#[from] TlsError),
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     #[error("cannot use the region's memory: {0}")]
     Access(#[from] ChainError),
     #[error("the control service panicked, which is a bug: please report the lines above")]

@@ -20,14 +20,19 @@ const INDEX_SHARE_DIVISOR: u64 = 2;
 const SUBTABLES_PER_CHUNK: u64 = CHUNK_BYTES / SUBTABLE_BYTES;
 
 /// Formats a region whose memory is all zeros. The superblock is written last, and its magic after
-/// all else, so that no server takes an unfinished region for a complete one.
-pub(crate) fn format_region(region: &Region, config: &ServerConfig) -> Result<(), ServerError> {
-    let (mut region_id, mut hash_key) = ([0; 16], [0; 16]);
-    for random in [&mut region_id, &mut hash_key] {
+/// all else, so that no server takes an unfinished region for a complete one. The hash key is
+/// random, unless that of a cluster is given.
+pub(crate) fn format_region(
+    region: &Region,
+    config: &ServerConfig,
+    hash_key: Option<[u8; 16]>,
+) -> Result<(), ServerError> {
+    let (mut region_id, mut random_key) = ([0; 16], [0; 16]);
+    for random in [&mut region_id, &mut random_key] {
         rustix::rand::getrandom(&mut random[..], GetRandomFlags::empty())
             .map_err(system("get random numbers"))?;
     }
-    let format = config.format(region.bytes(), region_id, hash_key);
+    let format = config.format(region.bytes(), region_id, hash_key.unwrap_or(random_key));
     let geometry = format.geometry();
     let depth = index_depth(&geometry, config.index)?;
     let superblock = Superblock::new(&format, depth).map_err(ServerError::Format)?;

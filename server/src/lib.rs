@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod clients;
+mod cluster;
 mod collect;
 mod content;
 pub mod depot;
@@ -44,5 +45,6 @@ mod splits;
 mod sweep;
 mod walk;
 
+pub use cluster::ClusterError;
 pub use error::{Damage, RestoreError, ServerError};
 pub use server::{Server, Stopper, TlsReloader};

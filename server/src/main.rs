@@ -65,6 +65,12 @@ struct Flags {
     /// The longest value of a new region, in bytes; with --restore the default is the snapshot's
     #[arg(long, value_name = "BYTES")]
     value_bytes_max: Option<u32>,
+    /// The cluster that the server is a part of: the URI of its records
+    #[arg(long, value_name = "URI")]
+    cluster: Option<String>,
+    /// What fails together with this server, such as its rack; for the operator of a cluster
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
     /// Format of log lines: human or json
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
@@ -97,7 +103,8 @@ fn run(flags: Flags) -> Result<()> {
     let (file, is_strict) = (flags.config.clone(), flags.strict_config);
     let config = configure(flags)?;
     start_logging(&config);
-    if let Some(file) = file.filter(|_| config.secret.is_some())
+    let has_secret = config.secret.is_some() || config.cluster_store.password.is_some();
+    if let Some(file) = file.filter(|_| has_secret)
         && let Err(exposed) = check_private(&file)
     {
         if is_strict {
@@ -168,6 +175,8 @@ fn configure(flags: Flags) -> Result<ServerConfig> {
     config.evict |= flags.evict;
     config.restore = flags.restore.or(config.restore);
     config.index = flags.index.or(config.index);
+    config.cluster = flags.cluster.or(config.cluster);
+    config.label = flags.label.or(config.label);
     override_with(&mut config.huge_pages, flags.huge_pages);
     override_with(&mut config.grace_ms, flags.grace_ms);
     config.key_bytes_max = flags.key_bytes_max.or(config.key_bytes_max);

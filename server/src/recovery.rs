@@ -37,6 +37,8 @@ pub(crate) struct ServedRegion {
     pub(crate) depot: Depot,
     /// Whether it was just formatted, so that it has no keys.
     pub(crate) is_new: bool,
+    /// The number of keys when it was opened.
+    pub(crate) keys: u64,
 }
 
 /// The server tells a session to ask again if a block or a chunk becomes free within this time.
@@ -144,9 +146,18 @@ pub(crate) fn open(
     memory: &RegionMemory,
     config: &ServerConfig,
 ) -> Result<ServedRegion, ServerError> {
+    open_hashed(memory, config, None)
+}
+
+/// Opens a region as [`open`] does. A new one gets this hash key, if any.
+pub(crate) fn open_hashed(
+    memory: &RegionMemory,
+    config: &ServerConfig,
+    hash_key: Option<[u8; 16]>,
+) -> Result<ServedRegion, ServerError> {
     let region = memory.region.clone();
     if memory.is_new {
-        format_region(&region, config)?;
+        format_region(&region, config, hash_key)?;
     }
     let path = config.region_file.clone().unwrap_or_default();
     let decoded = Superblock::decode(&superblock_bytes(memory)?, region.bytes());
@@ -170,7 +181,7 @@ pub(crate) fn open(
     let fenced_at = boot_time_ns();
     let recovery = Recovery { region: &region, geometry, depth, fenced_at };
     let recovered = recovery.run(&format, memory.is_new);
-    let (index, depot) =
+    let (index, depot, keys) =
         recovered.map_err(|damage| ServerError::Damaged { path: path.clone(), damage })?;
     if !memory.is_new {
         let state = superblock.state().unwrap_or(RegionState::InUse);
@@ -190,7 +201,7 @@ pub(crate) fn open(
         }
     }
     let is_new = memory.is_new;
-    Ok(ServedRegion { region, format, geometry, incarnation, index, depot, is_new })
+    Ok(ServedRegion { region, format, geometry, incarnation, index, depot, is_new, keys })
 }
 
 /// Checks that the region has the configured size, if one is configured.
@@ -235,6 +246,9 @@ fn warn_of_ignored_settings(config: &ServerConfig, format: &Format) {
     }
 }
 
+/// What opening a region finds: its index, its depot and the number of its keys.
+type Recovered = (Index, Depot, u64);
+
 struct Recovery<'a> {
     region: &'a Arc<Region>,
     geometry: Geometry,
@@ -243,7 +257,7 @@ struct Recovery<'a> {
 }
 
 impl Recovery<'_> {
-    fn run(&self, format: &Format, is_new: bool) -> Result<(Index, Depot), Damage> {
+    fn run(&self, format: &Format, is_new: bool) -> Result<Recovered, Damage> {
         let uses = self.chunk_uses()?;
         let own = OwnEndpoint::over_memory(self.region);
         if !is_new {
@@ -257,13 +271,13 @@ impl Recovery<'_> {
         let options = DepotOptions::new(grace_ns, u32::from_le_bytes([a, b, c, d]));
         let mut depot = Depot::new(self.geometry, &uses, options, boot_time_ns());
         if is_new {
-            return Ok((index, depot));
+            return Ok((index, depot, 0));
         }
         let (linked, cleared) = self.walk(&index, &mut depot, &own)?;
         tracing::info!(keys = linked, unfinished = cleared, "the index was walked");
         // Until this time a former client may read a block that its last verb unlinked.
         sleep_until(self.fenced_at + own.fence_delay_ns() + grace_ns);
-        Ok((index, depot))
+        Ok((index, depot, linked))
     }
 
     fn chunk_uses(&self) -> Result<Vec<ChunkUse>, Damage> {

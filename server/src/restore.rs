@@ -168,7 +168,7 @@ fn store_all(
             _ if expires_at <= SystemTime::now() => continue,
             _ => Lifetime::until(expires_at),
         };
-        let stored = engine.at(&region).perform(Action::Put(lifetime), key, value);
+        let stored = engine.at(&region).perform(Action::Put(lifetime), region.hashed(key), value);
         stored.map_err(|failure| restore_error(failure, records, total))?;
     }
     Ok(())
@@ -182,6 +182,7 @@ fn open_region(
         (opened.region.clone(), opened.format)
     };
     let options = RegionOptions {
+        trust: farside_fabric::Trust::forever(),
         region_id: format.region_id,
         region_bytes: format.region_bytes,
         client_id: WRITER_ID,

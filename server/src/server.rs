@@ -10,12 +10,14 @@ use std::thread::{self, JoinHandle};
 use farside_config::size::ByteSize;
 use farside_config::{ServerConfig, addresses_text};
 use farside_control::address::Address;
+use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::TlsServer;
 use rustix::event::EventfdFlags;
 
+use crate::cluster::{self, Joining, Membership, Watcher};
 use crate::error::{ServerError, system};
 use crate::huge_pages::{self, BackgroundCollapse};
-use crate::recovery::{self, region_memory};
+use crate::recovery::{self, ServedRegion, region_memory};
 use crate::restore::restored_memory;
 use crate::service::{ControlService, listen};
 
@@ -60,6 +62,8 @@ impl Server {
         }
         let tls = config.tls.is_used().then(|| TlsServer::load(config.tls.clone()));
         let tls = tls.transpose()?.map(Arc::new);
+        // Waits for the records, so nothing listens yet: clients try other servers meanwhile.
+        let joining = cluster::join(config, stop)?;
         // The device's first, because the others use the device.
         let mut device_first: Vec<&Address> = addresses.iter().collect();
         device_first.sort_by_key(|address| !address.is_rdma());
@@ -72,7 +76,7 @@ impl Server {
         };
         let address = addresses_text(&addresses);
         let replaces_unfinished = memory.replaces_unfinished();
-        let opened = recovery::open(&memory, config)?;
+        let (opened, joined) = open_region(&memory, config, joining)?;
         memory.name_file()?;
         if replaces_unfinished {
             tracing::warn!(
@@ -88,7 +92,9 @@ impl Server {
         let memory = Arc::new(memory);
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(system("create an event"))?;
-        let service = ControlService::new(config, listeners, memory.clone(), opened, &stop)?;
+        let (membership, watcher) = joined.unzip();
+        let service =
+            ControlService::new(config, listeners, memory.clone(), opened, membership, &stop)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         let thread = thread::Builder::new()
@@ -98,6 +104,8 @@ impl Server {
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
         let tls = tls.map(TlsReloader);
         let mut server = Self { addresses, tls, stop, thread, background: None };
+        // The server's address must not be in the records before it listens.
+        watcher.map_or(Ok(()), Watcher::start).map_err(system("start a thread"))?;
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),
@@ -149,6 +157,19 @@ impl Server {
             tracing::error!("the server did not shut down cleanly: {error}");
         }
     }
+}
+
+/// Opens the region in this memory, as a part of a cluster if there is one.
+fn open_region(
+    memory: &RegionMemory,
+    config: &ServerConfig,
+    joining: Option<Joining>,
+) -> Result<(ServedRegion, Option<(Membership, Watcher)>), ServerError> {
+    let Some(joining) = joining else { return Ok((recovery::open(memory, config)?, None)) };
+    let shard = joining.shard_of(memory, config)?;
+    let opened = recovery::open_hashed(memory, config, Some(joining.hash_key()))?;
+    let joined = joining.complete(config, shard, memory, &opened)?;
+    Ok((opened, Some(joined)))
 }
 
 /// Stops a server, once or several times, from any thread.

@@ -7,6 +7,7 @@
 pub(crate) mod acceptor;
 mod admission;
 mod client_connection;
+mod cluster_messages;
 mod connections;
 #[cfg(feature = "verbs")]
 mod device;
@@ -34,13 +35,16 @@ use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::clock_lag_max_ns;
 use rustix::event::Timespec;
 
+use crate::cluster::Membership;
 use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
 use crate::recovery::ServedRegion;
 use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
 use client_connection::{ClientIdentity, DisconnectReason};
-use connections::{Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, ReceivedMessage, STOP};
+use connections::{
+    CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, ReceivedMessage, STOP,
+};
 use probing::Probing;
 use region_keeper::RegionKeeper;
 use roll_call::{DueClients, RollCall};
@@ -80,6 +84,8 @@ pub(crate) struct ControlService {
     probing: Probing,
     roll_call: RollCall,
     keeper: RegionKeeper,
+    /// `None` if the server is a part of no cluster.
+    cluster: Option<Membership>,
     /// Holds the lock of a region file.
     memory: Arc<RegionMemory>,
     started_at: Nanos,
@@ -93,10 +99,14 @@ impl ControlService {
         listeners: Vec<Box<dyn BoundListener>>,
         memory: Arc<RegionMemory>,
         opened: ServedRegion,
+        cluster: Option<Membership>,
         stop: &OwnedFd,
     ) -> Result<Self, ServerError> {
         let connections = Connections::new()?;
         connections.watch(stop, STOP).map_err(system("watch for the end"))?;
+        if let Some(cluster) = &cluster {
+            connections.watch(cluster, CLUSTER).map_err(system("watch for the cluster"))?;
+        }
         let (mut acceptors, mut own) = (Vec::<Box<dyn Acceptor>>::new(), None);
         for listener in listeners {
             let device = acceptors.iter().find_map(|acceptor| acceptor.device());
@@ -116,6 +126,7 @@ impl ControlService {
             probing: Probing::every(Nanos::from(probe_ms) * 1_000_000),
             roll_call: RollCall::new(clock_lag_max_ns(opened.format.grace_ns())),
             keeper: RegionKeeper::new(config, opened, own),
+            cluster,
             memory,
             started_at: boot_time_ns(),
             clients_lost: 0,
@@ -127,6 +138,9 @@ impl ControlService {
     pub(crate) fn run(mut self) -> Result<(), ServerError> {
         let served = self.serve();
         let shut_down = self.shut_down();
+        if served.is_ok() && shut_down.is_ok() {
+            self.leave_cluster();
+        }
         served.and(shut_down)
     }
 
@@ -140,9 +154,13 @@ impl ControlService {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(system("wait for clients")(error)),
             }
+            self.note_running();
             let numbers = || events.iter().map(|event| event.data.u64());
             if numbers().any(|number| number == STOP) {
                 return Ok(());
+            }
+            if numbers().any(|number| number == CLUSTER) {
+                self.take_cluster_news()?;
             }
             if numbers().any(|number| number == LISTENER) {
                 (0..self.admission.acceptors.len()).try_for_each(|at| self.accept(at))?;
@@ -165,6 +183,7 @@ impl ControlService {
             self.admission.accept_again_at(),
             self.next_probe_at(),
             self.roll_call.next_step_at(),
+            self.cluster.as_ref().map(Membership::next_step_at),
         ];
         let due = due.into_iter().flatten().min()?;
         let left = due.saturating_sub(boot_time_ns());
@@ -178,18 +197,17 @@ impl ControlService {
             match self.admission.next_arrival(acceptor, &self.connections) {
                 None => break,
                 Some(Arrival::Unidentified(connection)) => {
-                    let surplus =
-                        self.admission.add_unidentified(connection, &mut self.connections);
-                    if let Some(connection_number) = surplus {
-                        self.disconnect(connection_number, &DisconnectReason::Crowded);
-                    }
+                    self.admission.add_unidentified(connection, &mut self.connections);
+                    self.close_surplus();
                 }
                 Some(Arrival::Request(request)) => {
                     let is_first = self.connections.by_number.is_empty();
-                    let client =
-                        self.admission.admit_request(request, acceptor, &mut self.connections);
-                    if let Some((connection_number, role)) = client {
+                    let (cluster, connections) = (&mut self.cluster, &mut self.connections);
+                    let added =
+                        self.admission.admit_request(request, acceptor, cluster, connections);
+                    if let Some((connection_number, role)) = added {
                         self.note_connected(connection_number, role, is_first);
+                        self.close_surplus();
                     }
                 }
                 Some(Arrival::Established) => {}
@@ -205,12 +223,19 @@ impl ControlService {
         Ok(())
     }
 
+    /// Closes a connection if too many have no client.
+    fn close_surplus(&mut self) {
+        if let Some((connection_number, reason)) = self.admission.surplus(&self.connections) {
+            self.disconnect(connection_number, &reason);
+        }
+    }
+
     /// Begins to probe the host of this client, and to check the clock of its process.
-    fn note_connected(&mut self, connection_number: u64, role: Role, is_first: bool) {
+    fn note_connected(&mut self, connection_number: u64, role: Option<Role>, is_first: bool) {
         let now = boot_time_ns();
         self.probing.note_connected(is_first, now);
         // A reader relies on no proof of a word, so its clock does not matter.
-        if role == Role::Writer {
+        if role == Some(Role::Writer) {
             self.roll_call.add(connection_number, now);
         }
     }
@@ -263,11 +288,16 @@ impl ControlService {
                 self.admission.admit_unidentified(
                     connection_number,
                     request,
+                    &mut self.cluster,
                     &mut self.connections,
                 )?;
+                self.close_surplus();
             }
             Some(ReceivedMessage::Request(id, role, request)) => {
                 self.answer(connection_number, (id, role), request, boot_time_ns())?;
+            }
+            Some(ReceivedMessage::MapRequest(request)) => {
+                self.answer_about_cluster(connection_number, request, boot_time_ns())?;
             }
         }
         if let Some(connection) = self.connections.by_number.get_mut(&connection_number) {
@@ -328,7 +358,7 @@ impl ControlService {
                 return answered.map_err(|ms| DisconnectReason::ClockBehind { ms });
             }
             Request::Heartbeat { .. } | Request::Map | Request::NewerMap { .. } => {
-                return Err(DisconnectReason::broken("the server is a part of no cluster"));
+                return self.answer_about_cluster(connection_number, request, now);
             }
             Request::Goodbye => return Err(DisconnectReason::Goodbye),
         };
@@ -462,7 +492,7 @@ impl ControlService {
             connection.close();
             match connection.client {
                 ClientIdentity::Client { id, .. } => self.admission.clients.fence(id)?,
-                ClientIdentity::Leaving => {}
+                ClientIdentity::Leaving | ClientIdentity::Map => {}
                 ClientIdentity::Unidentified => {
                     let bye = encode_reply(&Err(Refusal::ShuttingDown));
                     // If this does not reach the client, it only sees the connection close.

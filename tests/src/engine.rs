@@ -9,6 +9,7 @@ use farside_control::{
 };
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{AnyFabric, Fabric, RegionIndex};
+use farside_layout::hash::KeyHash;
 use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
 use farside_protocol::{ConnectionCache, Engine, OpenRegion, Prefix, RegionHandle, RegionOptions};
@@ -28,6 +29,10 @@ impl ChannelBlocks {
         request.encode(&mut bytes);
         // The server takes no more requests until this client takes its answers.
         while let Err(error) = self.channel.send(&bytes) {
+            // A test has killed the server.
+            if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
+                return;
+            }
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
             if !self.take_answer() {
                 std::thread::yield_now();
@@ -99,6 +104,11 @@ impl<F: Fabric> TestEngine<F> {
     pub fn handle(&self) -> RegionHandle<'_, F> {
         self.engine.at(&self.region)
     }
+
+    /// Returns the key with its hash.
+    pub fn hashed<'k>(&self, key: &'k [u8]) -> (KeyHash, &'k [u8]) {
+        self.region.hashed(key)
+    }
 }
 
 impl<F> std::ops::Deref for TestEngine<F> {
@@ -121,6 +131,7 @@ pub fn connect_options(address: &str, role: Role, token: Token) -> ConnectOption
         timeout,
         rdma: Default::default(),
         tls: Default::default(),
+        trust: farside_fabric::Trust::forever(),
     }
 }
 
@@ -137,7 +148,8 @@ pub fn open_region<F: Fabric>(
     channel: Box<dyn ControlChannel>,
 ) -> OpenRegion {
     let Welcome { region_id, region_bytes, client_id, .. } = *welcome;
-    let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes: 64 << 20 };
+    let (cache_bytes, trust) = (64 << 20, farside_fabric::Trust::forever());
+    let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes, trust };
     let (buffer, answers) = (vec![0; MESSAGE_BYTES_MAX], VecDeque::new());
     let blocks = Box::new(ChannelBlocks { channel, buffer, answers });
     engine.open(index, blocks, options, &ConnectionCache::default()).unwrap()

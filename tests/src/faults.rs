@@ -285,7 +285,13 @@ impl Injector {
     /// Breaks the connection: the chains that are held back are never executed.
     fn break_connection(&mut self) {
         self.is_broken = true;
-        while let Some((_, lane)) = self.held_chains.pop() {
+        let lost = std::mem::take(&mut self.held_chains);
+        self.fail(lost);
+    }
+
+    /// Reports that these chains are lost.
+    fn fail(&mut self, held_chains: Vec<(Nanos, LaneId)>) {
+        for (_, lane) in held_chains {
             if let Some(flight) = self.flights[usize::from(lane.0)].take() {
                 self.report(0, lane, Err(flight.error_when_lost()));
             }
@@ -354,5 +360,17 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Injector {
         } else {
             std::thread::sleep(PAUSE);
         }
+    }
+
+    fn replaced(&mut self, fabric: &mut F, region: RegionIndex) {
+        fabric.replaced(region);
+        let flights = &self.flights;
+        let is_for_it = |lane: LaneId| {
+            let flight = &flights[usize::from(lane.0)];
+            flight.as_ref().is_some_and(|flight| flight.region == region)
+        };
+        let (lost, kept) = self.held_chains.drain(..).partition(|(_, lane)| is_for_it(*lane));
+        self.held_chains = kept;
+        self.fail(lost);
     }
 }

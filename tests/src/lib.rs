@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use farside::{Client, Error, Session};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
+pub mod cluster;
 pub mod command;
 pub mod counters;
 pub mod engine;

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Checks that cargo is installed, and installs a missing C linker on Debian and Ubuntu. For `make
 # test` also installs a browser on Debian. Ubuntu's package only refers to a snap; without a browser
-# one test is skipped, and says so.
+# one test is skipped, and says so. For `make test` and with --etcd also installs etcd, if the system's
+# packages have it; without it the tests of etcd are left out, and say so.
 #
-#   tools/scripts/needs.sh [--test]
+#   tools/scripts/needs.sh [--test | --etcd]
 set -euo pipefail
 
 as_root=()
@@ -42,5 +43,13 @@ if [ "${1:-}" = --test ] && ! browser; then
         install chromium fonts-dejavu-core
     else
         echo "no Chromium here: kv-bench's report will not be tested in a browser" >&2
+    fi
+fi
+if [ -n "${1:-}" ] && ! command -v etcd >/dev/null; then
+    if ! command -v apt-get >/dev/null || ! apt-cache show etcd-server >/dev/null 2>&1; then
+        echo "no etcd here, and no package of it: what needs it is left out" >&2
+    else
+        echo "etcd is missing: installing etcd-server" >&2
+        install etcd-server || echo "etcd cannot be installed: what needs it is left out" >&2
     fi
 fi

@@ -118,6 +118,9 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         region: Option<PathBuf>,
     },
+    /// Make, show, check or remove a cluster of servers, by its records
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// Check this machine for what Farside needs, and print how to fix what is missing
     ///
     /// Exit 2 when the config file cannot be used, 3 when the configured server does not answer.
@@ -127,6 +130,60 @@ pub(crate) enum Command {
     Completions {
         /// The shell
         shell: Shell,
+    },
+}
+
+/// The commands take the URI of the records: etcd://HOST:2379,HOST:2379/NAME, or file:///PATH for
+/// one machine.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cluster {
+    /// Make the records of a new cluster, whose servers you then start
+    Create {
+        /// Where the records are to be
+        #[arg(value_name = "URI")]
+        uri: String,
+        /// The number of shards, 1 to 128. It stays: choose as many as you will ever have servers
+        #[arg(long, value_name = "N")]
+        shards: u16,
+    },
+    /// Show each shard's server, keys, bytes and load
+    Show {
+        /// Where the records are
+        #[arg(value_name = "URI")]
+        uri: String,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look at the store of the records, the records and all servers; exit 5 if something is wrong
+    Check {
+        /// Where the records are
+        #[arg(value_name = "URI")]
+        uri: String,
+    },
+    /// Remove the records of a cluster. Region files and snapshots stay
+    Destroy {
+        /// Where the records are
+        #[arg(value_name = "URI")]
+        uri: String,
+        /// Remove them while servers run
+        #[arg(long)]
+        force: bool,
+    },
+    /// Give up the data of a shard whose server is lost, so that a spare may take the shard
+    ///
+    /// Takes the shard from its server if that still runs, and waits until no client trusts it any
+    /// more: some seconds.
+    Assign {
+        /// Where the records are
+        #[arg(value_name = "URI")]
+        uri: String,
+        /// The number of the shard
+        #[arg(value_name = "SHARD")]
+        shard: u16,
+        /// The shard begins empty: its present data is given up
+        #[arg(long, required = true)]
+        empty: bool,
     },
 }
 

@@ -15,6 +15,18 @@ use crate::output::{self, Usage};
 
 /// Returns the config file's settings, with the server of the command line if it names one.
 pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
+    let config = config_without_server(args)?;
+    if config.server.is_none() {
+        return Err(Usage::error(
+            "which server? Give --server shm:///path/of/kv.sock, set FARSIDE_SERVER, or write \
+             `server = \"...\"` into ~/.config/farside/client.toml",
+        ));
+    }
+    Ok(config)
+}
+
+/// As [`config`], for a command that needs no server.
+pub(crate) fn config_without_server(args: &Args) -> anyhow::Result<ClientConfig> {
     let mut config = match ClientConfig::file(args.config.as_deref()) {
         Some(path) => {
             let config = ClientConfig::load(&path)?;
@@ -27,12 +39,6 @@ pub(crate) fn config(args: &Args) -> anyhow::Result<ClientConfig> {
     };
     if let Some(server) = args.server.as_ref().filter(|server| !server.is_empty()) {
         config.server = Some(server.clone());
-    }
-    if config.server.is_none() {
-        return Err(Usage::error(
-            "which server? Give --server shm:///path/of/kv.sock, set FARSIDE_SERVER, or write \
-             `server = \"...\"` into ~/.config/farside/client.toml",
-        ));
     }
     Ok(config)
 }

@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod cluster;
 mod confined_paths;
 mod connect;
 mod doctor;
@@ -97,6 +98,7 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Compact => gc::compact(args),
         Command::Snapshot(options) => snapshot::snapshot(args, options),
         Command::Verify { region } => verify::verify(args, region.as_deref()),
+        Command::Cluster(command) => cluster::cluster(args, command),
         Command::Doctor => doctor::doctor(args),
         Command::Completions { shell } => print_completions(*shell),
     }

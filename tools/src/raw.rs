@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use farside_config::ClientConfig;
 use farside_control::attach::{Attached, ConnectError, ConnectOptions, Contact};
-use farside_control::{Role, say_goodbye};
+use farside_control::cluster::ShardView;
+use farside_control::{
+    MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerStatistics, say_goodbye,
+};
 use farside_fabric::shm::{Region, ShmFabric};
 use farside_fabric::{ChainError, Endpoint, LaneId};
 use farside_tools::check::{self, CheckError, Observer, Report, Scope};
 use indicatif::ProgressBar;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::output;
@@ -34,10 +38,61 @@ pub(crate) struct RawRegion {
 }
 
 impl RawRegion {
-    /// Connects as a reader, with a connection of its own.
-    pub(crate) fn open(config: &ClientConfig) -> anyhow::Result<Self> {
+    /// Connects as a reader to the server, or to the servers of all shards of a cluster, with a
+    /// connection of its own to each. `None` for a shard whose server this host does not reach.
+    pub(crate) fn open_all(config: &ClientConfig) -> anyhow::Result<Vec<Option<Self>>> {
         let options = config.connect_options(Role::Reader)?;
+        // A single address is mostly that of a server without a cluster.
+        if options.others.is_empty() {
+            match options.connect() {
+                Err(ConnectError::Refused { source: Refusal::Clustered, .. }) => {}
+                attached => return Ok(vec![Some(Self { attached: attached?, options })]),
+            }
+        }
+        let map = match options.fetch_map(options.timeout) {
+            Err(ConnectError::Refused { source: Refusal::NoCluster, .. }) => {
+                return Ok(vec![Some(Self { attached: options.connect()?, options })]);
+            }
+            map => map?.0,
+        };
+        let open = |(shard, view): (usize, &ShardView)| {
+            Self::attach(options.of_shard(shard as u16, view, |_| true)?).ok()
+        };
+        Ok(map.shards.iter().enumerate().map(open).collect())
+    }
+
+    /// Connects with these options.
+    pub(crate) fn attach(options: ConnectOptions) -> anyhow::Result<Self> {
         Ok(Self { attached: options.connect()?, options })
+    }
+
+    /// The server's address.
+    pub(crate) fn server(&self) -> String {
+        self.attached.address.to_string()
+    }
+
+    /// Asks the server for its statistics.
+    pub(crate) fn statistics(&mut self, timeout: Duration) -> anyhow::Result<ServerStatistics> {
+        let channel = &mut self.attached.channel;
+        let (started, mut message) = (Instant::now(), Vec::new());
+        Request::Statistics.encode(&mut message);
+        channel.send(&message)?;
+        message.resize(MESSAGE_BYTES_MAX, 0);
+        loop {
+            match channel.receive(&mut message)? {
+                Some(0) => bail!("the server closed the connection"),
+                Some(bytes) => match ServerMessage::decode(&message[..bytes])? {
+                    ServerMessage::Statistics(statistics) => return Ok(statistics),
+                    // The map of the cluster, for example.
+                    _ => continue,
+                },
+                None => {}
+            }
+            let left = timeout.checked_sub(started.elapsed());
+            let left = left.context("the server does not answer: it is stopped or overloaded")?;
+            let left = Timespec::try_from(left)?;
+            poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&left))?;
+        }
     }
 
     /// Checks the region while clients continue to work. If the connection is lost, starts the

@@ -37,8 +37,11 @@ pub(crate) fn snapshot(args: &Args, options: &args::Snapshot) -> anyhow::Result<
 /// Returns the number of keys, for the progress bar only. `None` after any error, such as a server
 /// without room for another client: the scan reports errors that matter.
 fn count_keys(args: &Args) -> Option<u64> {
-    let mut region = RawRegion::open(&connect::config(args).ok()?).ok()?;
-    Some(region.check(Scope::Index, &output::progress("counting keys")).ok()?.keys)
+    let regions = RawRegion::open_all(&connect::config(args).ok()?).ok()?;
+    let count = |region: Option<RawRegion>| {
+        Some(region?.check(Scope::Index, &output::progress("counting keys")).ok()?.keys)
+    };
+    regions.into_iter().map(count).sum()
 }
 
 fn write(

@@ -19,29 +19,45 @@ pub(crate) fn stat(args: &Args, json: bool) -> anyhow::Result<ExitStatus> {
     let config = connect::config(args)?;
     // Asks before the walk connects, so that the server counts one client of this command instead
     // of two.
-    let statistics = connect::reader(args)?.admin().statistics()?;
-    let bar = output::progress("reading the index");
-    let report = RawRegion::open(&config)?.check(Scope::Index, &bar)?;
-    bar.finish_and_clear();
-    let server = config.server.unwrap_or_default();
-    let overview = Overview::new(server, &statistics, &report);
-    let mut stdout = output::stdout();
-    if json {
-        writeln!(stdout, "{}", to_json(&overview)?)?;
-    } else {
-        stdout.write_all(overview.table().as_bytes())?;
+    let client = connect::reader(args)?;
+    let shards = client.admin().shards();
+    let statistics: Vec<_> =
+        (0..shards).map(|shard| client.admin().shard(shard).statistics()).collect();
+    drop(client);
+    let (bar, mut status) = (output::progress("reading the index"), ExitStatus::Done);
+    let regions = RawRegion::open_all(&config)?;
+    for (shard, (region, statistics)) in regions.into_iter().zip(statistics).enumerate() {
+        let (Some(mut region), Ok(statistics)) = (region, statistics) else {
+            output::print_message(format_args!("shard {shard} is not available"));
+            status = status.or_failed(exit_code::NO_SERVER);
+            continue;
+        };
+        let report = region.check(Scope::Index, &bar)?;
+        bar.finish_and_clear();
+        let server = region.server();
+        let shard = (shards > 1).then_some(shard);
+        let overview = Overview { shard, ..Overview::new(server, &statistics, &report) };
+        let mut stdout = output::stdout();
+        if json {
+            writeln!(stdout, "{}", to_json(&overview)?)?;
+        } else {
+            stdout.write_all(overview.table().as_bytes())?;
+        }
+        output::finish(stdout)?;
+        if !report.is_clean() {
+            output::print_message("the index is damaged: run `kv-cli verify`");
+            status = status.or_failed(exit_code::DAMAGE);
+        }
     }
-    output::finish(stdout)?;
-    if report.is_clean() {
-        return Ok(ExitStatus::Done);
-    }
-    output::print_message("the index is damaged: run `kv-cli verify`");
-    Ok(ExitStatus::Failed(exit_code::DAMAGE))
+    Ok(status)
 }
 
 /// The output of `stat`. The field names are those of the JSON.
 #[derive(Debug, Serialize)]
 struct Overview {
+    /// In a cluster: the number of the shard.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shard: Option<usize>,
     server: String,
     uptime_ms: u64,
     incarnation: u64,
@@ -146,6 +162,7 @@ impl Overview {
             linked_bytes: report.block_bytes,
         };
         Self {
+            shard: None,
             server,
             uptime_ms: statistics.uptime_ms,
             incarnation: statistics.incarnation,
@@ -191,12 +208,17 @@ impl Overview {
         }
     }
 
+    fn server_and_shard(&self) -> String {
+        let server = printable(&self.server).to_string();
+        self.shard.map_or(server.clone(), |shard| format!("{server}, shard {shard}"))
+    }
+
     fn table(&self) -> String {
         let (memory, index) = (&self.memory, &self.index);
         let seconds = self.uptime_ms / 1000;
         let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
         let mut table = [
-            ("server", printable(&self.server)),
+            ("server", self.server_and_shard()),
             ("up", format!("{hours}:{minutes:02}:{seconds:02}, start {}", self.incarnation)),
             ("clients", format!("{} ({} lost so far)", self.clients, self.clients_lost)),
             ("keys", self.keys.to_string()),

@@ -15,16 +15,42 @@ use crate::raw::{self, BarObserver, RawRegion};
 /// `verify`: prints the report on stdout; the exit code tells whether there is damage.
 pub(crate) fn verify(args: &Args, region_file: Option<&Path>) -> anyhow::Result<ExitStatus> {
     let bar = output::progress("verifying");
-    let report = match region_file {
-        Some(path) => raw::check_file(path, &mut BarObserver(&bar))?,
-        None => RawRegion::open(&connect::config(args)?)?.check(Scope::Blocks, &bar)?,
-    };
-    bar.finish_and_clear();
+    if let Some(path) = region_file {
+        let report = raw::check_file(path, &mut BarObserver(&bar))?;
+        bar.finish_and_clear();
+        return conclude(&report, true);
+    }
+    let regions = RawRegion::open_all(&connect::config(args)?)?;
+    let (shards, mut status) = (regions.len(), ExitStatus::Done);
+    for (shard, region) in regions.into_iter().enumerate() {
+        if shards > 1 {
+            print(&format!("shard       {shard}\n"))?;
+        }
+        let Some(mut region) = region else {
+            output::print_message(format_args!("shard {shard} is not available"));
+            status = status.or_failed(exit_code::NO_SERVER);
+            continue;
+        };
+        let report = region.check(Scope::Blocks, &bar)?;
+        bar.finish_and_clear();
+        if let ExitStatus::Failed(code) = conclude(&report, false)? {
+            status = status.or_failed(code);
+        }
+    }
+    Ok(status)
+}
+
+fn print(text: &str) -> anyhow::Result<ExitStatus> {
     let mut stdout = output::stdout();
-    stdout.write_all(describe(&report).as_bytes())?;
-    output::finish(stdout)?;
+    stdout.write_all(text.as_bytes())?;
+    output::finish(stdout)
+}
+
+/// Prints the report of one region.
+fn conclude(report: &Report, is_offline: bool) -> anyhow::Result<ExitStatus> {
+    print(&describe(report))?;
     if !report.is_clean() {
-        output::print_message(advice(&report, region_file.is_some()));
+        output::print_message(advice(report, is_offline));
     }
     Ok(if report.is_clean() { ExitStatus::Done } else { ExitStatus::Failed(exit_code::DAMAGE) })
 }

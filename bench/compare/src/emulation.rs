@@ -245,6 +245,19 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
             None => std::hint::spin_loop(),
         }
     }
+
+    fn replaced(&mut self, fabric: &mut F, region: RegionIndex) {
+        fabric.replaced(region);
+        let now = self.now(fabric);
+        let queued = std::mem::take(&mut self.queue);
+        let (lost, kept): (Vec<_>, _) =
+            queued.into_iter().partition(|queued| queued.region == region);
+        self.queue = kept.into();
+        for Queued { lane, bytes, .. } in lost {
+            self.queued_bytes -= bytes;
+            self.unreported.push_front((now, Completion { lane, result: Err(ChainError::Fenced) }));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -75,9 +75,9 @@ pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
     let services = services?;
     let workloads: Result<Vec<_>> = thread::scope(|scope| {
         let mut handles = Vec::new();
+        let own = server.processes.first().copied();
         for (store, service) in stores.iter().zip(&services) {
-            let process =
-                service.as_ref().map_or(server.process, |service| Some(service.process()));
+            let process = service.as_ref().map_or(own, |service| Some(service.process()));
             let (handle, worker) = pair(process);
             let setup = StoreSetup {
                 args,
@@ -263,6 +263,7 @@ fn memory(args: &Compare) -> Result<ServerMemory> {
         operations: None,
         seconds: Some(args.seconds),
         warmup_seconds: args.warmup_seconds,
+        servers: 1,
     };
     let memory = farside.memory()?;
     let demand = demand(args, OPERATIONS_PER_S_MAX as f64);

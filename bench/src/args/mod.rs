@@ -220,6 +220,11 @@ pub(crate) mod tests {
             ("ycsb --workload a -P /nowhere/workloada", "/nowhere/workloada: No such file"),
             ("ycsb -p readproportion", "name=value"),
             ("ycsb --workload a --cache-bytes 5", "1GiB"),
+            ("ycsb --workload a --servers 0", "1..=64"),
+            ("ycsb --workload a --servers 2 --server shm:///x", "cannot be used with"),
+            ("ycsb --workload a --emulate-rate 5", "--servers"),
+            ("ycsb --workload a --servers 2 --emulate-bandwidth 1KiB", "--emulate-rate"),
+            ("ycsb --workload a --servers 2 --emulate-rate 0", "1..="),
             ("verbs --bytes 12", "multiple of 8"),
         ] {
             let error = parse(line).unwrap_err();

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::ValueHint;
-use farside_config::size::ByteSize;
+use farside_config::size::{ByteSize, ByteSizeError};
 
 use super::{ServerArgs, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
+use crate::devices::Rates;
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
 use crate::properties::{Properties, Property};
 use crate::publish::Output;
@@ -16,6 +17,8 @@ use crate::zipfian::THETA;
 
 /// Limit on the number of records, and on the number of operations, of a run.
 const COUNT_MAX: u64 = 1 << 40;
+/// Limit on the rate of an emulated device: a chain a nanosecond.
+const CHAINS_PER_S_MAX: u64 = 1_000_000_000;
 /// How long a run measures if neither a time nor a count is given, in seconds.
 const SECONDS_DEFAULT: f64 = 10.0;
 
@@ -97,8 +100,22 @@ pub struct Ycsb {
     /// Memory for each client's location cache, as in 64MiB; 0B switches it off
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<ByteSize>,
-    /// Memory of the server that kv-bench starts. Default: enough for the records and for the
-    /// inserts of the run
+    /// Start so many servers: a cluster with as many shards. Without it kv-bench starts one server
+    /// without a cluster
+    #[arg(long, value_name = "N", conflicts_with_all = ["server", "config"])]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub servers: Option<u16>,
+    /// Emulate a network in which the device of each server executes at most so many chains a
+    /// second, one after another. The load and half of the warm-up are not slowed down
+    #[arg(long, value_name = "N", requires = "servers")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=CHAINS_PER_S_MAX))]
+    pub emulate_rate: Option<u64>,
+    /// The bandwidth of each server in the emulated network, in bytes a second, as in 24MiB;
+    /// default 100 Gb/s
+    #[arg(long, value_name = "SIZE", requires = "emulate_rate", value_parser = bandwidth)]
+    pub emulate_bandwidth: Option<ByteSize>,
+    /// Memory of the server that kv-bench starts, or of all --servers together. Default: enough for
+    /// the records and for the inserts of the run
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["server", "config"])]
     pub memory: Option<ByteSize>,
     /// The same seed makes the same operations
@@ -135,6 +152,14 @@ impl Ycsb {
     /// The number of threads of all clients together.
     pub fn all_threads(&self) -> u32 {
         self.threads * self.clients
+    }
+
+    /// The rates of the emulated devices, if there are to be any.
+    pub fn emulated_rates(&self) -> Option<Rates> {
+        let chains_per_s = self.emulate_rate?;
+        let rates = Rates::of_chains(chains_per_s);
+        let bytes_per_s = self.emulate_bandwidth.map_or(rates.bytes_per_s, |ByteSize(it)| it);
+        Some(Rates { bytes_per_s, ..rates })
     }
 
     /// The letter of the standard workload, or `custom`.
@@ -231,6 +256,11 @@ const RATE_MAX: u64 = 1_000_000_000;
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= RATE_MAX as f64);
     rate.ok_or_else(|| format!("write a number of operations a second, up to {RATE_MAX}"))
+}
+
+fn bandwidth(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    if size.0 == 0 { Err("write a size above 0".to_owned()) } else { Ok(size) }
 }
 
 fn theta(text: &str) -> Result<f64, String> {

@@ -79,6 +79,27 @@ impl<'a> Figures<'a> {
         charts
     }
 
+    /// Throughput against the number of servers, beside linear scaling from the fewest.
+    pub(crate) fn by_servers(&self) -> Vec<Chart> {
+        let any = |run: &YcsbReport| Setting { servers: 0, ..Setting::of(run) };
+        let groups = group_by(&self.closed, |run| (any(run), run.threads, run.depth));
+        let mut charts = Vec::new();
+        for ((setting, count, depth), runs) in groups {
+            let mut lines = self.lines(&runs, |run| run.servers.into(), median);
+            let linear: Vec<Line> = lines.iter().filter_map(linear).collect();
+            lines.extend(linear);
+            charts.push(Chart {
+                title: "Throughput by servers".to_owned(),
+                subtitle: setting.subtitle(&format!(", {}, depth {depth}", threads(count))),
+                x: ("servers", Scale::linear(xs(&lines), short)),
+                y: ("operations/s", Scale::linear(ys(&lines), short)),
+                lines,
+                dots: true,
+            });
+        }
+        charts
+    }
+
     /// A line for each workload that has two values on the axis.
     fn lines(
         &self,
@@ -196,6 +217,13 @@ impl<'a> Figures<'a> {
     }
 }
 
+/// What a throughput would be if it were proportional to the number of servers, from the fewest on.
+fn linear(of: &Line) -> Option<Line> {
+    let ((x, y), (end, _)) = (*of.points.first()?, *of.points.last()?);
+    let points = vec![(x, y), (end, y / x * end)];
+    Some(Line { name: format!("{} linear", of.name), colour: of.colour, dashed: true, points })
+}
+
 /// The horizontal positions of all points.
 fn xs(lines: &[Line]) -> impl Iterator<Item = f64> + Clone {
     lines.iter().flat_map(|line| &line.points).map(|(x, _)| *x)
@@ -231,13 +259,15 @@ pub(crate) struct Setting {
     /// The mix of operations; empty for a standard workload.
     mix: String,
     clients: u32,
+    /// 0 if the runs differ in their number of servers.
+    servers: u16,
     /// The machine and the commit.
     origin: String,
 }
 
 impl Setting {
     pub(crate) fn of(run: &YcsbReport) -> Self {
-        let YcsbReport { fabric, records, value_size, clients, origin, .. } = run;
+        let YcsbReport { fabric, records, value_size, clients, servers, origin, .. } = run;
         let is_custom = run.workload.parse::<Workload>().is_err();
         let mix = run.pattern.mix.iter().filter(|_| is_custom);
         let mix: Vec<String> =
@@ -250,6 +280,7 @@ impl Setting {
             sizes: run.pattern.value_size.name.clone(),
             mix: mix.join(" "),
             clients: *clients,
+            servers: *servers,
             origin: format!("{}, commit {commit}", machine(origin)),
         }
     }
@@ -266,7 +297,7 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { fabric, records, value_size, sizes, mix, clients, origin: _ } = self;
+        let Self { fabric, records, value_size, sizes, mix, clients, servers, origin: _ } = self;
         match records {
             0 => write!(f, "{fabric}, records of ")?,
             _ => write!(f, "{fabric}, {} records of ", grouped(*records))?,
@@ -278,6 +309,9 @@ impl fmt::Display for Setting {
         }
         if !mix.is_empty() {
             write!(f, ", {mix}")?;
+        }
+        if *servers > 1 {
+            write!(f, ", {servers} servers")?;
         }
         if *clients > 1 { write!(f, ", {clients} clients") } else { Ok(()) }
     }

@@ -83,6 +83,7 @@ fn per_cpu_s(run: &YcsbReport) -> Option<f64> {
 fn charts(figures: &Figures<'_>) -> Markup {
     let sections = [
         ("Throughput", figures.throughput()),
+        ("Servers", figures.by_servers()),
         ("Growth", figures.by_records()),
         ("Latency", figures.against_load()),
         ("Latency distributions", figures.distributions()),

@@ -82,6 +82,11 @@ fn the_page_has_every_result_and_every_kind_of_chart() {
         });
         write(&below, &format!("b{target}.json"), &offered);
     }
+    for servers in [1, 4, 16] {
+        let mut several = result("c", 8, 64, 2.0e4 * f64::from(servers));
+        several["servers"] = servers.into();
+        write(&below, &format!("s{servers}.json"), &several);
+    }
     let rate = json!({ "rate_per_s": 7e6, "p50_ns": 120, "p99_ns": 200 });
     let mut verbs = result("", 1, 1, 0.0);
     verbs.as_object_mut().unwrap().remove("workload");
@@ -102,6 +107,8 @@ fn the_page_has_every_result_and_every_kind_of_chart() {
     let texts = texts(&document);
     for title in [
         "Throughput by threads",
+        "Throughput by servers",
+        "c linear",
         "Throughput by operations in flight",
         "Time of an operation by records",
         "Latency against load: workload b",

@@ -20,6 +20,7 @@ use crate::pattern::PatternReport;
 use crate::publish::grouped;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
+use crate::shares::EmulatedReport;
 use crate::verbs::RawLimit;
 use crate::workload::Kind;
 
@@ -36,6 +37,9 @@ pub struct YcsbReport {
     /// Older versions had processes instead.
     #[serde(alias = "processes")]
     pub clients: u32,
+    /// The servers of its cluster; 1 without a cluster.
+    #[serde(default = "one")]
+    pub servers: u16,
     pub depth: u16,
     pub records: u64,
     /// The mean length of the values, in bytes.
@@ -59,6 +63,13 @@ pub struct YcsbReport {
     pub unexpected: u64,
     /// Null if the raw verbs were not measured.
     pub limit: Option<VerbsLimit>,
+    /// Null if the network was not emulated.
+    #[serde(default)]
+    pub emulated: Option<EmulatedReport>,
+}
+
+fn one() -> u16 {
+    1
 }
 
 /// The rates of raw chains on the same fabric, with as many threads and chains in flight as the
@@ -172,6 +183,7 @@ impl YcsbReport {
             workload: args.workload_name(),
             threads: args.all_threads(),
             clients: args.clients,
+            servers: measured.servers,
             depth: args.depth,
             records: args.records,
             value_size: args.value_size.mean().round() as u32,
@@ -189,6 +201,7 @@ impl YcsbReport {
                 let mix_ops_s = raw.mix_ops_s(&threads.recorder);
                 VerbsLimit { raw, mix_ops_s, mix_ratio: throughput_ops_s / mix_ops_s }
             }),
+            emulated: measured.emulated.clone(),
         }
     }
 

@@ -26,7 +26,10 @@ impl YcsbReport {
             self.seconds,
             measured.facts.load_seconds,
         )?;
-        writeln!(out, "{}\n", measured.machine)?;
+        match self.servers {
+            1 => writeln!(out, "{}\n", measured.machine)?,
+            servers => writeln!(out, "{}; {servers} servers\n", measured.machine)?,
+        }
         self.write_operations(&mut out)?;
         if let Some(open_loop) = &self.open_loop {
             open_loop.write(&self.operations, &mut out)?;
@@ -40,6 +43,9 @@ impl YcsbReport {
             per_op(measured.threads.recorder.driver_ns as f64),
         )?;
         self.write_limit(&mut out)?;
+        if let Some(emulated) = &self.emulated {
+            emulated.write(self.seconds, &mut out)?;
+        }
         if let Some(why) = &measured.raw_missing {
             writeln!(out, "limit: raw verbs were not measured: {why}")?;
         }

@@ -27,8 +27,10 @@ fn sample() -> (YcsbReport, Measured) {
     let server = Some(ServerUsage { cpu_s: 0.01, wakeups: 2 });
     let measured = Measured {
         fabric: "shm".into(),
+        servers: 3,
+        emulated: None,
         threads,
-        facts: RunFacts { server, load_seconds: 1.0 },
+        facts: RunFacts { server, load_seconds: 1.0, chains: Vec::new() },
         machine: Machine::detect(0),
         ended: std::time::SystemTime::now(),
         raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
@@ -49,6 +51,8 @@ fn the_json_has_every_field() {
         ("/fabric", Value::from("shm")),
         ("/workload", "f".into()),
         ("/threads", 1.into()),
+        ("/servers", 3.into()),
+        ("/emulated", Value::Null),
         ("/depth", 1.into()),
         ("/records", 1_000_000.into()),
         ("/value_size", 64.into()),
@@ -89,6 +93,7 @@ fn the_table_shows_rates_costs_and_warnings() {
     let table = report.table(&measured).unwrap();
     for text in [
         "1,000,000 records",
+        "; 3 servers",
         "0.50 of it",
         "allocations_per_op: 0.0",
         "p99.9",

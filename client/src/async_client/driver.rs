@@ -73,7 +73,7 @@ impl Driver {
                 self.serve(pipeline, &expected)
             });
             let end = end.and_then(|end| match end {
-                PipelineEnd::Lost => client.count_loss(&mut self.budget).map(|()| end),
+                PipelineEnd::Lost => client.count_loss(0, &mut self.budget).map(|()| end),
                 PipelineEnd::Full | PipelineEnd::Closed => Ok(end),
             });
             match end {

@@ -17,10 +17,47 @@ const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug)]
 pub struct Admin<'c> {
     pub(super) client: &'c Client,
+    /// The only shard that this concerns; `None` for all.
+    pub(super) shard: Option<u16>,
 }
 
-impl Admin<'_> {
-    /// Returns the server's statistics of its region and its clients: one message each way.
+impl<'c> Admin<'c> {
+    /// Returns the number of shards; 1 without a cluster.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// for shard in 0..client.admin().shards() {
+    ///     println!("{:?}", client.admin().shard(shard).statistics()?);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn shards(&self) -> u16 {
+        self.client.shared.links.len() as u16
+    }
+
+    /// Returns what an administrator does with one shard of the cluster. A number that no shard has
+    /// stands for the last shard.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// client.admin().shard(0).compact()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn shard(self, number: u16) -> Self {
+        Self { shard: Some(number.min(self.shards() - 1)), ..self }
+    }
+
+    /// The shards that this concerns.
+    fn concerned(&self) -> impl Iterator<Item = usize> + use<> {
+        match self.shard {
+            Some(shard) => usize::from(shard)..usize::from(shard) + 1,
+            None => 0..self.client.shared.links.len(),
+        }
+    }
+
+    /// Returns the server's statistics of its region and its clients: one message each way. In a
+    /// cluster they are the sums over all shards, of the incarnation and the uptime the least, and
+    /// of the directory's depth the greatest.
     ///
     /// ```no_run
     /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
@@ -32,23 +69,31 @@ impl Admin<'_> {
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server does not answer.
     pub fn statistics(&self) -> Result<ServerStatistics> {
-        self.ask(Control::statistics)
+        self.sum(Control::statistics)
     }
 
-    /// Asks the server a question that may safely be asked twice. If the connection is lost before
+    /// Asks the servers of all concerned shards a question, and sums the answers up.
+    fn sum(
+        &self,
+        question: impl Fn(&Control) -> Option<ServerStatistics>,
+    ) -> Result<ServerStatistics> {
+        let mut answers = self.concerned().map(|shard| self.ask(shard, &question));
+        // At least one shard is concerned.
+        let first = answers.next().unwrap_or_else(|| Ok(ServerStatistics::default()))?;
+        answers.try_fold(first, |sum, answer| Ok(sum.plus(&answer?)))
+    }
+
+    /// Asks a server a question that may safely be asked twice. If the connection is lost before
     /// the answer, asks again on a new one.
-    fn ask<T>(&self, question: impl Fn(&Control) -> Option<T>) -> Result<T> {
+    fn ask<T>(&self, shard: usize, question: impl Fn(&Control) -> Option<T>) -> Result<T> {
+        let shared = &self.client.shared;
         let mut budget = ReconnectBudget::default();
         loop {
-            let connection = self.client.shared.connection()?;
+            let connection = shared.connection(shard)?;
             match question(&connection.control) {
                 Some(answer) => return Ok(answer),
-                None if connection.control.is_lost() => {
-                    self.client.shared.count_loss(&mut budget)?
-                }
-                None => {
-                    return Err(self.client.shared.unreachable(Contact::Silent, ANSWER_TIMEOUT));
-                }
+                None if connection.control.is_lost() => shared.count_loss(shard, &mut budget)?,
+                None => return Err(shared.unreachable(shard, Contact::Silent, ANSWER_TIMEOUT)),
             }
         }
     }
@@ -70,7 +115,7 @@ impl Admin<'_> {
         if self.client.shared.role() == Role::Reader {
             return Err(OperationError::Denied.into());
         }
-        self.ask(|control| {
+        self.sum(|control| {
             let before = control.collect()?;
             loop {
                 let current = control.statistics()?;
@@ -95,8 +140,11 @@ impl Admin<'_> {
     /// # Errors
     /// [`ConnectError::Unreachable`] if the server went away and did not return.
     pub fn report_snapshot(&self, permille: u32) -> Result<()> {
-        self.client.shared.connection()?.control.report_snapshot(permille.min(PERMILLE_COMPLETE));
-        Ok(())
+        self.concerned().try_for_each(|shard| {
+            let connection = self.client.shared.connection(shard)?;
+            connection.control.report_snapshot(permille.min(PERMILLE_COMPLETE));
+            Ok(())
+        })
     }
 
     /// Moves blocks out of chunks that are mostly free, as far as other chunks of their class have
@@ -116,6 +164,14 @@ impl Admin<'_> {
     /// As [`Session::put`](crate::Session::put), except that it ends without an error when there is
     /// no more room.
     pub fn compact(&self) -> Result<Compaction> {
-        crate::compact::compact(&mut self.client.session()?)
+        let mut session = self.client.session()?;
+        self.concerned().try_fold(Compaction::default(), |sum, shard| {
+            let of_shard = crate::compact::compact(&mut session, shard)?;
+            Ok(Compaction {
+                chunks_thin: sum.chunks_thin + of_shard.chunks_thin,
+                blocks_moved: sum.blocks_moved + of_shard.blocks_moved,
+                bytes_moved: sum.bytes_moved + of_shard.bytes_moved,
+            })
+        })
     }
 }

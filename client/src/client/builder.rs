@@ -7,13 +7,14 @@ use std::time::Duration;
 use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE, first_and_others};
 use farside_control::attach::ConnectOptions;
 use farside_control::{Role, Token};
-use farside_fabric::Intercept;
+use farside_fabric::{Intercept, Trust};
 
 use super::{Client, ClientInner};
+use crate::cluster::{Cluster, Discovered, discover};
 use crate::connection::{ServerConnection, SessionOptions};
 use crate::fetches::Fetches;
-use crate::reconnecting::Reconnecting;
-use crate::{RdmaOptions, SetupError, TlsFiles};
+use crate::shards::ShardLink;
+use crate::{ConnectError, RdmaOptions, Refusal, SetupError, TlsFiles};
 
 /// Collects the settings of a connection; [`ClientBuilder::connect`] makes it.
 #[derive(Clone)]
@@ -82,6 +83,10 @@ impl ClientBuilder {
     /// The server's address, for example `shm:///run/farside/kv.sock`. If the server has several,
     /// write commas between them: the client uses the best that answers, `shm://` before `rdma://`
     /// before `tcp://`.
+    ///
+    /// Of a cluster write the addresses of some servers, its seeds. They tell the client where all
+    /// servers are, and any of them may be down. The client uses the best fabric that reaches all
+    /// servers.
     pub fn server(mut self, address: &str) -> Self {
         self.server = Some(address.to_owned());
         self
@@ -230,14 +235,38 @@ impl ClientBuilder {
         let (address, others) = first_and_others(&self.server.unwrap_or_default())?;
         let (role, token) = (self.role, self.token);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let (rdma, tls, view) = (self.rdma, self.tls, None);
+        let (rdma, tls, view, trust) = (self.rdma, self.tls, None, Trust::forever());
         let connect_options =
-            ConnectOptions { address, others, role, view, token, timeout, rdma, tls };
-        let connections = Reconnecting::new(ServerConnection::establish(&connect_options)?);
+            ConnectOptions { address, others, role, view, token, timeout, rdma, tls, trust };
+        let (cluster, links) = connect(&connect_options, self.cache_bytes)?;
         let counts_operations = self.operation_counters;
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };
         let (intercept, fetches) = (self.intercept, Fetches::default());
-        let shared = ClientInner { connect_options, options, intercept, connections, fetches };
+        let shared = ClientInner { connect_options, options, intercept, cluster, links, fetches };
         Ok(Client { shared: Arc::new(shared) })
     }
+}
+
+/// The cluster, if there is one, and the connections to its shards.
+type Connected = (Option<Arc<Cluster>>, Box<[ShardLink]>);
+
+/// Connects to a server, or finds out what the cluster of the seeds is.
+fn connect(options: &ConnectOptions, cache_bytes: usize) -> Result<Connected, ConnectError> {
+    let single = |connection| Ok((None, [ShardLink::new(Some(connection))].into()));
+    // A single address is mostly that of a server without a cluster, so it is asked for nothing
+    // else.
+    if options.others.is_empty() {
+        match ServerConnection::establish(options, cache_bytes) {
+            Err(ConnectError::Refused { source: Refusal::Clustered, .. }) => {}
+            connection => return single(connection?),
+        }
+    }
+    let map = match discover(options)? {
+        Discovered::NoCluster => return single(ServerConnection::establish(options, cache_bytes)?),
+        Discovered::Map(map) => map,
+    };
+    let seeds = std::iter::once(&options.address).chain(&options.others).cloned().collect();
+    let cluster = Arc::new(Cluster::new(map, seeds)?);
+    let links = (0..cluster.shards()).map(|_| ShardLink::new(None)).collect();
+    Ok((Some(cluster), links))
 }

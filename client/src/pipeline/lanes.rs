@@ -2,6 +2,8 @@
 
 mod combining;
 mod queue;
+mod room;
+mod shards;
 mod task;
 
 use std::sync::Arc;
@@ -9,16 +11,17 @@ use std::sync::Arc;
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters, Fabric, LaneId, Wakeup};
 use farside_protocol::{
-    Action, Answer, CachedPut, CachedRead, Failure, OpenRegion, Operation, OperationError,
-    staged_key,
+    Action, Answer, CachedPut, CachedRead, Failure, Operation, OperationError, staged_key,
 };
 
 use super::{Completed, PipelineFull, Ticket};
 use crate::client::ClientInner;
-use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
-use crate::{Outcome, ValueRef};
+use crate::connection::{SessionEngine, SessionRegion};
+use crate::session_regions::{OpenShard, SessionRegions};
+use crate::{Error, Outcome, ValueRef};
 use combining::CandidateTable;
 use queue::LaneQueue;
+use shards::{ParkedLane, Setup};
 use task::{Job, LaneAnswer, LaneTask};
 
 /// Estimate of an operation's bytes before any operation has completed.
@@ -29,6 +32,8 @@ const OPERATIONS_AVERAGED: u64 = 8;
 /// The progress of a lane's operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LaneState {
+    /// The operation waits until its shard is connected.
+    Parked,
     /// The operation has posted nothing yet.
     Queued,
     /// Another lane, the leader, executes the operation.
@@ -58,6 +63,8 @@ struct PipelineLane<'s> {
     put: Option<CachedPut<'s>>,
     /// The result of the operation, until it is taken.
     answer: Option<LaneAnswer>,
+    /// Why the operation's shard cannot be reached. This takes the place of the answer's failure.
+    unavailable: Option<Box<Error>>,
     /// The value that the operation taken last returned.
     value: Vec<u8>,
     /// The verbs of the operation taken last, if the client counts them.
@@ -72,7 +79,7 @@ impl<'s> PipelineLane<'s> {
     /// Posts the chain of a GET or PUT whose location is cached. Returns false for any other
     /// operation, which posts nothing here. From now on no other operation may join this one, even
     /// if it fails.
-    #[inline]
+    #[inline(always)]
     fn post_cached(
         &mut self,
         handle: SessionRegion<'s>,
@@ -108,12 +115,19 @@ impl<'s> PipelineLane<'s> {
 /// Schedules the operations in flight on the lanes of a session.
 pub(crate) struct LaneScheduler<'s> {
     engine: &'s SessionEngine,
-    region: &'s OpenRegion,
-    connection: &'s ServerConnection,
-    shared: &'s ClientInner,
+    regions: &'s SessionRegions,
+    shared: &'s Arc<ClientInner>,
+    /// Whether the caller waits for all operations, so that each may wait for its shard.
+    waits_for_all: bool,
+    /// The opening of a shard's region that is under way, and the wait for shards.
+    setup: Setup<'s>,
     /// The session's memory, which gets the containers back.
     memory: &'s mut PipelineMemory,
     lanes: Vec<PipelineLane<'s>>,
+    /// By lane: the region of the operation's key. While it waits for its shard, any region.
+    targets: Vec<&'s OpenShard>,
+    /// By the number of the shard: its region, which may be lost; `None` before it was needed.
+    shards: Vec<Option<&'s OpenShard>>,
     /// The tasks of lanes. Empty as long as no operation needs one.
     tasks: Vec<Option<LaneTask<'s>>>,
     queues: Queues,
@@ -136,6 +150,8 @@ struct Queues {
     /// Lanes whose chain has completed, and for whose next chain the fabric had no room. A stack:
     /// the lane that was pushed last goes first, because its data is the newest.
     waiting_for_room: Vec<LaneId>,
+    /// Lanes that wait until their shard is connected.
+    parked: Vec<ParkedLane>,
     /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
     /// the changes have just replaced.
     gets: LaneQueue,
@@ -151,13 +167,22 @@ impl Queues {
     /// Makes all of these lanes free ones. Afterwards no queue has to grow.
     fn reset(&mut self, lanes: u16) {
         let Self {
-            free_lanes, chains_completed, waiting_for_room, gets, changes, answered, ..
+            free_lanes,
+            chains_completed,
+            waiting_for_room,
+            parked,
+            gets,
+            changes,
+            answered,
+            ..
         } = self;
+        parked.clear();
         free_lanes.clear();
         free_lanes.extend((0..lanes).rev().map(LaneId));
         for stack in [chains_completed, waiting_for_room] {
             stack.clear();
-            stack.reserve(lanes.into());
+            // One more for the setup lane.
+            stack.reserve(usize::from(lanes) + 1);
         }
         for queue in [gets, changes, answered] {
             queue.reset(lanes);
@@ -172,6 +197,10 @@ impl Queues {
 pub(crate) struct PipelineMemory {
     /// Empty.
     lanes: Vec<PipelineLane<'static>>,
+    /// Empty, and of the size of a reference: a session moves between threads, which a vector of
+    /// references to regions does not.
+    targets: Vec<usize>,
+    shards: Vec<usize>,
     /// One for each lane so far.
     values: Vec<Vec<u8>>,
     /// Empty, except for free lanes.
@@ -181,18 +210,17 @@ pub(crate) struct PipelineMemory {
 impl<'s> LaneScheduler<'s> {
     /// Schedules operations on the first `count` lanes of the engine: at least one, at most all.
     pub(crate) fn new(
-        handle: SessionRegion<'s>,
-        connection: &'s ServerConnection,
-        shared: &'s ClientInner,
+        regions: &'s SessionRegions,
+        shared: &'s Arc<ClientInner>,
         memory: &'s mut PipelineMemory,
         count: usize,
     ) -> Self {
-        let SessionRegion { engine, region } = handle;
+        let engine = &regions.engine;
         engine.pipelined.set(true);
-        let count = u16::try_from(count).unwrap_or(u16::MAX).clamp(1, engine.lanes);
+        let count = u16::try_from(count).unwrap_or(u16::MAX).clamp(1, shared.options.lanes);
         let job = Job {
             action: Action::Get,
-            hash: region.hasher.hash(&[]),
+            hash: regions.router.hasher.hash(&[]),
             key_bytes: 0,
             value_bytes: 0,
             successor: None,
@@ -210,6 +238,7 @@ impl<'s> LaneScheduler<'s> {
                 read: CachedRead::default(),
                 put: None,
                 answer: None,
+                unavailable: None,
                 value: memory.values.pop().unwrap_or_default(),
                 counters: total_counters,
                 total_counters,
@@ -219,12 +248,19 @@ impl<'s> LaneScheduler<'s> {
         drop(fabric);
         let mut queues = std::mem::take(&mut memory.queues);
         queues.reset(count);
+        let mut targets: Vec<&'s OpenShard> = emptied(&mut memory.targets);
+        targets.resize(count.into(), regions.any());
+        let mut shards: Vec<Option<&'s OpenShard>> = emptied(&mut memory.shards);
+        shards.extend((0..regions.shards()).map(|shard| regions.latest(shard)));
         Self {
             engine,
-            region,
-            connection,
+            regions,
             shared,
+            waits_for_all: false,
+            setup: Setup::default(),
             lanes,
+            targets,
+            shards,
             tasks: Vec::new(),
             queues,
             changes_first: false,
@@ -246,45 +282,52 @@ impl<'s> LaneScheduler<'s> {
         let id = self.queues.free_lanes.pop().ok_or(PipelineFull)?;
         let ticket = Ticket { number: self.started, lane: id };
         self.started += 1;
-        let checked = self.check(action, key, value);
-        let lane = &mut self.lanes[usize::from(id.0)];
-        lane.ticket = ticket;
-        match checked {
+        let (hash, shard) = self.regions.route(key);
+        let open = self.shards[shard];
+        self.lanes[usize::from(id.0)].ticket = ticket;
+        // A shard without a connection has no limits yet: those of any other will do.
+        let target = open.unwrap_or_else(|| self.regions.any());
+        self.targets[usize::from(id.0)] = target;
+        match self.check(target, action, key, value) {
             Ok(()) => {
-                let hash = self.region.hasher.hash(key);
                 let (key_bytes, value_bytes) = (key.len(), value.len());
+                let lane = &mut self.lanes[usize::from(id.0)];
                 lane.job = Job { action, hash, key_bytes, value_bytes, successor: None };
                 (lane.state, lane.value_lane) = (LaneState::Queued, id);
                 Operation::fill(self.engine, id, key, value);
-                if !self.try_combine(id, action, hash) {
+                if open.is_none() {
+                    self.start_without_shard(id, shard);
+                } else if !self.try_combine(id, action, hash) {
                     // The operation is not posted here: operations that are started together are
                     // posted together, so that they wait for memory at the same time.
-                    self.region.cache.prefetch(hash);
+                    target.region.cache.prefetch(hash);
                     self.enqueue(id, action);
                 }
             }
-            Err(error) => {
-                lane.answer = Some(Err(error));
-                self.queues.answered.push(id);
-            }
+            Err(error) => self.answer_at_once(id, error),
         }
         Ok(ticket)
+    }
+
+    /// Answers an operation that has not begun.
+    #[cold]
+    fn answer_at_once(&mut self, id: LaneId, error: Failure) {
+        self.lanes[usize::from(id.0)].answer = Some(Err(error));
+        self.queues.answered.push(id);
     }
 
     /// Returns an error if the operation must not be started.
     #[inline(always)]
     fn check(
         &self,
+        open: &OpenShard,
         action: Action<'_>,
         key: &[u8],
         value: &[u8],
     ) -> std::result::Result<(), Failure> {
-        self.region.check_key(key)?;
-        self.region.check_value(value)?;
+        open.region.check_key(key)?;
+        open.region.check_value(value)?;
         self.engine.check_expiry(action)?;
-        if self.connection.control.is_lost() {
-            return Err(Failure::Lost(self.region.index));
-        }
         let is_allowed = !action.changes() || self.shared.role() == Role::Writer;
         if is_allowed { Ok(()) } else { Err(OperationError::Denied.into()) }
     }
@@ -297,10 +340,13 @@ impl<'s> LaneScheduler<'s> {
 
     /// Begins a queued operation. A GET or PUT whose location is cached needs no task: this posts
     /// its chain, and [`Self::complete_reading`] or [`Self::complete_writing`] completes it.
+    // Inlined, as in the only frequent call it takes fewer instructions.
+    #[inline(always)]
     fn begin(&mut self, id: LaneId) {
         self.begun += 1;
+        let handle = self.handle(id);
         let lane = &mut self.lanes[usize::from(id.0)];
-        match lane.post_cached(self.engine.at(self.region), id) {
+        match lane.post_cached(handle, id) {
             Ok(true) => {}
             Ok(false) => self.run_in_task(id),
             Err(failure) => self.finish_with(id, Err(failure)),
@@ -313,9 +359,10 @@ impl<'s> LaneScheduler<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
         if let Err(error) = result {
-            return self.finish_with(id, Err(Failure::at(self.region.index, error)));
+            let failure = Failure::at(self.targets[usize::from(id.0)].region.index, error);
+            return self.finish_with(id, Err(failure));
         }
-        let handle = self.engine.at(self.region);
+        let handle = self.engine.at(&self.targets[usize::from(id.0)].region);
         let (fabric, now) = (self.engine.endpoint.fabric(), self.engine.endpoint.now());
         let key = (lane.job.hash, staged_key(&*fabric, id, lane.job.key_bytes));
         let completed = handle.complete_cached_read(&*fabric, now, id, key, &lane.read);
@@ -338,7 +385,8 @@ impl<'s> LaneScheduler<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
         let Some(put) = &lane.put else { return };
-        let operation = lane.job.operation(self.engine.at(self.region), id);
+        let handle = self.engine.at(&self.targets[usize::from(id.0)].region);
+        let operation = lane.job.operation(handle, id);
         match operation.complete_cached_put(put, result) {
             Ok(None) => {
                 let version = Some(put.version());
@@ -348,9 +396,9 @@ impl<'s> LaneScheduler<'s> {
                 let displaced = lane.put.take().map(|put| put.displaced(swung));
                 let job = lane.job;
                 lane.state = LaneState::InTask;
-                self.task(id).give(job, displaced);
+                self.task(id).give(handle, job, displaced);
                 // Its next chain may READ a large block.
-                if self.engine.endpoint.has_room(self.region.index, 0) {
+                if self.engine.endpoint.has_room(handle.region.index, 0) {
                     self.poll_lane(id);
                 } else {
                     self.queues.waiting_for_room.push(id);
@@ -360,13 +408,18 @@ impl<'s> LaneScheduler<'s> {
         }
     }
 
+    /// The region of the lane's operation.
+    #[inline]
+    fn handle(&self, id: LaneId) -> SessionRegion<'s> {
+        self.engine.at(&self.targets[usize::from(id.0)].region)
+    }
+
     /// The lane's task, which is created if this is its first operation that needs one.
     fn task(&mut self, id: LaneId) -> &mut LaneTask<'s> {
         if self.tasks.is_empty() {
             self.tasks.resize_with(self.lanes.len(), || None);
         }
-        let handle = self.engine.at(self.region);
-        self.tasks[usize::from(id.0)].get_or_insert_with(|| LaneTask::new(handle, id))
+        self.tasks[usize::from(id.0)].get_or_insert_with(|| LaneTask::new(id))
     }
 
     /// Gives the job to the lane's task, and polls the task.
@@ -375,7 +428,8 @@ impl<'s> LaneScheduler<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.state = LaneState::InTask;
         let job = lane.job;
-        self.task(id).give(job, None);
+        let handle = self.handle(id);
+        self.task(id).give(handle, job, None);
         self.poll_lane(id);
     }
 
@@ -389,6 +443,11 @@ impl<'s> LaneScheduler<'s> {
     /// Makes an operation that has this answer ready to be taken, and completes its followers.
     #[inline(always)]
     fn finish_with(&mut self, id: LaneId, answer: LaneAnswer) {
+        if let Err(Failure::Lost(_)) = answer
+            && self.shared.cluster.is_some()
+        {
+            return self.park_lost(id);
+        }
         let first_follower = self.lanes[usize::from(id.0)].answer(answer);
         self.finish(id, first_follower);
     }
@@ -431,6 +490,11 @@ impl<'s> LaneScheduler<'s> {
         self.poll_lanes();
     }
 
+    /// Lets every operation wait for its shard, because the caller waits for all of them.
+    pub(crate) fn wait_for_all(&mut self) {
+        self.waits_for_all = true;
+    }
+
     /// As [`Fabric::set_wakeup`].
     pub(crate) fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
         self.engine.endpoint.fabric_mut().set_wakeup(wakeup);
@@ -459,69 +523,6 @@ impl<'s> LaneScheduler<'s> {
                 self.poll_lanes();
             }
         }
-    }
-
-    /// Continues lanes as long as the fabric has room for their chains.
-    ///
-    /// A lane without room waits before it posts. So a posted chain is executed soon, before the
-    /// data that it relies on is too old, however many operations are in flight.
-    fn poll_lanes(&mut self) {
-        if !self.queues.chains_completed.is_empty() || !self.queues.waiting_for_room.is_empty() {
-            self.engine.endpoint.tick();
-            // Its own loop over indexes, because a queue takes more instructions. Nothing is added
-            // meanwhile.
-            for at in 0..self.queues.chains_completed.len() {
-                let id = self.queues.chains_completed[at];
-                match self.lanes[usize::from(id.0)].state {
-                    LaneState::Reading => self.complete_reading(id),
-                    LaneState::Writing => self.complete_writing(id),
-                    // It may post another chain.
-                    _ if !self.engine.endpoint.has_room(self.region.index, 0) => {
-                        self.queues.waiting_for_room.push(id);
-                    }
-                    _ => self.poll_lane(id),
-                }
-            }
-            self.queues.chains_completed.clear();
-            while !self.queues.waiting_for_room.is_empty()
-                && self.engine.endpoint.has_room(self.region.index, 0)
-                && let Some(id) = self.queues.waiting_for_room.pop()
-            {
-                self.poll_lane(id);
-            }
-        }
-        let has_queued = !self.queues.gets.is_empty() || !self.queues.changes.is_empty();
-        if has_queued && self.queues.waiting_for_room.is_empty() && self.has_room_for_another() {
-            // Read the clock again: the lanes above may have taken long to copy large values.
-            self.engine.endpoint.tick();
-            self.queues.candidates.clear();
-            while self.has_room_for_another()
-                && let Some(id) = self.next_queued()
-            {
-                // A former leader is not queued any more: its new leader is queued instead.
-                if self.lanes[usize::from(id.0)].state == LaneState::Queued {
-                    self.begin(id);
-                }
-            }
-            self.changes_first = !self.changes_first && !self.queues.changes.is_empty();
-        }
-    }
-
-    /// Returns whether another operation may begin if no lane waits for room. An operation that has
-    /// begun counts with the average bytes of an operation, not with those that it has posted so
-    /// far. A GET without a cached location READs only a small window first, and then a value of
-    /// any size. The window must not become too old while the value waits for room.
-    #[inline]
-    fn has_room_for_another(&self) -> bool {
-        let under_way_bytes = self.begun * self.operation_bytes;
-        self.engine.endpoint.has_room(self.region.index, under_way_bytes)
-    }
-
-    #[inline]
-    fn next_queued(&mut self) -> Option<LaneId> {
-        let Queues { gets, changes, .. } = &mut self.queues;
-        let (first, second) = if self.changes_first { (changes, gets) } else { (gets, changes) };
-        first.pop().or_else(|| second.pop())
     }
 
     #[inline(always)]
@@ -559,13 +560,25 @@ impl<'s> LaneScheduler<'s> {
             }
             failed => {
                 let Some(Err(failure)) = failed.take() else { return None };
-                let error = self.shared.handle_failure(self.connection, failure);
-                Err(error.unwrap_or_else(|| self.shared.disconnected()))
+                if let Some(error) = lane.unavailable.take() {
+                    Err(*error)
+                } else {
+                    let OpenShard { number: shard, connection, .. } =
+                        self.targets[usize::from(id.0)];
+                    let error = self.shared.handle_failure(*shard, connection, failure);
+                    Err(error.unwrap_or_else(|| self.shared.disconnected(*shard)))
+                }
             }
         };
         let counters = is_counted.then_some(&lane.counters);
         Some(Completed { ticket: lane.ticket, result, counters })
     }
+}
+
+/// Takes the memory of an empty vector for values of another type. If they have the same size, the
+/// memory is not allocated anew.
+fn emptied<T, U>(vector: &mut Vec<T>) -> Vec<U> {
+    std::mem::take(vector).into_iter().map(|_| unreachable!("the vector is empty")).collect()
 }
 
 impl Drop for LaneScheduler<'_> {
@@ -578,6 +591,10 @@ impl Drop for LaneScheduler<'_> {
         self.memory.values.extend(lanes.drain(..).map(|lane| lane.value));
         // Of an empty vector only the memory is left, which needs no lifetime.
         self.memory.lanes = lanes.into_iter().map(|_| unreachable!("no lane is left")).collect();
+        self.targets.clear();
+        self.shards.clear();
+        self.memory.targets = emptied(&mut self.targets);
+        self.memory.shards = emptied(&mut self.shards);
         self.memory.queues = std::mem::take(&mut self.queues);
     }
 }

@@ -2,6 +2,7 @@
 //! test compares them with the structs here.
 #![deny(unsafe_code)]
 
+mod cluster;
 pub mod command_line;
 mod rdma;
 mod secret;
@@ -24,15 +25,17 @@ use serde::{Deserialize, Deserializer};
 use farside_control::address::{Address, AddressError};
 use farside_control::attach::{ConnectOptions, lateness_max_ns};
 use farside_control::{Role, Token};
-use farside_fabric::Nanos;
 use farside_fabric::shm::HugePages;
 use farside_fabric::tcp::TlsFiles;
+use farside_fabric::{Nanos, Trust};
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError, grace_ms_min};
 
 use crate::size::ByteSize;
 
+pub use cluster::ClusterStoreConfig;
+pub use farside_control::Secret;
 pub use rdma::RdmaConfig;
-pub use secret::{Secret, check_private};
+pub use secret::check_private;
 pub use socket::{SocketGroup, SocketMode};
 pub use tcp::TcpConfig;
 
@@ -166,6 +169,12 @@ pub struct ServerConfig {
     pub tcp: TcpConfig,
     /// The files for TLS over TCP. Without any, nothing is encrypted.
     pub tls: TlsFiles,
+    /// The URI of the records of the cluster that the server is a part of, if any.
+    pub cluster: Option<String>,
+    /// The failure domain of the server, for the operator of the cluster.
+    pub label: Option<String>,
+    /// Access to the records of the cluster.
+    pub cluster_store: ClusterStoreConfig,
     /// The secret that a client needs to connect as a writer. It also lets readers connect.
     pub secret: Option<Secret>,
     /// A secret that only lets readers connect.
@@ -196,6 +205,9 @@ impl Default for ServerConfig {
             rdma: RdmaConfig::default(),
             tcp: TcpConfig::default(),
             tls: TlsFiles::default(),
+            cluster: None,
+            label: None,
+            cluster_store: ClusterStoreConfig::default(),
             secret: None,
             reader_secret: None,
             log: LogFormat::default(),
@@ -226,6 +238,7 @@ impl ServerConfig {
         self.rdma.validate()?;
         self.tcp.validate()?;
         tls::validate_server(self)?;
+        cluster::validate(self)?;
         if let Some(memory) = self.memory.filter(|memory| memory.0 > CHUNK_BYTES)
             && !memory.0.is_multiple_of(CHUNK_BYTES)
         {
@@ -376,6 +389,8 @@ pub struct ClientConfig {
     pub rdma: RdmaConfig,
     /// The files for TLS over TCP. Without any, nothing is encrypted.
     pub tls: TlsFiles,
+    /// Access to the records of a cluster, which only `kv-cli cluster` reads.
+    pub cluster_store: ClusterStoreConfig,
 }
 
 impl Default for ClientConfig {
@@ -389,6 +404,7 @@ impl Default for ClientConfig {
             connect_timeout_ms: 3000,
             rdma: RdmaConfig::default(),
             tls: TlsFiles::default(),
+            cluster_store: ClusterStoreConfig::default(),
         }
     }
 }
@@ -419,16 +435,23 @@ impl ClientConfig {
     /// [`AddressError`] if `server` is unset or no address.
     pub fn connect_options(&self, role: Role) -> Result<ConnectOptions, AddressError> {
         let (address, others) = first_and_others(self.server.as_deref().unwrap_or_default())?;
-        Ok(ConnectOptions {
-            address,
-            others,
+        Ok(ConnectOptions { address, others, ..self.options_without_server(role) })
+    }
+
+    /// Returns the options for connecting in this role to a server whose address is still to be
+    /// set.
+    pub fn options_without_server(&self, role: Role) -> ConnectOptions {
+        ConnectOptions {
+            address: Address::Shm(PathBuf::new()),
+            others: Vec::new(),
             role,
             view: None,
             token: self.token(),
             timeout: Duration::from_millis(self.connect_timeout_ms),
             rdma: self.rdma.options(),
             tls: self.tls.clone(),
-        })
+            trust: Trust::forever(),
+        }
     }
 
     /// Reads and validates a config file.

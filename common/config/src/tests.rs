@@ -58,7 +58,13 @@ fn the_files_in_config_name_every_key() {
     for (file, names) in documented {
         assert!(names.len() > 5, "{names:?}");
         let tables = match names.contains(&"tcp".to_owned()) {
-            true => [fields::<RdmaConfig>(), fields::<TcpConfig>(), fields::<TlsFiles>()].concat(),
+            true => [
+                fields::<RdmaConfig>(),
+                fields::<TcpConfig>(),
+                fields::<TlsFiles>(),
+                fields::<ClusterStoreConfig>(),
+            ]
+            .concat(),
             false => [fields::<RdmaConfig>(), fields::<TlsFiles>()].concat(),
         };
         for name in names.into_iter().chain(tables) {
@@ -154,6 +160,29 @@ fn the_error_for_a_bad_value_names_the_key_and_what_to_write() {
     assert_eq!(error, "pipeline_depth = 0: write a number from 1 to 1024");
     let client = ClientConfig { server: Some("kv.sock".into()), ..Default::default() };
     assert!(client.validate().unwrap_err().to_string().contains("shm:///run/farside/kv.sock"));
+}
+
+#[test]
+fn the_error_for_a_server_of_a_cluster_names_the_key_and_what_to_write() {
+    let in_cluster = || {
+        let listen = vec!["tcp://127.0.0.1:7400".parse().unwrap()];
+        let cluster = Some("file:///run/records".to_owned());
+        ServerConfig { listen, cluster, label: Some("rack1".into()), ..Default::default() }
+    };
+    in_cluster().validate().unwrap();
+    let listen_at = |address: &str| vec![address.parse().unwrap()];
+    let store = ClusterStoreConfig { user: Some("farside".into()), ..Default::default() };
+    for (config, expected) in [
+        (ServerConfig { listen: listen_at("tcp://0.0.0.0:7400"), ..in_cluster() }, "listen = tcp"),
+        (ServerConfig { listen: listen_at("tcp://[::]:7400"), ..in_cluster() }, "listen = tcp"),
+        (ServerConfig { label: Some(String::new()), ..in_cluster() }, "label = \"\": write 1 to"),
+        (ServerConfig { restore: Some("old".into()), ..in_cluster() }, "restore = old: a"),
+        (ServerConfig { cluster: None, ..in_cluster() }, "label = rack1: it is for a server of"),
+        (ServerConfig { cluster_store: store, ..server() }, "cluster_store = ...: it is for"),
+    ] {
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
+    }
 }
 
 #[test]

@@ -55,12 +55,17 @@ impl Address {
     /// [`AddressError`] for the first part that is no address.
     pub fn parse_several(text: &str) -> Result<Vec<Self>, AddressError> {
         let mut addresses = text.split(',').map(str::parse).collect::<Result<Vec<Self>, _>>()?;
-        addresses.sort_by_key(|address| match address {
+        addresses.sort_by_key(Self::preference);
+        Ok(addresses)
+    }
+
+    /// The rank of the address among those of one server; 0 is tried first.
+    pub(crate) fn preference(&self) -> u8 {
+        match self {
             Self::Shm(_) => 0,
             Self::Rdma { .. } => 1,
             Self::Tcp { .. } => 2,
-        });
-        Ok(addresses)
+        }
     }
 
     /// Returns the socket addresses of a host; none for an [`Address::Shm`].

@@ -4,6 +4,7 @@
 //! Each fabric has a file. [`ConnectOptions::attach`] chooses it by the server's address, and
 //! returns the same type for all.
 
+mod map;
 mod retry;
 mod shm;
 mod tcp;
@@ -16,10 +17,11 @@ use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, VerbsError};
 use farside_fabric::tcp::{TlsError, TlsFiles};
-use farside_fabric::{AnyFabric, Nanos, RegionIndex};
+use farside_fabric::{AnyFabric, Nanos, RegionIndex, Trust};
 use farside_layout::LayoutError;
 
 use crate::address::Address;
+use crate::cluster::ShardView;
 use crate::{
     ConnectRequest, ControlChannel, ControlError, KnownView, Purpose, REQUEST_BYTES_MAX, Refusal,
     Role, Token, Welcome, decode_reply,
@@ -46,6 +48,8 @@ pub struct ConnectOptions {
     pub rdma: Options,
     /// The files for TLS, for a `tcp://` address. They are read when a connection is made.
     pub tls: TlsFiles,
+    /// The time until which the client trusts the server.
+    pub trust: Trust,
 }
 
 /// A connection to a server. It ends when the server process exits.
@@ -71,12 +75,14 @@ pub trait FabricFactory: Send + Sync {
     /// Other errors for failures of the system.
     fn fabric(&self, lanes: u16) -> Result<AnyFabric>;
 
-    /// Adds the server's region to the regions that a session's fabric reaches.
+    /// Adds the server's region to the regions that a session's fabric reaches. With `replaces` it
+    /// takes the place of that region, whose connection or mapping is dropped: chains in flight
+    /// there complete with an error.
     ///
     /// # Errors
     /// As [`FabricFactory::fabric`]; [`ConnectError::OtherFabric`] if `fabric` is of another kind.
     /// After an error `fabric` is unchanged.
-    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex>;
+    fn add_to(&self, fabric: &mut AnyFabric, replaces: Option<RegionIndex>) -> Result<RegionIndex>;
 }
 
 /// Why an attempt to attach failed.
@@ -131,6 +137,16 @@ pub enum ConnectError {
          all have tcp:// addresses, or all have rdma:// addresses"
     )]
     OtherFabric,
+    /// As many of the addresses name one cluster as another.
+    #[error(
+        "{first} and {second} name two clusters: leave out those that are not of the one you want"
+    )]
+    SeveralClusters {
+        /// Addresses of servers of one cluster.
+        first: String,
+        /// Addresses of servers of the other.
+        second: String,
+    },
     /// The connection cannot be encrypted, or one of the sides does not trust the other.
     #[error("cannot connect to {server}: {source}")]
     Tls {
@@ -190,20 +206,29 @@ impl ConnectOptions {
     /// [`ConnectError`], of the last address. After [`ConnectError::Unreachable`] another attempt
     /// may succeed.
     pub fn attach(&self, timeout: Duration) -> Result<Attached> {
+        self.at_each_address(timeout, Self::attach_at_address)
+    }
+
+    /// Makes an attempt at each address, until one is reached.
+    fn at_each_address<T>(
+        &self,
+        timeout: Duration,
+        attempt: impl Fn(&Self, Duration) -> Result<T>,
+    ) -> Result<T> {
         let started = Instant::now();
         let share = timeout / (self.others.len() as u32 + 1);
-        let mut attached = self.attach_at_address(share);
+        let mut result = attempt(self, share);
         for (at, address) in self.others.iter().enumerate() {
             // This host does not reach the address before, or cannot use its fabric.
-            let Err(ConnectError::Unreachable { .. } | ConnectError::Rdma(_)) = attached else {
-                return attached;
+            let Err(ConnectError::Unreachable { .. } | ConnectError::Rdma(_)) = result else {
+                return result;
             };
             let left_addresses = (self.others.len() - at) as u32;
             let left = timeout.saturating_sub(started.elapsed()) / left_addresses;
             let options = Self { address: address.clone(), others: Vec::new(), ..self.clone() };
-            attached = options.attach_at_address(left.max(ATTEMPT_TIMEOUT_MIN));
+            result = attempt(&options, left.max(ATTEMPT_TIMEOUT_MIN));
         }
-        attached
+        result
     }
 
     fn attach_at_address(&self, timeout: Duration) -> Result<Attached> {
@@ -217,10 +242,30 @@ impl ConnectOptions {
         }
     }
 
+    /// Returns the options to connect to the server of a shard, at those of its addresses that this
+    /// host can reach and that are `wanted`. `None` if there is none, or if the shard has no
+    /// server.
+    pub fn of_shard(
+        &self,
+        shard: u16,
+        view: &ShardView,
+        wanted: impl Fn(&Address) -> bool,
+    ) -> Option<Self> {
+        let copy = view.copies.first()?;
+        let mut addresses = copy.reachable().filter(|address| wanted(address));
+        let address = addresses.next()?.clone();
+        let (others, view) = (addresses.cloned().collect(), view.number as u32);
+        let view = Some(KnownView { shard, number: view });
+        Some(Self { address, others, view, ..self.clone() })
+    }
+
     /// Decodes the server's answer, and checks that it is for this fabric.
     fn welcome(&self, reply: &[u8]) -> Result<Welcome> {
         let refused = |refusal| refused(&self.address.to_string(), refusal);
         let welcome = decode_reply(reply)?.map_err(refused)?;
+        if welcome.is_for_map() {
+            return Err(ControlError::Unknown { field: "client id", value: 0 }.into());
+        }
         let (base_address, session_secret) = (welcome.base_address, welcome.session_secret);
         for (field, value, is_expected) in [
             ("base address", base_address, self.address.is_rdma()),
@@ -300,6 +345,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             rdma: Options::default(),
             tls: TlsFiles::default(),
+            trust: farside_fabric::Trust::forever(),
         };
         let Err(error) = options.connect() else { panic!("connected without RDMA") };
         let ConnectError::Rdma(cause) = &error else { panic!("{error}") };

@@ -1,11 +1,12 @@
-//! The map of a cluster: which server serves each shard. Servers hand it out on the control channel,
-//! and send it again when it changes.
+//! The map of a cluster: which server serves each shard. Servers hand it out on the control
+//! channel, and send it again when it changes.
 //!
 //! Each shard has a view with a number of its own, which only rises. So two maps of one cluster can
 //! always be merged: of each shard the view with the higher number stays, whatever the source.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +15,9 @@ use farside_layout::hash::{KeyHash, KeyHasher};
 use crate::ControlError;
 use crate::address::Address;
 
-/// Limit on the shards of a cluster. A map of so many shards fits into one message.
-pub const SHARDS_MAX: u16 = 256;
+/// Limit on the shards of a cluster. A map of so many shards fits into one message, if each server
+/// has no more than three addresses of common length.
+pub const SHARDS_MAX: u16 = 128;
 
 /// Sixteen random bytes that name a cluster, a server or a region; hexadecimal in texts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -76,6 +78,31 @@ pub struct ShardCopy {
     pub host: String,
 }
 
+impl ShardCopy {
+    /// The addresses that this program can reach from this host, the best first.
+    pub fn reachable(&self) -> impl Iterator<Item = &Address> {
+        let is_here = !self.host.is_empty() && self.host == boot_id();
+        let mut addresses: Vec<_> = self.addresses.iter().collect();
+        addresses.retain(|address| match address {
+            Address::Shm(_) => is_here,
+            Address::Rdma { .. } => cfg!(feature = "verbs"),
+            Address::Tcp { .. } => true,
+        });
+        addresses.sort_by_key(|address| address.preference());
+        addresses.into_iter()
+    }
+}
+
+/// The boot id of this host, which no other host has, and which it had at no time before its last
+/// boot. Empty if the system does not tell.
+pub fn boot_id() -> &'static str {
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    BOOT_ID.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        id.trim().to_owned()
+    })
+}
+
 /// The present view of a shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardView {
@@ -122,8 +149,8 @@ impl ClusterMap {
         self.shards.iter().fold(0, |sum, view| sum.saturating_add(view.number))
     }
 
-    /// Takes those views of `other` that are newer. Returns whether there was one. A map of another
-    /// cluster changes nothing.
+    /// Takes those views of `other` that are newer, so that numbers only rise (invariant I25).
+    /// Returns whether there was one. A map of another cluster changes nothing.
     pub fn merge(&mut self, other: &Self) -> bool {
         if other.cluster != self.cluster || other.shards.len() != self.shards.len() {
             return false;
@@ -166,7 +193,7 @@ impl Router {
     pub fn shard(&self, hash: KeyHash) -> usize {
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
         let mixed = hash.identity().wrapping_mul(ODD) >> 32;
-        (mixed * self.shards >> 32) as usize
+        ((mixed * self.shards) >> 32) as usize
     }
 }
 
@@ -211,7 +238,7 @@ mod tests {
 
     #[test]
     fn keys_spread_over_the_shards() {
-        for shards in [1_u64, 3, 16, 200] {
+        for shards in [1_u64, 3, 16, 100] {
             let router = map(&vec![0; shards as usize]).router();
             let mut counts = vec![0_u64; shards as usize];
             let keys = 100_000 * shards.min(16);

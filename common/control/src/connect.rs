@@ -39,8 +39,8 @@ const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"FSre");
 pub enum Purpose {
     /// The first connection of a client: its control channel, and on shared memory its region.
     Control,
-    /// A connection that gets the map of the server's cluster, and the map again when it changes.
-    /// It has no client.
+    /// A connection that asks for the map of the server's cluster, and gets it again when it
+    /// changes. It has no client.
     Map,
     /// A data connection of a client that has a control channel, for one of its sessions. Not on
     /// shared memory.
@@ -307,7 +307,7 @@ pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
 /// superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
-    /// The client's number while it is connected; never 0.
+    /// The client's number while it is connected; 0 only in the answer to [`Purpose::Map`].
     pub client_id: u16,
     /// The value of the client's entry in the client table, until the server fences the client.
     pub lease: u64,
@@ -336,6 +336,17 @@ pub struct Welcome {
 }
 
 impl Welcome {
+    /// The answer to [`Purpose::Map`], which has no client. `shard` and `view_number` are 0 if the
+    /// server is a spare.
+    pub fn for_map(cluster: Id, shard: u16, view_number: u64) -> Self {
+        Self { cluster, shard, view_number, ..Self::default() }
+    }
+
+    /// Whether this is the answer to [`Purpose::Map`].
+    pub fn is_for_map(&self) -> bool {
+        self.client_id == 0
+    }
+
     /// Returns the region as a client of this role reaches it over a connection for each session.
     pub(crate) fn remote_region(&self, role: Role) -> RemoteRegion {
         RemoteRegion {
@@ -424,8 +435,14 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     is_known("protocol version", version.into(), version == PROTOCOL_VERSION)?;
     is_known("format version", format_version.into(), format_version == FORMAT_VERSION)?;
     is_known("reserved part of the reply", unused, unused == 0)?;
+    let is_shard = reply.shard.get() < SHARDS_MAX.into();
+    is_known("shard", reply.shard.get(), is_shard)?;
     let Welcome { client_id, lease, incarnation, base_address, region_bytes, .. } = welcome;
-    let Welcome { rkey, round_trip_min_ns, .. } = welcome;
+    let Welcome { rkey, round_trip_min_ns, cluster, shard, view_number, .. } = welcome;
+    let is_for_map = welcome == Welcome::for_map(cluster, shard, view_number);
+    if is_for_map && cluster != Id::default() {
+        return Ok(Ok(welcome));
+    }
     is_known("client id", client_id.into(), is_client_id(client_id))?;
     is_known("lease", lease, lease != 0)?;
     is_known("incarnation", incarnation, incarnation != 0)?;
@@ -439,8 +456,6 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     // An rkey belongs to an address: both are 0 except over RDMA. The next two are 0 on shared
     // memory.
     is_known("rkey", rkey.into(), base_address != 0 || rkey == 0)?;
-    let is_shard = reply.shard.get() < SHARDS_MAX.into();
-    is_known("shard", reply.shard.get(), is_shard)?;
     let is_shared = welcome.session_secret == 0;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;

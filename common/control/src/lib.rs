@@ -11,6 +11,7 @@ pub mod attach;
 pub mod cluster;
 mod connect;
 mod message;
+mod secret;
 mod statistics;
 mod trust;
 
@@ -22,6 +23,7 @@ pub use farside_fabric::{
 };
 pub use farside_layout::{FreeBlock, SplitOutcome};
 pub use message::*;
+pub use secret::Secret;
 pub use statistics::*;
 
 /// The version of the messages. A server refuses a client of another version.

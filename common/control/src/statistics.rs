@@ -131,6 +131,30 @@ impl ServerStatistics {
         ]
     }
 
+    /// Returns the statistics of two servers together: the sums, of the incarnation and the uptime
+    /// the lesser, and of the directory's depth the greater.
+    pub fn plus(mut self, other: &Self) -> Self {
+        let mut other = other.clone();
+        let least = |of: fn(&Self) -> u64| of(&self).min(of(&other));
+        let (incarnation, uptime_ms) = (least(|it| it.incarnation), least(|it| it.uptime_ms));
+        let directory_depth = self.directory_depth.max(other.directory_depth);
+        for (sum, number) in self.numbers().into_iter().zip(other.numbers()) {
+            *sum = sum.saturating_add(*number);
+        }
+        for class in other.classes {
+            match self.classes.iter_mut().find(|sum| sum.class == class.class) {
+                Some(sum) => {
+                    sum.blocks += class.blocks;
+                    sum.blocks_free += class.blocks_free;
+                    sum.blocks_resting += class.blocks_resting;
+                }
+                None => self.classes.push(class),
+            }
+        }
+        self.classes.sort_by_key(|class| class.class.block_bytes());
+        Self { incarnation, uptime_ms, directory_depth, ..self }
+    }
+
     /// Appends all numbers to a message.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         let numbers = self.clone().numbers().map(|number| *number);

@@ -154,6 +154,21 @@ impl Fabric for AnyFabric {
         on!(self, as_dyn_mut, fabric => fabric.run_read(lane, region, remote, into, bytes))
     }
 
+    fn disconnect(&mut self, region: RegionIndex) {
+        self.as_dyn_mut().disconnect(region);
+    }
+
+    fn any(&mut self) -> Option<&mut AnyFabric> {
+        match self {
+            Self::Intercepted(fabric) => fabric.any(),
+            own => Some(own),
+        }
+    }
+
+    fn replaced(&mut self, region: RegionIndex) {
+        self.as_dyn_mut().replaced(region);
+    }
+
     #[inline]
     fn counters(&self) -> Counters {
         on!(self, as_dyn, fabric => fabric.counters())

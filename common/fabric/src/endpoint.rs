@@ -108,6 +108,14 @@ impl<F: Fabric> Endpoint<F> {
         InFlight { result }
     }
 
+    /// The result of a chain that was not posted, for this reason.
+    #[cold]
+    pub fn refuse(&self, lane: LaneId, reason: ChainError) -> InFlight<'_> {
+        let result = &self.results[usize::from(lane.0)];
+        result.set(Some(Err(reason)));
+        InFlight { result }
+    }
+
     /// As [`Endpoint::chain`], for a chain of one READ without a deadline.
     #[inline]
     pub fn read(

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Buffer, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb, Wakeup,
+    AnyFabric, Buffer, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
+    Wakeup,
 };
 
 /// Puts one or more [`Interceptor`]s around the fabric of a session, whose number of lanes it gets.
@@ -54,6 +55,10 @@ pub trait Interceptor<F: Fabric + ?Sized> {
 
     fn relax(&mut self, fabric: &mut F) {
         fabric.relax();
+    }
+
+    fn replaced(&mut self, fabric: &mut F, region: RegionIndex) {
+        fabric.replaced(region);
     }
 }
 
@@ -124,6 +129,18 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
 
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         self.fabric.reserve(lane, buffer, bytes)
+    }
+
+    fn disconnect(&mut self, region: RegionIndex) {
+        self.fabric.disconnect(region);
+    }
+
+    fn any(&mut self) -> Option<&mut AnyFabric> {
+        self.fabric.any()
+    }
+
+    fn replaced(&mut self, region: RegionIndex) {
+        self.interceptor.replaced(&mut self.fabric, region);
     }
 
     fn counters(&self) -> Counters {

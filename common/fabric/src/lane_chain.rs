@@ -14,6 +14,9 @@ pub(crate) enum Stage {
     Posted,
     /// The other party has the chain. Over verbs it may access the lane's buffers.
     InFlight,
+    /// The connection broke with the chain in flight, which completes once it can take effect no
+    /// more. Over TCP only.
+    Lost,
 }
 
 /// The chain that a lane posted last.

@@ -22,6 +22,7 @@ mod lane_chain;
 pub mod rdma;
 pub mod shm;
 pub mod tcp;
+mod trust;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
 pub mod verbs;
@@ -36,6 +37,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
+pub use trust::Trust;
 pub use wakeup::Wakeup;
 
 /// Nanoseconds of a monotonic clock that runs on while the machine is suspended.
@@ -303,6 +305,20 @@ pub trait Fabric {
     ) -> Result<(), ChainError> {
         self.run(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX).map(drop)
     }
+
+    /// Breaks the connection to a region, if it has one. The region's chains in flight complete
+    /// with an error soon, and later chains fail.
+    fn disconnect(&mut self, _region: RegionIndex) {}
+
+    /// The fabric to which setup adds regions: this one, or that behind all interceptors. `None` if
+    /// neither is an [`AnyFabric`].
+    fn any(&mut self) -> Option<&mut AnyFabric> {
+        None
+    }
+
+    /// Reports that another region has taken the place of this one. An interceptor that holds back
+    /// chains for the former region fails them, because the new region must not execute them.
+    fn replaced(&mut self, _region: RegionIndex) {}
 
     /// The counts of all lanes.
     fn counters(&self) -> Counters;

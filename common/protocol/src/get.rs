@@ -63,11 +63,10 @@ enum WindowSearch {
 /// after its READ, and these callers: [`RegionHandle::get`], the lanes of a pipeline, and
 /// [`Operation::get`] (`docs/decisions/0016-cached-gets-without-a-task.md`).
 impl<'e, F: Fabric> RegionHandle<'e, F> {
-    /// Runs a GET to its end. No other operation may be in flight.
+    /// Runs a GET of a key with this hash to its end. No other operation may be in flight.
     #[inline]
-    pub fn get(self, key: &[u8]) -> ProtocolResult<Option<Found>> {
+    pub fn get(self, (hash, key): (KeyHash, &[u8])) -> ProtocolResult<Option<Found>> {
         self.region.check_key(key)?;
-        let hash = self.region.hasher.hash(key);
         match self.run_cached(hash, key)? {
             Ok(found) => Ok(found),
             Err(read) => {
@@ -81,9 +80,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// the key's location is not cached, its value was replaced or has expired, or the READ failed.
     /// No other operation may be in flight.
     #[inline]
-    pub fn get_cached(self, key: &[u8]) -> Option<Found> {
+    pub fn get_cached(self, (hash, key): (KeyHash, &[u8])) -> Option<Found> {
         self.region.check_key(key).ok()?;
-        self.run_cached(self.region.hasher.hash(key), key).ok()?.ok()?
+        self.run_cached(hash, key).ok()?.ok()?
     }
 
     /// READs the block at the cached location, and evaluates it. The inner error is that READ, if
@@ -119,11 +118,14 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.engine.endpoint.drive(operation.get())
     }
 
-    /// The READ of the block at the cached location, to be posted now; `None` if none is cached.
-    #[inline]
+    /// The READ of the block at the cached location, to be posted now. `None` if none is cached, or
+    /// if the client does not trust the server any more (invariant I24).
+    // Always, because a call takes more instructions than the READ of shared memory itself.
+    #[inline(always)]
     pub fn cached_read(self, hash: KeyHash, now: impl FnOnce() -> Nanos) -> Option<CachedRead> {
         let location = self.region.cache.get_packed(hash)?;
-        Some(CachedRead { location, posted: now() })
+        let posted = now();
+        self.region.trust.holds_at(posted).then_some(CachedRead { location, posted })
     }
 
     /// Posts the READ of [`RegionHandle::cached_read`]. It needs no deadline, because late data
@@ -138,7 +140,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let block = read.location.block()?;
         let bytes = read.bytes(block);
         if read.location.has_stale_mark() {
-            return Ok(self.post_with_word(lane, hash, read.location, read_block(block, bytes)));
+            return Ok(self.post_with_word(lane, hash, read, read_block(block, bytes)));
         }
         let (endpoint, remote) = (&self.engine.endpoint, block.address.offset());
         Ok(endpoint.read(lane, self.region.index, remote, Buffer::ReadBlock, bytes as u32))
@@ -151,12 +153,13 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self,
         lane: LaneId,
         hash: KeyHash,
-        location: PackedLocation,
+        read: &CachedRead,
         read_block: Verb,
     ) -> InFlight<'e> {
+        let CachedRead { location, posted } = *read;
         let remote = self.region.directory().window(hash).0 + u64::from(location.in_window());
         let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
-        self.chain(lane, &[read_word, read_block], Nanos::MAX)
+        self.chain(lane, &[read_word, read_block], posted, Nanos::MAX)
     }
 
     /// Returns the value that a READ of [`RegionHandle::post_cached`] found, or `Some(None)` if it

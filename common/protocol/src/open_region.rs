@@ -4,7 +4,7 @@
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::sync::Arc;
 
-use farside_fabric::{Nanos, RegionIndex, Timing};
+use farside_fabric::{Nanos, RegionIndex, Timing, Trust};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     DirectoryEntry, Format, Geometry, INCARNATIONS, Slot, WINDOW_SLOTS, proof_age_max_ns,
@@ -51,7 +51,7 @@ impl Constants {
 }
 
 /// The region that a session opens, and its settings there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RegionOptions {
     /// The id in the region's superblock. A region with another id is refused.
     pub region_id: [u8; 16],
@@ -61,6 +61,8 @@ pub struct RegionOptions {
     pub client_id: u16,
     /// The size of the client's location cache, in bytes.
     pub cache_bytes: usize,
+    /// The time until which the client trusts the region's server.
+    pub trust: Trust,
 }
 
 /// A session's state for one region. Its methods do not access the region.
@@ -83,6 +85,8 @@ pub struct OpenRegion {
     /// Counts of this session's lookups in the location cache.
     pub lookups: Lookups,
     pub(crate) allocator: RefCell<Allocator>,
+    /// The time until which the client trusts the server. No chain is posted later (invariant I24).
+    pub trust: Trust,
     /// The share of slots that were never used, in the windows of recent INSERTs: from 0 to
     /// [`UNUSED_SHARE_MAX`], which stands for all.
     pub(crate) unused_share: Cell<u32>,
@@ -107,9 +111,16 @@ impl OpenRegion {
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
             lookups: Lookups::default(),
             allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, lanes)),
+            trust: options.trust.clone(),
             unused_share: Cell::new(0),
             format,
         }
+    }
+
+    /// The key, with its hash.
+    #[inline]
+    pub fn hashed<'k>(&self, key: &'k [u8]) -> (KeyHash, &'k [u8]) {
+        (self.hasher.hash(key), key)
     }
 
     /// The copy of the directory.
@@ -166,6 +177,18 @@ impl OpenRegion {
             bytes if bytes > max => Err(OperationError::KeyTooLong { bytes, max }),
             _ => Ok(()),
         }
+    }
+
+    /// Checks the lengths of a key and a value, in bytes, against the region's limits.
+    ///
+    /// # Errors
+    /// As [`OpenRegion::check_key`] and [`OpenRegion::check_value`].
+    pub fn check_lengths(&self, (key, value): (usize, usize)) -> Result<(), OperationError> {
+        let max = self.format.key_bytes_max as usize;
+        if key > max {
+            return Err(OperationError::KeyTooLong { bytes: key, max });
+        }
+        self.check_value_bytes(value)
     }
 
     /// Checks the value's length against the region's limit.

@@ -173,16 +173,21 @@ pub(crate) enum ExaminedBlock {
 }
 
 impl<F: Fabric> RegionHandle<'_, F> {
-    /// Runs an operation to its end. No other operation may be in flight.
+    /// Runs an operation on a key with this hash to its end. No other operation may be in flight.
     #[inline]
-    pub fn perform(self, action: Action<'_>, key: &[u8], value: &[u8]) -> ProtocolResult<Answer> {
+    pub fn perform(
+        self,
+        action: Action<'_>,
+        (hash, key): (KeyHash, &[u8]),
+        value: &[u8],
+    ) -> ProtocolResult<Answer> {
         if let Action::Put(lifetime) = action {
-            return Ok(Answer::stored(self.put(lifetime, key, value)?));
+            return Ok(Answer::stored(self.put(lifetime, (hash, key), value)?));
         }
         self.region.check_key(key)?;
         self.region.check_value(value)?;
         self.engine.check_expiry(action)?;
-        let operation = Operation::stage(self, LANE, key, value);
+        let operation = Operation::stage(self, LANE, (hash, key), value);
         self.engine.endpoint.drive(operation.perform(action))
     }
 
@@ -192,23 +197,28 @@ impl<F: Fabric> RegionHandle<'_, F> {
     pub fn put(
         self,
         lifetime: Lifetime,
-        key: &[u8],
+        (hash, key): (KeyHash, &[u8]),
         value: &[u8],
     ) -> ProtocolResult<Option<Version>> {
         self.region.check_key(key)?;
         self.region.check_value(value)?;
         self.engine.check_expiry(Action::Put(lifetime))?;
-        Operation::stage(self, LANE, key, value).put_alone(lifetime)
+        Operation::stage(self, LANE, (hash, key), value).put_alone(lifetime)
     }
 }
 
 impl<'e, F: Fabric> Operation<'e, F> {
-    /// Prepares an operation: copies key and value into the lane's buffer. Both must be within the
-    /// region's limits.
+    /// Prepares an operation on a key with this hash: copies key and value into the lane's buffer.
+    /// Both must be within the region's limits.
     #[inline]
-    pub fn stage(handle: RegionHandle<'e, F>, lane: LaneId, key: &[u8], value: &[u8]) -> Self {
+    pub fn stage(
+        handle: RegionHandle<'e, F>,
+        lane: LaneId,
+        (hash, key): (KeyHash, &[u8]),
+        value: &[u8],
+    ) -> Self {
         Self::fill(handle.engine, lane, key, value);
-        Self::staged(handle, lane, handle.region.hasher.hash(key), (key.len(), value.len()), None)
+        Self::staged(handle, lane, hash, (key.len(), value.len()), None)
     }
 
     /// Copies key and value into the lane's [`Buffer::NewBlock`].
@@ -293,7 +303,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline]
     pub(crate) fn chain(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
         let deadline = posted.saturating_add(self.region.constants.lateness_ns);
-        self.handle().chain(self.lane, verbs, deadline)
+        self.handle().chain(self.lane, verbs, posted, deadline)
     }
 
     /// Pauses before the next attempt, after other clients disturbed this one. The pause is random,

@@ -93,11 +93,13 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Takes and seals a block for a PUT at the cached location, to be posted now. `None` if no
-    /// location is cached or proved, or if no block is free at once.
+    /// location is cached or proved, or if no block is free at once. An error if the client does
+    /// not trust the server any more (invariant I24).
     #[inline]
     pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut<'e>>> {
         let (located, posted) = (self.cached_location(), self.now());
         let Some((entry, target)) = located else { return Ok(None) };
+        self.handle().check_trust(posted)?;
         if !self.is_proved(&target, posted) {
             return Ok(None);
         }

@@ -43,7 +43,8 @@ impl<F: Fabric> Engine<F> {
     }
 
     /// Opens a region of the fabric: reads and checks its superblock and its directory. One round
-    /// trip for the superblock, and one for each 64 KiB of the directory.
+    /// trip for the superblock, and one for each 64 KiB of the directory. No operation may be in
+    /// flight.
     pub fn open(
         &self,
         index: RegionIndex,
@@ -51,12 +52,24 @@ impl<F: Fabric> Engine<F> {
         options: RegionOptions,
         cache: &ConnectionCache,
     ) -> Result<OpenRegion, Failure> {
+        self.endpoint.drive(self.open_on(LANE, index, blocks, options, cache))
+    }
+
+    /// [`Engine::open`] on this lane, while others have operations in flight.
+    pub async fn open_on(
+        &self,
+        lane: LaneId,
+        index: RegionIndex,
+        blocks: Box<dyn BlockSource + Send>,
+        options: RegionOptions,
+        cache: &ConnectionCache,
+    ) -> Result<OpenRegion, Failure> {
         let bytes = SUPERBLOCK_BYTES.min(options.region_bytes / 8 * 8) as u32;
         let read = [Verb::Read { remote: 0, into: Buffer::ReadBlock, bytes }];
-        let found = self.endpoint.drive(self.endpoint.chain(LANE, index, &read, Nanos::MAX));
+        let found = self.endpoint.chain(lane, index, &read, Nanos::MAX).await;
         found.map_err(|error| Failure::at(index, error))?;
         let (depth, format) = {
-            let block = self.endpoint.buffer(LANE, Buffer::ReadBlock);
+            let block = self.endpoint.buffer(lane, Buffer::ReadBlock);
             let (superblock, format) = Superblock::decode(&block, options.region_bytes)?;
             (superblock.directory_depth(&format.geometry())?, format)
         };
@@ -67,21 +80,41 @@ impl<F: Fabric> Engine<F> {
         self.endpoint.fabric_mut().set_patience(index, constants.patience_ns);
         let (format, now) = ((format, constants), self.endpoint.fabric().now());
         let region = OpenRegion::new(index, format, blocks, (&options, self.lanes), cache, now);
-        self.endpoint.drive(self.at(&region).load_directory(LANE, depth))?;
+        self.at(&region).load_directory(lane, depth).await?;
         Ok(region)
     }
 }
 
 impl<'e, F: Fabric> RegionHandle<'e, F> {
-    /// Posts a chain: one round trip to the region.
-    #[inline]
-    pub(crate) fn chain(self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'e> {
+    /// Posts a chain: one round trip to the region. `posted` is the time, after which the client
+    /// must still trust the server (invariant I24).
+    #[inline(always)]
+    pub(crate) fn chain(
+        self,
+        lane: LaneId,
+        verbs: &[Verb],
+        posted: Nanos,
+        deadline: Nanos,
+    ) -> InFlight<'e> {
+        if !self.region.trust.holds_at(posted) {
+            return self.engine.endpoint.refuse(lane, ChainError::Fenced);
+        }
         self.engine.endpoint.chain(lane, self.region.index, verbs, deadline)
     }
 
     /// Executes a chain that changes nothing. One round trip.
     pub(crate) async fn read(self, lane: LaneId, verbs: &[Verb]) -> ProtocolResult<()> {
-        self.chain(lane, verbs, Nanos::MAX).await.map(drop).map_err(|error| self.failed(error))
+        let done = self.chain(lane, verbs, self.engine.endpoint.now(), Nanos::MAX).await;
+        done.map(drop).map_err(|error| self.failed(error))
+    }
+
+    /// Returns an error if the client does not trust the server at this time (invariant I24).
+    #[inline]
+    pub(crate) fn check_trust(self, posted: Nanos) -> ProtocolResult<()> {
+        match self.region.trust.holds_at(posted) {
+            true => Ok(()),
+            false => Err(Failure::Lost(self.region.index)),
+        }
     }
 
     /// Converts the error of a chain at this region.

@@ -6,6 +6,7 @@
 use std::io;
 
 use farside_config::{Secret, ServerConfig};
+use farside_control::cluster::Id;
 use farside_control::{
     ConnectRequest, ControlChannel, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token, Welcome,
     encode_reply,
@@ -14,11 +15,10 @@ use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::{Nanos, boot_time_ns};
 
 use super::acceptor::{Acceptor, Arrival, ConnectionRequest};
-use super::client_connection::{
-    CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason,
-};
+use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
 use super::connections::{Connections, LISTENER};
 use crate::clients::Clients;
+use crate::cluster::{Membership, OwnView};
 use crate::error::{ServerError, system};
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
 use crate::recovery::ServedRegion;
@@ -124,13 +124,12 @@ impl Admission {
         watched.map_err(system("watch for clients"))
     }
 
-    /// Adds a connection that has not identified itself. Returns the number of the connection to
-    /// close if too many connections have no client.
+    /// Adds a connection that has not identified itself.
     pub(super) fn add_unidentified(
         &mut self,
         connection: io::Result<(Box<dyn ControlChannel>, u32)>,
         connections: &mut Connections,
-    ) -> Option<u64> {
+    ) {
         let added = connection.and_then(|(channel, user)| {
             let mut connection = ClientConnection::new(channel, ClientIdentity::Unidentified);
             connection.user = Some(user);
@@ -138,25 +137,27 @@ impl Admission {
         });
         if let Err(error) = added {
             warn_rarely!(self.failed, "cannot serve a client just now: {error}");
-            return None;
         }
-        let surplus = connections.surplus();
-        if surplus.is_some() {
-            warn_rarely!(
-                self.crowded,
-                "closed a silent connection, the oldest of the user with most: more than \
-                 {CLIENTLESS_MAX} are open"
-            );
-        }
-        surplus
     }
 
-    /// Makes a client of a connection from this host that sent its connection request, or refuses
-    /// it.
+    /// Returns the number of the connection to close if too many connections have no client, and
+    /// the reason.
+    pub(super) fn surplus(&mut self, connections: &Connections) -> Option<(u64, DisconnectReason)> {
+        let (connection_number, reason) = connections.surplus()?;
+        warn_rarely!(
+            self.crowded,
+            "closed a silent connection, the oldest of the user with most: {reason}"
+        );
+        Some((connection_number, reason))
+    }
+
+    /// Makes a client of a connection from this host that sent its connection request, or a
+    /// connection for the map. Or refuses it.
     pub(super) fn admit_unidentified(
         &mut self,
         connection_number: u64,
         request: Result<ConnectRequest, Refusal>,
+        cluster: &mut Option<Membership>,
         connections: &mut Connections,
     ) -> Result<(), DisconnectReason> {
         let user = connections
@@ -164,18 +165,28 @@ impl Admission {
             .get_mut(&connection_number)
             .and_then(|connection| connection.user);
         let admitted = request.and_then(|request| {
-            self.secrets.check(&request)?;
-            // A session of a client on this host uses the mapped region, so it needs no connection.
-            if request.purpose != Purpose::Control {
-                return Err(Refusal::Malformed { bytes: REQUEST_BYTES_MAX as u64 });
+            self.check(&request, cluster)?;
+            match request.purpose {
+                Purpose::Control => {
+                    Ok(Some((request.role, self.admit(request.role, user, connections)?)))
+                }
+                Purpose::Map => Ok(None),
+                // A session of a client on this host uses the mapped region, so it needs no
+                // connection.
+                Purpose::Data { .. } => Err(Refusal::Malformed { bytes: REQUEST_BYTES_MAX as u64 }),
             }
-            Ok((request.role, self.admit(request.role, user, connections)?))
         });
         let Some(connection) = connections.by_number.get_mut(&connection_number) else {
             return Ok(());
         };
         let (role, (id, lease)) = match admitted {
-            Ok(admitted) => admitted,
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => {
+                let reply = encode_reply(&Ok(map_welcome(cluster)));
+                connection.channel.send(&reply).map_err(DisconnectReason::Unreachable)?;
+                connection.client = ClientIdentity::Map;
+                return Ok(());
+            }
             Err(refusal) => {
                 // If the refusal does not reach the client, it only sees the connection close.
                 let _ = connection.channel.send(&encode_reply(&Err(refusal)));
@@ -197,25 +208,32 @@ impl Admission {
         Ok(())
     }
 
-    /// Refuses a request that came through a device, or makes a client or a session of it. For a
-    /// new client it returns the number of the connection, and the client's role.
+    /// Refuses a request that came through a device, or makes a client, a session or a connection
+    /// for the map of it. For a new control channel it returns the number of the connection, and
+    /// the role of the client, if there is one.
     pub(super) fn admit_request(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         acceptor: usize,
+        cluster: &mut Option<Membership>,
         connections: &mut Connections,
-    ) -> Option<(u64, Role)> {
+    ) -> Option<(u64, Option<Role>)> {
         let bytes = incoming.connect_request();
         // RDMA-CM pads with zeros.
         let bytes = bytes.get(..REQUEST_BYTES_MAX).unwrap_or(bytes);
         let request = ConnectRequest::decode(bytes)
-            .and_then(|request| self.secrets.check(&request).map(|()| request));
+            .and_then(|request| self.check(&request, cluster).map(|()| request));
         let accepted = match request {
             Err(refusal) => Err((incoming, refusal)),
             Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
             Ok(ConnectRequest { role, purpose, .. }) => match purpose {
                 Purpose::Control => self.accept_client(incoming, role, acceptor, connections),
-                Purpose::Map => Err((incoming, Refusal::NoCluster)),
+                Purpose::Map => {
+                    let welcome = map_welcome(cluster);
+                    let added =
+                        self.add(incoming, &welcome, ClientIdentity::Map, acceptor, connections);
+                    Ok(added.map(|connection_number| (connection_number, None)))
+                }
                 Purpose::Data { client_id, session_secret } => {
                     let session = (client_id, session_secret, role);
                     let accepted = self.accept_session(incoming, session, acceptor, connections);
@@ -230,39 +248,78 @@ impl Admission {
         })
     }
 
+    /// Checks the proof of the secret, and that the client knows of this cluster, or of none.
+    fn check(
+        &self,
+        request: &ConnectRequest,
+        cluster: &mut Option<Membership>,
+    ) -> Result<(), Refusal> {
+        self.secrets.check(request)?;
+        match (cluster, request.purpose) {
+            (Some(cluster), Purpose::Control) => cluster.check(request.view, boot_time_ns()),
+            (None, Purpose::Map) => Err(Refusal::NoCluster),
+            (None, Purpose::Control) if request.view.is_some() => Err(Refusal::NoCluster),
+            _ => Ok(()),
+        }
+    }
+
+    /// Welcomes clients of this view of a shard from now on.
+    pub(super) fn serve_view(&mut self, cluster: Id, view: OwnView) {
+        let OwnView { shard, number: view_number } = view;
+        self.welcome = Welcome { cluster, shard, view_number, ..self.welcome };
+    }
+
     fn accept_client(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         role: Role,
         acceptor: usize,
         connections: &mut Connections,
-    ) -> Result<Option<(u64, Role)>, Refused> {
+    ) -> Result<Option<(u64, Option<Role>)>, Refused> {
         // RDMA-CM does not name the peer's user.
         let (id, lease) = match self.admit(role, None, connections) {
             Ok(admitted) => admitted,
             Err(refusal) => return Err((incoming, refusal)),
         };
-        let secret = new_session_secret().map_err(|error| error.to_string());
-        let added = secret.and_then(|session_secret| {
-            let welcome = self.welcome_with_key((id, lease), session_secret, incoming.remote(role));
-            let accepted = incoming.accept_control(&encode_reply(&Ok(welcome)));
-            let (channel, connection_id) = accepted.map_err(|error| error.to_string())?;
-            let client = ClientIdentity::Client { id, role, lease, session_secret };
-            let mut connection = ClientConnection::new(channel, client);
-            connection.id = Some((acceptor, connection_id));
-            connections.add(connection).map_err(|error| error.to_string())
-        });
-        match added {
-            Ok(connection_number) => {
-                tracing::info!(client = id, ?role, "a client connected");
-                Ok(Some((connection_number, role)))
+        let added = match new_session_secret() {
+            Ok(session_secret) => {
+                let remote = incoming.remote(role);
+                let welcome = self.welcome_with_key((id, lease), session_secret, remote);
+                let client = ClientIdentity::Client { id, role, lease, session_secret };
+                self.add(incoming, &welcome, client, acceptor, connections)
             }
             Err(error) => {
-                self.take_back(id);
                 warn_rarely!(self.failed, "cannot serve a client just now: {error}");
-                Ok(None)
+                None
             }
+        };
+        match added {
+            Some(_) => tracing::info!(client = id, ?role, "a client connected"),
+            None => self.take_back(id),
         }
+        Ok(added.map(|connection_number| (connection_number, Some(role))))
+    }
+
+    /// Accepts a request as a control channel. Returns the number of the connection; `None` after
+    /// a failure of the system, which it logs.
+    fn add(
+        &mut self,
+        incoming: Box<dyn ConnectionRequest>,
+        welcome: &Welcome,
+        client: ClientIdentity,
+        acceptor: usize,
+        connections: &mut Connections,
+    ) -> Option<u64> {
+        let accepted = incoming.accept_control(&encode_reply(&Ok(*welcome)));
+        let added = accepted.and_then(|(channel, connection_id)| {
+            let mut connection = ClientConnection::new(channel, client);
+            connection.id = Some((acceptor, connection_id));
+            Ok(connections.add(connection)?)
+        });
+        if let Err(error) = &added {
+            warn_rarely!(self.failed, "cannot serve a client just now: {error}");
+        }
+        added.ok()
     }
 
     fn accept_session(
@@ -361,10 +418,19 @@ impl Admission {
     pub(super) fn log_refusal(&mut self, refusal: Refusal) {
         match refusal {
             // Routine: a client whose session comes after its fence reconnects.
-            Refusal::UnknownClient { .. } => tracing::debug!("refused a client: {refusal}"),
+            Refusal::UnknownClient { .. }
+            // In a cluster, a client with an old map gets the new one.
+            | Refusal::Spare
+            | Refusal::OtherView { .. }
+            | Refusal::Unconfirmed => tracing::debug!("refused a client: {refusal}"),
             _ => warn_rarely!(self.refused, "refused a client: {refusal}"),
         }
     }
+}
+
+/// The answer to a connection for the map.
+fn map_welcome(cluster: &Option<Membership>) -> Welcome {
+    cluster.as_ref().map(Membership::map_welcome).unwrap_or_default()
 }
 
 /// Returns a random number, which no other client can guess. It is never 0, which stands for no

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use farside_control::{ControlChannel, Refusal, Role, ServerMessage, ServerRequest};
 use farside_fabric::ChainError;
@@ -14,6 +15,8 @@ use crate::collect::REPORT_NS_MAX;
 /// Limit on connections without a client, which have not identified themselves, or have signed off.
 /// Above the limit the server closes one of them: see `Connections::surplus`.
 pub(super) const CLIENTLESS_MAX: usize = 64;
+/// Limit on connections for the map of the cluster. Above it the server closes one of them.
+pub(super) const MAP_CONNECTIONS_MAX: usize = 1024;
 
 /// The client at the other end of a connection, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub(super) enum ClientIdentity {
     /// A client that said goodbye. When it hangs up, the server learns whether it read its last
     /// answer.
     Leaving,
+    /// No client: the connection is for the map of the cluster.
+    Map,
 }
 
 /// Why a connection ends.
@@ -57,6 +62,8 @@ pub(super) enum DisconnectReason {
     ClockBehind { ms: u64 },
     #[error("more than {CLIENTLESS_MAX} connections have no client")]
     Crowded,
+    #[error("more than {MAP_CONNECTIONS_MAX} connections are for the map of the cluster")]
+    CrowdedByMaps,
 }
 
 impl DisconnectReason {
@@ -65,12 +72,43 @@ impl DisconnectReason {
     }
 }
 
-/// Returns the rank by which requests are sent; 0 is sent first.
-fn urgency(request: ServerRequest) -> usize {
-    match request {
-        ServerRequest::Alive => 0,
-        ServerRequest::Report { .. } => 1,
-        ServerRequest::Return => 2,
+/// A message outside of the order of requests and answers. Of each kind only the latest counts.
+#[derive(Clone, Debug)]
+pub(super) enum PushedMessage {
+    Heartbeat {
+        clock_ns: u64,
+    },
+    Request(ServerRequest),
+    /// An encoded `ServerMessage::Map`.
+    Map(Arc<[u8]>),
+}
+
+/// The number of kinds of pushed messages.
+const PUSHED_KINDS: usize = 5;
+
+impl PushedMessage {
+    /// Returns the rank by which pushed messages are sent; 0 is sent first.
+    fn urgency(&self) -> usize {
+        match self {
+            Self::Heartbeat { .. } => 0,
+            Self::Request(ServerRequest::Alive) => 1,
+            Self::Request(ServerRequest::Report { .. }) => 2,
+            Self::Request(ServerRequest::Return) => 3,
+            Self::Map(_) => 4,
+        }
+    }
+
+    fn encode(&self, buffer: &mut Vec<u8>) {
+        match self {
+            Self::Heartbeat { clock_ns } => {
+                ServerMessage::Heartbeat { clock_ns: *clock_ns }.encode(buffer);
+            }
+            Self::Request(request) => ServerMessage::Request(*request).encode(buffer),
+            Self::Map(message) => {
+                buffer.clear();
+                buffer.extend_from_slice(message);
+            }
+        }
     }
 }
 
@@ -94,8 +132,8 @@ pub(super) struct ClientConnection {
     pub(super) snapshot_permille: Option<u32>,
     unsent: Option<ServerMessage>,
     last_sent: Option<ServerMessage>,
-    /// The requests to send once the channel has room, by [`urgency`].
-    asks: [Option<ServerRequest>; 3],
+    /// The pushed messages to send once the channel has room, by their urgency.
+    pushed: [Option<PushedMessage>; PUSHED_KINDS],
     /// The client has closed its end. Nothing can be sent to it, but the messages that it sent
     /// before can still be read.
     is_closed: bool,
@@ -117,7 +155,7 @@ impl ClientConnection {
             snapshot_permille: None,
             unsent: None,
             last_sent: None,
-            asks: [None; 3],
+            pushed: Default::default(),
             is_closed: false,
             missed_last: false,
         }
@@ -136,7 +174,7 @@ impl ClientConnection {
     pub(super) fn role(&self) -> Option<Role> {
         match self.client {
             ClientIdentity::Client { role, .. } => Some(role),
-            ClientIdentity::Unidentified | ClientIdentity::Leaving => None,
+            _ => None,
         }
     }
 
@@ -147,8 +185,8 @@ impl ClientConnection {
 
     /// Returns the events for which epoll should watch the connection.
     pub(super) fn wants(&self) -> EventFlags {
-        let has_request = self.next_ask().is_some() || self.channel.has_unsent();
-        match (self.is_waiting(), has_request && !self.is_closed) {
+        let has_pushed = self.has_pushed() || self.channel.has_unsent();
+        match (self.is_waiting(), has_pushed && !self.is_closed) {
             _ if !self.channel.signals_room_as_writable() => EventFlags::IN,
             (true, _) => EventFlags::OUT,
             // It has no answer pending, so its requests are still read.
@@ -197,22 +235,23 @@ impl ClientConnection {
         self.flush(buffer)
     }
 
-    /// Sends a request, now or once the channel has room. It replaces an unsent request of the same
+    /// Pushes a message, now or once the channel has room. It replaces an unsent one of the same
     /// kind.
-    pub(super) fn ask(
+    pub(super) fn push(
         &mut self,
-        ask: ServerRequest,
+        message: PushedMessage,
         buffer: &mut Vec<u8>,
     ) -> Result<(), DisconnectReason> {
-        self.asks[urgency(ask)] = Some(ask);
+        let urgency = message.urgency();
+        self.pushed[urgency] = Some(message);
         self.flush(buffer)
     }
 
-    fn next_ask(&self) -> Option<ServerRequest> {
-        self.asks.into_iter().flatten().next()
+    fn has_pushed(&self) -> bool {
+        self.pushed.iter().any(Option::is_some)
     }
 
-    /// Sends the answer that waits, then the requests that wait.
+    /// Sends the answer that waits, then the pushed messages that wait.
     pub(super) fn flush(&mut self, buffer: &mut Vec<u8>) -> Result<(), DisconnectReason> {
         if let Some(reply) = &self.unsent {
             reply.encode(buffer);
@@ -220,13 +259,17 @@ impl ClientConnection {
                 self.last_sent = self.unsent.take();
             }
         }
-        while let Some(ask) = self.next_ask().filter(|_| self.unsent.is_none()) {
-            ServerMessage::Request(ask).encode(buffer);
+        for urgency in 0..PUSHED_KINDS {
+            let Some(message) = self.pushed[urgency].as_ref().filter(|_| self.unsent.is_none())
+            else {
+                continue;
+            };
+            message.encode(buffer);
             if !self.send(buffer)? {
                 return Ok(());
             }
-            self.asks[urgency(ask)] = None;
-            // If the client closes with a message unread, that may be only this request.
+            self.pushed[urgency] = None;
+            // If the client closes with a message unread, that may be only this one.
             self.last_sent = None;
         }
         Ok(())

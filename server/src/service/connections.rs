@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use farside_control::{
     ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerRequest,
@@ -19,22 +20,25 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use super::client_connection::{
-    CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason,
+    CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason, MAP_CONNECTIONS_MAX,
+    PushedMessage,
 };
 use super::probing::probe_first;
 use crate::error::{ServerError, system};
 
-/// How many events one call of epoll returns: one for each connection, the listener and the stop
-/// descriptor. So every client with an unread message is in the queue before a chore may declare it
-/// unresponsive.
-pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + 2;
+/// How many events one call of epoll returns: one for each connection, the listener, the stop
+/// descriptor and the news of the cluster. So every client with an unread message is in the queue
+/// before a chore may declare it unresponsive.
+pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + MAP_CONNECTIONS_MAX + 3;
 
 /// The number of the listener in epoll's events.
 pub(super) const LISTENER: u64 = 0;
 /// The number of the stop descriptor in epoll's events.
 pub(super) const STOP: u64 = 1;
+/// The number of the news of the cluster in epoll's events.
+pub(super) const CLUSTER: u64 = 2;
 /// The number of the first connection. Each later connection has the next number.
-pub(super) const FIRST_CONNECTION: u64 = 2;
+pub(super) const FIRST_CONNECTION: u64 = 3;
 
 /// A message of a connection.
 pub(super) enum ReceivedMessage {
@@ -42,6 +46,8 @@ pub(super) enum ReceivedMessage {
     ConnectRequest(Result<ConnectRequest, Refusal>),
     /// A message of the client with this id, in this role.
     Request(u16, Role, Request),
+    /// A message of a connection for the map of the cluster.
+    MapRequest(Request),
 }
 
 /// All connections.
@@ -133,9 +139,13 @@ impl Connections {
             return;
         };
         connection.is_queued = true;
-        match connection.is_client() {
-            true => self.queue.push_back(connection_number),
-            false => self.queue.push_front(connection_number),
+        match connection.client {
+            ClientIdentity::Client { .. } | ClientIdentity::Map => {
+                self.queue.push_back(connection_number);
+            }
+            ClientIdentity::Unidentified | ClientIdentity::Leaving => {
+                self.queue.push_front(connection_number);
+            }
         }
     }
 
@@ -174,6 +184,10 @@ impl Connections {
                 let request = Request::decode(message).map_err(DisconnectReason::broken)?;
                 ReceivedMessage::Request(id, role, request)
             }
+            ClientIdentity::Map => {
+                let request = Request::decode(message).map_err(DisconnectReason::broken)?;
+                ReceivedMessage::MapRequest(request)
+            }
             ClientIdentity::Leaving => {
                 return Err(DisconnectReason::broken("it speaks after its goodbye"));
             }
@@ -190,12 +204,29 @@ impl Connections {
         connection.answer(reply, &mut self.send_buffer)
     }
 
-    /// Sends a request to a client, now or once the channel has room.
-    pub(super) fn ask(&mut self, connection_number: u64, request: ServerRequest) {
+    /// Pushes a message to the other end of a connection, now or once the channel has room.
+    pub(super) fn push(&mut self, connection_number: u64, message: PushedMessage) {
         let Some(connection) = self.by_number.get_mut(&connection_number) else { return };
         // If this fails, the client has disconnected, and epoll reports that anyway.
-        let _ = connection.ask(request, &mut self.send_buffer);
+        let _ = connection.push(message, &mut self.send_buffer);
         let _ = self.update_interest(connection_number);
+    }
+
+    /// Sends a request to a client, now or once the channel has room.
+    pub(super) fn ask(&mut self, connection_number: u64, request: ServerRequest) {
+        self.push(connection_number, PushedMessage::Request(request));
+    }
+
+    /// Pushes the map of the cluster to all clients and to all connections for the map.
+    pub(super) fn push_map(&mut self, message: &Arc<[u8]>) {
+        let wants_map = |connection: &ClientConnection| {
+            matches!(connection.client, ClientIdentity::Client { .. } | ClientIdentity::Map)
+        };
+        let wanting = self.iter().filter(|(_, connection)| wants_map(connection));
+        let wanting: Vec<u64> = wanting.map(|(connection_number, _)| connection_number).collect();
+        for connection_number in wanting {
+            self.push(connection_number, PushedMessage::Map(Arc::clone(message)));
+        }
     }
 
     /// Sends a request to every writer. Returns the numbers of their connections.
@@ -247,20 +278,33 @@ impl Connections {
         }
     }
 
-    /// Returns the number of the connection to close if too many connections have no client. The
-    /// user with most of these connections loses the oldest of its own, so that no user crowds out
-    /// another.
-    pub(super) fn surplus(&self) -> Option<u64> {
-        let clientless = self.iter().filter(|(_, connection)| !connection.is_client());
+    /// Returns the number of the connection to close if too many connections have no client. Those
+    /// for the map of the cluster have a limit of their own.
+    pub(super) fn surplus(&self) -> Option<(u64, DisconnectReason)> {
+        let surplus = |is_for_map, max| self.surplus_above(is_for_map, max);
+        match surplus(false, CLIENTLESS_MAX) {
+            Some(connection_number) => Some((connection_number, DisconnectReason::Crowded)),
+            None => surplus(true, MAP_CONNECTIONS_MAX)
+                .map(|connection_number| (connection_number, DisconnectReason::CrowdedByMaps)),
+        }
+    }
+
+    /// The user with most of these connections loses the oldest of its own, so that no user crowds
+    /// out another.
+    fn surplus_above(&self, is_for_map: bool, max: usize) -> Option<u64> {
+        let clientless = self.iter().filter(|(_, connection)| {
+            !connection.is_client() && (connection.client == ClientIdentity::Map) == is_for_map
+        });
         let clientless: Vec<_> = clientless
             .map(|(connection_number, connection)| (connection_number, connection.user))
             .collect();
-        if clientless.len() <= CLIENTLESS_MAX {
+        if clientless.len() <= max {
             return None;
         }
-        let count_of = |user| clientless.iter().filter(|(_, other)| *other == user).count();
-        let (_, user) = clientless.iter().max_by_key(|(_, user)| count_of(*user))?;
-        let oldest = clientless.iter().find(|(_, other)| other == user);
+        let mut counts = BTreeMap::new();
+        clientless.iter().for_each(|(_, user)| *counts.entry(*user).or_insert(0) += 1);
+        let (user, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        let oldest = clientless.iter().find(|(_, other)| *other == user);
         oldest.map(|(connection_number, _)| *connection_number)
     }
 

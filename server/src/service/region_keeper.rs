@@ -203,6 +203,12 @@ impl RegionKeeper {
         false
     }
 
+    /// Returns for how long a fenced client may still change the region, and use what it has read
+    /// there.
+    pub(super) fn settle_ns(&self) -> Nanos {
+        self.own.fence_delay_ns() + self.opened.format.grace_ns()
+    }
+
     /// When to call [`RegionKeeper::step`]; `None` if no chore is planned.
     pub(super) fn next_step_at(&self) -> Option<Nanos> {
         let sweeper = self.sweeper.next_step_at();

@@ -158,7 +158,9 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         Refusal::Full { clients: 5 },
         Refusal::UnknownClient { client: 12 },
     ];
-    let replies = [Ok(over_rdma), Ok(over_tcp), Ok(shared)].into_iter().chain(refusals.map(Err));
+    let for_map = Welcome::for_map(cluster, shard, view_number);
+    let welcomes = [over_rdma, over_tcp, shared, for_map];
+    let replies = welcomes.into_iter().map(Ok).chain(refusals.map(Err));
     let mut encoded: Vec<_> = replies.map(|reply| encode_reply(&reply).to_vec()).collect();
     let mut padded = encoded[0].clone();
     padded.resize(REPLY_BYTES_MAX, 0);

@@ -1,5 +1,6 @@
 //! One execution of a scenario: the possible next actions, and their effects.
 
+mod cluster;
 mod losses;
 mod pauses;
 mod start;
@@ -11,8 +12,10 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 
 use farside_fabric::{LaneId, Nanos};
+use farside_linearizability::HistoryOperation;
 use farside_protocol::split::SplitProgress;
 
+pub(crate) use crate::execution::cluster::ClusterEvent;
 use crate::fabric::{PAUSE_NS_MAX, SimFabric};
 use crate::lane::Phase;
 use crate::memory::mix;
@@ -21,7 +24,7 @@ use crate::prepared::Prepared;
 use crate::process::{Process, SchedulerAction, State};
 use crate::scenario::{Chore, EventCounts};
 use crate::script::{Op, Script};
-use crate::session::TestSession;
+use crate::session::{Reply, TestSession};
 use crate::task::Event;
 use crate::trace::Line;
 use crate::two_regions;
@@ -67,11 +70,12 @@ impl Execution<'_> {
         }
         let clients = 0..self.prepared.scenario.clients.len();
         actions.extend(clients.filter(|c| self.is_paused(*c)).map(SchedulerAction::Resume));
-        if actions.is_empty() {
+        if actions.is_empty() && !self.has_offline_process() {
             return;
         }
+        self.add_cluster_events(actions);
         let scenario = self.prepared.scenario;
-        if self.events.jumps < scenario.limits.jumps {
+        if self.events.jumps < scenario.limits.jumps && self.is_time_of_interest() {
             actions.extend(scenario.jumps.iter().map(|time| SchedulerAction::Jump(*time)));
         }
         if self.events.deaths < scenario.limits.deaths {
@@ -86,14 +90,15 @@ impl Execution<'_> {
     }
 
     fn is_working(&self, client: usize) -> bool {
+        let is_busy = |state| matches!(state, State::Working | State::Offline);
         let mut processes = self.processes.iter();
-        processes.any(|process| process.client == client && process.state == State::Working)
+        processes.any(|process| process.client == client && is_busy(process.state))
     }
 
     fn actions_of(&self, actor: usize, actions: &mut Vec<SchedulerAction>) {
         let process = &self.processes[actor];
         match process.state {
-            State::Finished | State::Gone => {}
+            State::Finished | State::Gone | State::Offline => {}
             State::Between if self.has_nothing_to_do(actor) => {}
             State::Between if self.is_paused(process.client) => {}
             State::Between => actions.push(SchedulerAction::Begin(actor)),
@@ -131,11 +136,14 @@ impl Execution<'_> {
     }
 
     /// Whether the action preempts the process that acted last: that process has a chain in flight,
-    /// and another process acts.
+    /// and another process acts, or something happens in the cluster.
     pub(crate) fn preempts(&self, action: SchedulerAction) -> bool {
-        // Events have bounds of their own.
-        let Some(actor) = action.process() else { return false };
-        let Some(last) = self.last.filter(|last| *last != actor) else { return false };
+        let actor = action.process();
+        // Other events have bounds of their own.
+        if actor.is_none() && !matches!(action, SchedulerAction::Cluster(_)) {
+            return false;
+        }
+        let Some(last) = self.last.filter(|last| Some(*last) != actor) else { return false };
         let process = &self.processes[last];
         process.state == State::Working && {
             let fabric = self.sessions[process.client].endpoint().fabric();
@@ -184,7 +192,9 @@ impl Execution<'_> {
             SchedulerAction::Die(client) => self.die(client),
             SchedulerAction::Lose(client, whole) => self.lose(client, whole)?,
             SchedulerAction::RestartServer => self.restart_server()?,
+            SchedulerAction::Cluster(event) => self.act_in_cluster(event)?,
         }
+        self.check_former()?;
         if self.prepared.changes_two_regions {
             two_regions::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
         }
@@ -224,8 +234,11 @@ impl Execution<'_> {
         let process = &self.processes[actor];
         let fabric = self.sessions[process.client].endpoint().fabric();
         let posted = |lane| fabric.lane(lane).phase == Phase::Posted;
-        self.last_continues =
-            process.state == State::Working && !fabric.noticed && process.lanes().any(posted);
+        // The times at which a chain is posted and executed matter to a cluster.
+        self.last_continues = !self.prepared.scenario.moves
+            && process.state == State::Working
+            && !fabric.noticed
+            && process.lanes().any(posted);
     }
 
     fn acts_in_one_step(&self, actor: usize) -> bool {
@@ -324,12 +337,14 @@ impl Execution<'_> {
                 let id = Monitor::id(actor, self.processes[actor].operations_begun);
                 let outcome = self.monitor.respond(id, key, &reply);
                 let record = self.monitor.record(id);
-                if let Some(version) = &record.version {
-                    let number = u64::from_str_radix(version, 16).unwrap_or(0);
-                    self.processes[actor].seen ^= mix(key as u64, number);
+                if let Ok(Reply { found: Some(found), .. }) = &reply {
+                    let key = u64::from(found.region.0) << 8 | key as u64;
+                    self.processes[actor].seen ^= mix(key, found.version.to_u64());
                 }
                 self.world.borrow_mut().note(actor, || format!("ends: {record}"));
+                let is_get = record.operation == HistoryOperation::Get;
                 outcome?;
+                self.check_used(&self.sessions[self.processes[actor].client], is_get)?;
                 self.processes[actor].state = State::Between;
                 self.keep_session_state(actor);
             }
@@ -344,6 +359,11 @@ impl Execution<'_> {
             }
             Event::Swept(clients) => self.check_swept(actor, &clients)?,
             Event::Lost { next, is_invoked, seen } => self.reopen(actor, next, is_invoked, seen),
+            Event::Offline => {
+                self.processes[actor].state = State::Offline;
+                self.world.borrow_mut().note(actor, || "has no connection to the shard".to_owned());
+                self.keep_observed(self.processes[actor].client);
+            }
             Event::Finished => self.processes[actor].state = State::Finished,
         }
         Ok(())
@@ -360,9 +380,16 @@ impl Execution<'_> {
             process.client != client || matches!(process.state, State::Between | State::Finished)
         };
         if self.processes.iter().all(idle) {
-            let mut hasher = std::hash::DefaultHasher::new();
-            self.sessions[client].hash_state(&mut hasher);
-            self.sessions[client].endpoint().fabric_mut().observed = hasher.finish();
+            self.keep_observed(client);
         }
+    }
+
+    /// Replaces a client's observations by the state of its session.
+    fn keep_observed(&self, client: usize) {
+        let mut hasher = std::hash::DefaultHasher::new();
+        self.sessions[client].hash_state(&mut hasher);
+        let mut fabric = self.sessions[client].endpoint().fabric_mut();
+        fabric.observed = hasher.finish();
+        fabric.lanes.iter_mut().for_each(|lane| lane.posted_times = 0);
     }
 }

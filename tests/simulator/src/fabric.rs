@@ -10,8 +10,9 @@ use farside_fabric::{
 use zerocopy::IntoBytes;
 
 use crate::clock::{Clock, TIMING};
+use crate::cluster::{ClusterState, FORMER, OwnerState};
 use crate::lane::{Lane, Phase, extent};
-use crate::memory::{global, mix};
+use crate::memory::{global, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
 use crate::world::World;
@@ -74,6 +75,11 @@ impl SimFabric {
             self.world.borrow_mut().note_fired(mutant);
         }
         has
+    }
+
+    /// What the client's clock shows, whatever its mutant reports.
+    pub(crate) fn clock_shows(&self) -> Nanos {
+        self.clock.shows(self.world.borrow().now)
     }
 
     pub(crate) fn lane(&self, lane: LaneId) -> &Lane {
@@ -211,6 +217,7 @@ impl SimFabric {
         if matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. }) {
             // Contract 4: clients change words and hints of slots by compare-and-swap only.
             let written = global(state.region, remote) + word as u64 * 8;
+            let written = local(written).1;
             let is_slot =
                 world.region.block_at(written).is_none() && world.region.slot_at(written).is_some();
             assert!(self.mutant_fabric.is_some() || !is_slot, "a WRITE of a slot");
@@ -236,6 +243,7 @@ impl SimFabric {
             }
             Verb::WriteWord { value, .. } => world.write(process, index, value),
             Verb::CompareSwap { expected, desired, .. } => {
+                world.now += std::mem::take(&mut state.delay);
                 state.found = before;
                 world.swap(process, index, (expected, desired));
             }
@@ -246,7 +254,7 @@ impl SimFabric {
     pub(crate) fn complete(&mut self, lane: LaneId, mut result: Result<u64, ChainError>) {
         let process = self.process + usize::from(lane.0);
         let state = &mut self.lanes[usize::from(lane.0)];
-        if self.is_lost && result.is_ok() {
+        if (self.is_lost || state.is_cut) && result.is_ok() {
             result = Err(state.fate(false));
         }
         if let (Some(fabric), Err(error)) = (&self.mutant_fabric, &mut result) {
@@ -323,24 +331,27 @@ impl Fabric for SimFabric {
         {
             let world = &mut *self.world.borrow_mut();
             state.posted_at = world.now;
+            state.posted_times = mix(state.posted_times, world.now);
             // By the world's clock: a mutant may change the client's.
             state.deadline = match self.mutant_fabric.as_ref().map(|fabric| fabric.mutant) {
                 Some(mutant) if mutant.has_false_clock() => world.now + TIMING.lateness_max_ns,
                 _ => self.clock.when(deadline),
             };
-            (state.is_queued, state.progress) = (true, 0);
+            (state.is_queued, state.progress, state.is_cut) = (true, 0, false);
             if let Some(fabric) = &mut self.mutant_fabric {
                 fabric.post(&mut state.chain, &world.memory);
-                let delay = fabric.delay();
-                world.now += delay;
-                if world.began && (delay > 0 || state.chain != state.posted_chain) {
+                state.delay = fabric.delay();
+                if world.began && (state.delay > 0 || state.chain != state.posted_chain) {
                     world.note_fired(fabric.mutant);
                 }
                 state.progress = fabric.state();
             }
         }
         (state.verb_index, state.found, state.phase) = (0, 0, Phase::Posted);
-        if self.is_lost {
+        let given_up = |cluster: &ClusterState| cluster.owner == OwnerState::GivenUp;
+        let is_gone =
+            region == FORMER && self.world.borrow().cluster.as_ref().is_some_and(given_up);
+        if self.is_lost || is_gone && !self.immediate {
             // The chain never leaves the device.
             return self.complete(lane, Err(ChainError::Fenced));
         }

@@ -36,10 +36,16 @@ pub(crate) struct Lane {
     pub(crate) unnoticed: u64,
     pub(crate) all_unnoticed: bool,
     pub(crate) posted_at: Nanos,
+    /// A hash of the times at which the operation's chains were posted.
+    pub(crate) posted_times: u64,
+    /// How long the operations take that the chain stands for, before its first compare-and-swap.
+    pub(crate) delay: Nanos,
     /// For `QueueUncounted`: the chain may still be in its queue.
     pub(crate) is_queued: bool,
     pub(crate) deadline: Nanos,
     pub(crate) found: u64,
+    /// The session gets no completion of the chain, which is executed.
+    pub(crate) is_cut: bool,
     pub(crate) result: Result<u64, ChainError>,
     /// A hash of the words that the chain has read so far. It does not depend on the order.
     pub(crate) progress: u64,
@@ -61,9 +67,12 @@ impl Lane {
             unnoticed: 0,
             all_unnoticed: false,
             posted_at: 0,
+            posted_times: 0,
+            delay: 0,
             is_queued: false,
             deadline: 0,
             found: 0,
+            is_cut: false,
             result: Ok(0),
             progress: 0,
             buffers: std::array::from_fn(|_| vec![0; 32]),

@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod clock;
+mod cluster;
 mod execution;
 mod explore;
 mod fabric;
@@ -37,6 +38,7 @@ mod trace;
 mod two_regions;
 mod world;
 
+pub use cluster::TRUST_NS;
 pub use explore::{Bounds, Explored};
 pub use failure::Failure;
 pub use monitor::Violation;

@@ -13,6 +13,11 @@ pub(crate) fn global(region: RegionIndex, remote: u64) -> u64 {
     remote | u64::from(region.0) << REGION_BITS
 }
 
+/// Turns an offset in the memory of all regions into the region and the offset in it.
+pub(crate) fn local(offset: u64) -> (RegionIndex, u64) {
+    (RegionIndex((offset >> REGION_BITS) as u16), offset & ((1 << REGION_BITS) - 1))
+}
+
 /// A part of a region that exists. An access elsewhere is an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use farside_fabric::RegionIndex;
 use farside_linearizability::{
     Ended, Held, HistoryAnswer, HistoryCall, HistoryOperation, OPAQUE_MIN, Record, Register,
     RegisterFault, Value, numeric,
@@ -12,6 +13,9 @@ use crate::memory::mix;
 use crate::region::{KEYS, Key};
 use crate::script::Op;
 use crate::session::{FoundValue, Reply};
+
+/// The process that the history names for the emptying of a shard.
+const OPERATOR: usize = 98;
 
 /// The reason why an execution is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +32,9 @@ pub enum Violation {
     /// The region is not consistent.
     #[error("the region is damaged: {0}")]
     Damaged(String),
+    /// A rule about the shards of a cluster is broken.
+    #[error("{0}")]
+    Cluster(String),
     /// A process can never continue.
     #[error("process {0} is stuck")]
     Stuck(usize),
@@ -112,8 +119,9 @@ impl RequestedOperation {
 pub(crate) struct Monitor {
     registers: Vec<Register>,
     numbers: HashMap<String, Value>,
-    versions: HashMap<String, Value>,
-    version_of_value: HashMap<Held, String>,
+    /// The value of each version of a region, and the reverse.
+    versions: HashMap<(RegionIndex, String), Value>,
+    version_of_value: HashMap<Held, (RegionIndex, String)>,
     pub(crate) history: Vec<Record>,
     /// The index of each operation in the history.
     records: HashMap<u32, usize>,
@@ -208,6 +216,7 @@ impl Monitor {
             answer.found = Some(held);
             self.history[at].found = Some(found.text.clone());
             self.history[at].version = Some(version.clone());
+            let version = (found.region, version);
             // The sum of an increment comes without its expiry, so only the value is compared.
             let known = *self.versions.entry(version.clone()).or_insert(held.value);
             let same_value = known == held.value;
@@ -215,13 +224,21 @@ impl Monitor {
                 self.version_of_value.entry(held).or_insert_with(|| version.clone());
             // A sum may be stored again after the key was deleted.
             if !same_value || held.value >= OPAQUE_MIN && *version_of_value != version {
-                return Err(Violation::Version(version));
+                return Err(Violation::Version(version.1));
             }
         }
         self.registers[key].respond(id, answer).map_err(|fault| match fault {
             RegisterFault::NotLinearizable(_) => Violation::NotLinearizable,
             RegisterFault::TooMany(_) => Violation::TooMany,
         })
+    }
+
+    /// Records that a shard loses this key, which it has if `reply` is done: as if it were deleted.
+    pub(crate) fn empty(&mut self, key: Key, reply: Reply) -> Result<(), Violation> {
+        let requested =
+            RequestedOperation { op: Op::Delete(key), value: String::new(), expected: None };
+        let id = self.invoke(OPERATOR, key as u32, &requested);
+        self.respond(id, key, &Ok(reply))
     }
 
     /// Ends an operation without an answer. It has taken effect by now, or never will.

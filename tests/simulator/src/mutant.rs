@@ -120,6 +120,24 @@ pub enum Mutant {
     NeverFilling,
     /// An interrupted split that continues fills a subtable that clients already use (I17).
     FillsAgain,
+    /// A client posts chains although it does not trust the server any more (I24).
+    TrustIgnored,
+    /// An answer to a heartbeat extends the trust from the time at which it arrives, not from the
+    /// time at which the heartbeat was sent (I24).
+    TrustFromAnswer,
+    /// The operator gives a shard another region at once (I25).
+    ReassignedAtOnce,
+    /// The operator waits for trust and L, without a margin for clocks that differ (I25).
+    DistrustWithoutMargin,
+    /// The operator counts its wait from the revocation on, although the server answered later and
+    /// did not give the shard up (I25).
+    AnswerUncounted,
+    /// A server that stood still for long answers clients before it has read the records (I25).
+    UnconfirmedAnswers,
+    /// The data of a READ counts however old it is (I3).
+    PatienceWithoutEnd,
+    /// A map with an older view replaces a newer one (I25).
+    OlderViewTaken,
     /// A change of two regions relies on the first region, which may be ahead of the second.
     HeadBelieved,
 }

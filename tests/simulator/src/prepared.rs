@@ -2,14 +2,18 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::mem;
 use std::rc::Rc;
 
-use farside_fabric::LaneId;
+use farside_fabric::{LaneId, Nanos, RegionIndex, Trust};
 use farside_protocol::{Action, ConnectionCache, Lifetime, RegionOptions};
 
 use crate::clock::PACE;
+use crate::cluster::{
+    ClusterClient, ClusterState, Connection, FORMER, LATTER, OTHER, OWNED, REASSIGNED, TRUST_NS,
+};
 use crate::fabric::SimFabric;
-use crate::memory::{Memory, mix};
+use crate::memory::{Memory, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
 use crate::process::{Process, State};
@@ -60,18 +64,20 @@ impl<'s> Prepared<'s> {
         let clients = scenario.clients.len() as u64;
         let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
         let limits = &scenario.limits;
-        let reopened =
-            u64::from(limits.losses + limits.pauses) + clients * u64::from(limits.server_restarts);
+        let reopened = u64::from(limits.losses + limits.pauses + limits.reconnects)
+            + clients * u64::from(limits.server_restarts);
         let slots = (scenario.slots, scenario.used);
         let blocks_max = blocks_max.unwrap_or(0);
         let region =
             SimRegion::new(blocks_max, clients + reopened, slots, splits, scenario.has_depot);
         let region = Rc::new(region);
-        let memory = region.memory(scenario.split.map_or(0, |split| split.depth));
-        let can_change = |index| region.can_change(memory.offset(index));
+        let depth = scenario.split.map_or(0, |split| split.depth);
+        let memory = region.memory(depth, scenario.regions());
+        let can_change = |index| region.can_change(local(memory.offset(index)).1);
         let can_change: Vec<bool> = (0..memory.len()).map(can_change).collect();
         let unnoticed = vec![false; memory.len()];
-        let world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
+        let mut world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
+        world.cluster = scenario.moves.then(ClusterState::new);
         let world = Rc::new(RefCell::new(world));
         let mut ops = scenario.clients.iter().flat_map(|script| script.lanes.concat());
         let changes_two_regions = ops.any(|op| op == Op::RaiseBoth);
@@ -97,9 +103,9 @@ impl<'s> Prepared<'s> {
     /// the slots: a client that repeats an operation finds its own former writes.
     pub(crate) fn first_preemptible_words(&self) -> BTreeSet<usize> {
         let EventCounts { losses, pauses, server_restarts, .. } = self.scenario.limits;
-        let breaks = losses + pauses + server_restarts > 0;
+        let breaks = losses + pauses + server_restarts > 0 || self.scenario.moves;
         let is_slot = |index: &usize| {
-            let offset = self.memory.offset(*index);
+            let (_, offset) = local(self.memory.offset(*index));
             self.region.slot_at(offset).is_some() && self.region.can_change(offset)
         };
         (0..self.memory.len()).filter(|_| breaks).filter(is_slot).collect()
@@ -155,16 +161,14 @@ impl<'s> Prepared<'s> {
         let free_blocks = self.region.free_blocks(owner, blocks);
         let answers = ServerAnswers::new(free_blocks, world, uses_depot);
         let fabric = SimFabric::new(world.clone(), process, lanes, mutant_fabric, pace);
-        let region_options = RegionOptions {
-            region_id: self.region.format.region_id,
-            region_bytes: self.region.format.region_bytes,
-            client_id: client_id(number),
-            cache_bytes: options.cache_bytes,
-        };
+        let trust = Trust::forever();
+        let region_options = self.region_options(client_id(number), options.cache_bytes, trust);
         let seed = mix(self.scenario.seed, number as u64);
         let answers = Box::new(answers);
         let locations = &options.locations;
-        let session = TestSession::open((fabric, lanes), answers, region_options, locations, seed);
+        let index = if self.scenario.moves { OTHER } else { RegionIndex::FIRST };
+        let session =
+            TestSession::open((fabric, lanes), index, answers, region_options, locations, seed);
         let mut session = session.expect("the region is valid");
         if let Some(mutant) = mutant
             && mutant.change_constants(&mut session.region)
@@ -172,9 +176,73 @@ impl<'s> Prepared<'s> {
             world.borrow_mut().note_fired(mutant);
         }
         if blocks > 0 {
-            session.fetch_blocks(self.region.class).expect("the session has been given blocks");
+            let fetched = session.fetch_blocks(&session.region, self.region.class);
+            fetched.expect("the session has been given blocks");
+        }
+        let cluster = world.borrow().cluster;
+        if let Some(cluster) = cluster {
+            // A session that reads all keys at the end knows where they are.
+            let view = if cluster.is_reassigned() { REASSIGNED } else { OWNED };
+            session.cluster = Some(ClusterClient::new(view));
+            self.connect(world, &session, (number, 0), view);
         }
         session
+    }
+
+    fn region_options(&self, client_id: u16, cache_bytes: usize, trust: Trust) -> RegionOptions {
+        RegionOptions {
+            trust,
+            region_id: self.region.format.region_id,
+            region_bytes: self.region.format.region_bytes,
+            client_id,
+            cache_bytes,
+        }
+    }
+
+    /// Connects a client to the owner of the moving shard in the view with this number. `number` is
+    /// the client's number, or `nth` if it has been connected to this owner before.
+    pub(crate) fn connect(
+        &self,
+        world: &Rc<RefCell<World>>,
+        session: &TestSession,
+        (number, nth): (usize, usize),
+        view: u64,
+    ) {
+        let script = number.checked_sub(1).and_then(|at| self.scenario.clients.get(at));
+        let owner = if nth > 0 { nth + 1 } else { number };
+        let blocks = match (number, script) {
+            (0, _) => KEYS as u64,
+            (_, script) => script.map_or(0, |script| script.blocks),
+        };
+        let (region, until) = match (view, script) {
+            (OWNED, Some(_)) => (FORMER, session.endpoint().fabric().clock_shows() + TRUST_NS),
+            (OWNED, None) => (FORMER, Nanos::MAX),
+            _ => (LATTER, Nanos::MAX),
+        };
+        let free_blocks = self.region.free_blocks(owner as u64, blocks);
+        let answers = Box::new(ServerAnswers::new(free_blocks, world, false));
+        let trust = Trust::until(until);
+        let client_id = client_id(if nth > 0 { nth + 4 } else { number });
+        let cache_bytes = if script.is_some() { CACHE_BYTES } else { 0 };
+        let options = self.region_options(client_id, cache_bytes, trust.clone());
+        let was_immediate = mem::replace(&mut session.endpoint().fabric_mut().immediate, true);
+        let opened = session.open_further(region, answers, options);
+        let mut opened = opened.expect("the region is valid");
+        if let Some(mutant) = script.and_then(|script| script.mutant)
+            && mutant.change_constants(&mut opened)
+        {
+            world.borrow_mut().note_fired(mutant);
+        }
+        if blocks > 0 {
+            let fetched = session.fetch_blocks(&opened, self.region.class);
+            fetched.expect("the session has been given blocks");
+        }
+        session.endpoint().fabric_mut().immediate = was_immediate;
+        if let Some(cluster) = &session.cluster {
+            let region = Rc::new(opened);
+            let connection = Connection { number: view, region, trust, until, heartbeat: None };
+            cluster.connection.replace(Some(connection));
+        }
     }
 
     /// Opens a new connection of a client with one lane: the nth (from 0) of all new connections.

@@ -6,6 +6,7 @@ use std::task::{Context, Waker};
 
 use farside_fabric::{LaneId, Nanos};
 
+use crate::execution::ClusterEvent;
 use crate::task::Events;
 
 /// A possible next step of an execution.
@@ -34,6 +35,8 @@ pub(crate) enum SchedulerAction {
     RestartServer,
     /// The server is killed in a split, and restarted. It continues the split.
     RestartSplit,
+    /// A step of a cluster.
+    Cluster(ClusterEvent),
 }
 
 impl SchedulerAction {
@@ -56,6 +59,8 @@ pub(crate) enum State {
     /// Between two operations.
     Between,
     Working,
+    /// It waits until its client is connected to a shard's server.
+    Offline,
     Finished,
     /// It died, but its chains in flight may still be executed, until the server notices.
     Dying,

@@ -39,11 +39,13 @@ const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
 /// The number of slots in the rows of the keys' windows.
 const SLOTS: usize = WINDOW_SLOTS + SLOTS_PER_ROW;
-const HASH_KEY: [u8; 16] = *b"a simulated key.";
+pub(crate) const HASH_KEY: [u8; 16] = *b"a simulated key.";
 
 /// The layout of a scenario's region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SimRegion {
+    /// Its number in the fabric.
+    index: RegionIndex,
     pub(crate) format: Format,
     pub(crate) geometry: Geometry,
     pub(crate) class: SizeClass,
@@ -113,6 +115,7 @@ impl SimRegion {
         let geometry = format.geometry();
         let chunk = |n| geometry.chunk_offset(n).expect("the smallest region has three chunks");
         Self {
+            index: RegionIndex::FIRST,
             format,
             geometry,
             class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
@@ -128,37 +131,57 @@ impl SimRegion {
         }
     }
 
-    /// Returns the formatted region, with a directory of this depth. Unusable slots hold words of
-    /// another fingerprint, so that no client reads their blocks.
-    pub(crate) fn memory(&self, depth: u8) -> Memory {
+    /// Returns the same region with another number in the fabric.
+    pub(crate) fn at(self, index: RegionIndex) -> Self {
+        Self { index, ..self }
+    }
+
+    /// Returns the memory of these regions, each formatted, with a directory of this depth.
+    pub(crate) fn memory(&self, depth: u8, regions: &[RegionIndex]) -> Memory {
+        let extents: Vec<_> = regions.iter().flat_map(|index| self.at(*index).extents()).collect();
+        let further = [HEAD, TAIL].map(|index| Extent { first: global(index, 0) / 8, words: 1 });
+        let mut memory = Memory::new(&[&extents[..], &further].concat());
+        regions.iter().for_each(|index| self.at(*index).fill(depth, &mut memory));
+        memory
+    }
+
+    fn directories(&self) -> [u64; 3] {
         let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
-        let directories = directories
-            .map(|offset| offset.expect("the smallest region has a directory of depth 2"));
+        directories.map(|offset| offset.expect("the smallest region has a directory of depth 2"))
+    }
+
+    /// Returns the parts that exist.
+    fn extents(&self) -> [Extent; 5] {
+        let directories = self.directories();
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
-        let subtables: Vec<u64> = self.places().collect();
-        let subtable_words = (SUBTABLE_BYTES / 8) as usize * subtables.len();
+        let subtable_words = (SUBTABLE_BYTES / 8) as usize * self.places().count();
         let directory_words = ((directories[2] - directories[0]) / 8) as usize + 4;
-        let extent = |offset, words| Extent { first: offset / 8, words };
         let depot_words = self.depot.map_or(0, |_| DEPOT_BYTES as usize / 8);
-        let mut memory = Memory::new(&[
-            extent(self.subtables[0], subtable_words),
-            extent(self.blocks_offset, block_words),
-            extent(0, 512),
-            extent(self.depot.unwrap_or_default(), depot_words),
-            extent(directories[0], directory_words),
-            extent(global(HEAD, 0), 1),
-            extent(global(TAIL, 0), 1),
-        ]);
+        [
+            (self.subtables[0], subtable_words),
+            (self.blocks_offset, block_words),
+            (0, 512),
+            (self.depot.unwrap_or_default(), depot_words),
+            (directories[0], directory_words),
+        ]
+        .map(|(offset, words)| Extent { first: global(self.index, offset) / 8, words })
+    }
+
+    /// Formats the region, with a directory of this depth. Unusable slots hold words of another
+    /// fingerprint, so that no client reads their blocks.
+    fn fill(&self, depth: u8, memory: &mut Memory) {
+        let subtables: Vec<u64> = self.places().collect();
+        let mut fill = |offset, bytes: &[u8]| memory.fill(global(self.index, offset), bytes);
         let superblock = Superblock::new(&self.format, depth).expect("a checked format");
-        memory.fill(0, superblock.as_bytes());
+        fill(0, superblock.as_bytes());
         let entry = DirectoryEntry::new(self.subtables[0], 0).bits();
-        let directory = directories[usize::from(depth)];
+        let directory = self.directories()[usize::from(depth)];
         for at in 0..1 << depth {
-            memory.fill(directory + at * 8, &entry.to_le_bytes());
+            fill(directory + at * 8, &entry.to_le_bytes());
         }
         let header = RowHeader::new(0, 0);
         for row in 0..ROWS_PER_SUBTABLE {
-            memory.fill(self.subtables[0] + row as u64 * ROW_BYTES, header.as_bytes());
+            fill(self.subtables[0] + row as u64 * ROW_BYTES, header.as_bytes());
         }
         let other_fingerprint = hash(&keys()[0]).fingerprint().wrapping_add(1);
         let block = self.block(self.blocks_max - 1);
@@ -176,10 +199,9 @@ impl SimRegion {
                 _ => SlotWord::default().with_state(SlotState::Moved),
             };
             let hint = if word.incarnation() == 0 && usable { 0 } else { NO_HINT };
-            memory.fill(slot, &word.bits().to_le_bytes());
-            memory.fill(slot + HINT_OFFSET, &hint.to_le_bytes());
+            fill(slot, &word.bits().to_le_bytes());
+            fill(slot + HINT_OFFSET, &hint.to_le_bytes());
         }
-        memory
     }
 
     /// Whether the server splits a subtable.
@@ -311,10 +333,14 @@ impl SimRegion {
         numbers.rev().map(|n| FreeBlock { address: self.block(n), generation: 1 }).collect()
     }
 
+    fn load(&self, memory: &Memory, offset: u64) -> u64 {
+        memory.word_at_offset(global(self.index, offset))
+    }
+
     /// Returns the slots of all subtables: their offsets and words.
     fn words<'m>(&'m self, memory: &'m Memory) -> impl Iterator<Item = (u64, SlotWord)> + 'm {
         let slots = self.slots_of(&self.subtables).map(|(subtable, at)| self.slot(subtable, at));
-        slots.map(|slot| (slot, SlotWord::from_bits(memory.word_at_offset(slot))))
+        slots.map(|slot| (slot, SlotWord::from_bits(self.load(memory, slot))))
     }
 
     /// Returns the slots that lead to a block of a key: their words, hints and blocks.
@@ -327,7 +353,7 @@ impl SimRegion {
             let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
             let linked = states.contains(&word.state()) && word.fingerprint() == fingerprint;
             let block = word.block().ok().filter(|_| linked)?;
-            Some((word, memory.word_at_offset(slot + HINT_OFFSET), block))
+            Some((word, self.load(memory, slot + HINT_OFFSET), block))
         })
     }
 
@@ -349,7 +375,7 @@ impl SimRegion {
     fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {
         let words = 0..block.class.block_bytes() / 8;
         let offset = block.address.offset();
-        words.flat_map(|word| memory.word_at_offset(offset + word * 8).to_le_bytes()).collect()
+        words.flat_map(|word| self.load(memory, offset + word * 8).to_le_bytes()).collect()
     }
 
     /// Returns the offset of the block that holds a key, or 0 if no block does.

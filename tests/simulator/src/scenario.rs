@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use farside_fabric::Nanos;
+use farside_fabric::{Nanos, RegionIndex};
 
 use crate::clock::TIMING;
+use crate::cluster::{FORMER, LATTER, OTHER};
 use crate::mutant::Mutant;
 use crate::region::Key;
 use crate::script::Script;
@@ -46,6 +47,14 @@ pub(crate) struct EventCounts {
     pub(crate) server_restarts: u32,
     /// Restarts of the server in the middle of a split.
     pub(crate) split_restarts: u32,
+    /// Times at which the first owner of the moving shard stands still.
+    pub(crate) freezes: u32,
+    /// Heartbeats of all clients to that owner.
+    pub(crate) heartbeats: u32,
+    /// Further connections to that owner.
+    pub(crate) reconnects: u32,
+    /// Maps that are older than the client's.
+    pub(crate) old_maps: u32,
 }
 
 /// The region at the start, the clients' scripts, and the events that may happen.
@@ -68,6 +77,10 @@ pub struct Scenario {
     pub(crate) server: Option<Mutant>,
     pub(crate) split: Option<Splitting>,
     pub(crate) reuse: Option<bool>,
+    /// Whether there is a cluster, in which the shard of key 0 changes its region.
+    pub(crate) moves: bool,
+    pub(crate) late_answers: bool,
+    pub(crate) records_fail: bool,
     pub(crate) chains_max: u32,
     pub(crate) seed: u64,
 }
@@ -182,6 +195,11 @@ impl Scenario {
         clients.chain(self.server).chain(self.split.and_then(|split| split.mutant))
     }
 
+    /// Returns the regions with keys.
+    pub(crate) fn regions(&self) -> &'static [RegionIndex] {
+        if self.moves { &[FORMER, LATTER, OTHER] } else { &[RegionIndex::FIRST] }
+    }
+
     /// Returns the server's chores in their order.
     pub(crate) fn chores(&self) -> Vec<Chore> {
         let lost = if self.sweeps { self.limits.deaths + self.limits.losses } else { 0 };
@@ -208,6 +226,39 @@ impl Scenario {
     /// The server is killed up to `max` times in the middle of the split, and continues it.
     pub fn split_restarts(mut self, max: u32) -> Self {
         self.limits.split_restarts = max;
+        self
+    }
+
+    /// There is a cluster of two shards. An operator gives the shard of key 0 another, empty
+    /// region. Its former server stands still up to `freezes` times, from any moment to any later
+    /// one. The clients send it up to `heartbeats` heartbeats.
+    pub fn moves(mut self, freezes: u32, heartbeats: u32) -> Self {
+        (self.limits.freezes, self.limits.heartbeats) = (freezes, heartbeats);
+        Self { moves: true, ..self }
+    }
+
+    /// The owner answers a heartbeat at any moment after it was sent, and the answer arrives at any
+    /// moment after that. Otherwise both happen at once.
+    pub fn late_answers(mut self) -> Self {
+        self.late_answers = true;
+        self
+    }
+
+    /// The owner may be unable to read the records when it is told that it lost the shard.
+    pub fn records_fail(mut self) -> Self {
+        self.records_fail = true;
+        self
+    }
+
+    /// Clients whose trust has ended connect to the former server again, up to `max` times.
+    pub fn reconnects(mut self, max: u32) -> Self {
+        self.limits.reconnects = max;
+        self
+    }
+
+    /// Clients get up to `max` maps that are older than theirs.
+    pub fn old_maps(mut self, max: u32) -> Self {
+        self.limits.old_maps = max;
         self
     }
 
@@ -246,18 +297,21 @@ impl fmt::Display for Scenario {
         mutants.dedup();
         let clients: Vec<_> = self.clients.iter().map(Script::to_string).collect();
         write!(f, "{}{}", mutants.concat(), clients.join(" beside "))?;
-        let EventCounts { jumps, pauses, deaths, losses, server_restarts, split_restarts } =
-            self.limits;
+        let limits = &self.limits;
         let numbers = [
             ("slots", self.slots as u64, SLOTS as u64),
             ("used", self.used as u64, 0),
             ("seed", self.seed, 0),
-            ("jumps", jumps.into(), 0),
-            ("pauses", pauses.into(), 0),
-            ("deaths", deaths.into(), 0),
-            ("losses", losses.into(), 0),
-            ("server_restarts", server_restarts.into(), 0),
-            ("split_restarts", split_restarts.into(), 0),
+            ("jumps", limits.jumps.into(), 0),
+            ("pauses", limits.pauses.into(), 0),
+            ("deaths", limits.deaths.into(), 0),
+            ("losses", limits.losses.into(), 0),
+            ("server_restarts", limits.server_restarts.into(), 0),
+            ("split_restarts", limits.split_restarts.into(), 0),
+            ("freezes", limits.freezes.into(), 0),
+            ("heartbeats", limits.heartbeats.into(), 0),
+            ("reconnects", limits.reconnects.into(), 0),
+            ("old_maps", limits.old_maps.into(), 0),
         ];
         for (name, number, default) in numbers {
             if number != default {
@@ -275,7 +329,7 @@ impl fmt::Display for Scenario {
             write!(f, ", split from depth {depth} in {lanes} lanes")?;
         }
         let reuse = self.reuse.map(|returns| format!("key_0_returns={returns}"));
-        let flags = [(self.sweeps, "sweeps"), (self.has_depot, "depot")];
+        let flags = [(self.sweeps, "sweeps"), (self.has_depot, "depot"), (self.moves, "moves")];
         let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, name)| (*name).to_owned());
         flags.chain(reuse).try_for_each(|option| write!(f, ", {option}"))
     }

@@ -32,6 +32,8 @@ pub(crate) enum Event {
         is_invoked: bool,
         seen: Seen,
     },
+    /// The client has no connection to the shard of the present operation.
+    Offline,
     Finished,
 }
 
@@ -143,7 +145,13 @@ pub(crate) async fn run_script(
             (_, Some(required)) => (Action::Exchange(required, forever), &*value),
             (_, None) => (Action::Delete, ""),
         };
-        let reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
+        let mut reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
+        while matches!(reply, Err(None)) && session.is_offline(&keys()[key]) {
+            // As sessions do: an operation that has not happened is repeated on a new connection.
+            events.borrow_mut().push_back(Event::Offline);
+            begin().await;
+            reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
+        }
         if let (Op::Get(_), Ok(Reply { found: Some(found), .. })) = (op, &reply) {
             seen[key] = Some(found.clone());
         }

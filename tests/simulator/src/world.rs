@@ -10,7 +10,8 @@ use farside_fabric::Nanos;
 use farside_protocol::ConnectionCache;
 use farside_protocol::split::SplitProgress;
 
-use crate::memory::Memory;
+use crate::cluster::{ClusterState, FORMER};
+use crate::memory::{Memory, local};
 use crate::mutant::Mutant;
 use crate::region::SimRegion;
 use crate::trace::{Line, describe};
@@ -40,6 +41,8 @@ pub(crate) struct World {
     pub(crate) fenced: Vec<u16>,
     /// Whether the place of a subtable rests for GRACE before its reuse.
     pub(crate) places_rest: bool,
+    /// The cluster, if a shard changes its region.
+    pub(crate) cluster: Option<ClusterState>,
     /// The server's depot, if there is one.
     pub(crate) depot: Option<Rc<RefCell<SimDepot>>>,
     /// Mutants that broke their rule in this execution.
@@ -71,6 +74,7 @@ impl World {
             split: None,
             fenced: Vec::new(),
             places_rest: true,
+            cluster: None,
             depot: None,
             fired: Vec::new(),
             locations: Rc::default(),
@@ -97,7 +101,7 @@ impl World {
                 unnoticed |= 1 << word;
                 continue;
             }
-            match self.region.block_at(self.memory.offset(at)) {
+            match self.region.block_at(local(self.memory.offset(at)).1) {
                 _ if self.word_by_word => units.push(1 << word),
                 Some((_, 1..=4)) => rest |= 1 << word,
                 Some((_, 5..)) => value |= 1 << word,
@@ -136,6 +140,17 @@ impl World {
             let change = self.describe_change(index, (old, value));
             self.note(process, || format!("WRITE {change}"));
         }
+        self.store(index, value);
+    }
+
+    /// Stores a word on behalf of a verb.
+    fn store(&mut self, index: usize, value: u64) {
+        if let Some(cluster) = &mut self.cluster
+            && cluster.is_reassigned()
+            && local(self.memory.offset(index)).0 == FORMER
+        {
+            cluster.is_former_changed |= self.memory.load(index) != value;
+        }
         self.memory.store(index, value);
     }
 
@@ -148,13 +163,19 @@ impl World {
             self.note(process, || format!("CAS   {change}{failed}"));
         }
         if found == expected {
-            self.memory.store(index, desired);
+            self.store(index, desired);
         }
     }
 
     /// Returns the name of a word, and what this value of it means.
     fn describe(&self, index: usize, value: u64) -> [String; 2] {
-        describe(&self.region, self.memory.offset(index), value)
+        let (region, offset) = local(self.memory.offset(index));
+        let [name, value] = describe(&self.region, offset, value);
+        let name = match (&self.cluster, region.0) {
+            (Some(_), region) => format!("{name} of region {region}"),
+            (None, _) => name,
+        };
+        [name, value]
     }
 
     fn describe_change(&self, index: usize, (old, new): (u64, u64)) -> String {
@@ -166,6 +187,14 @@ impl World {
     pub(crate) fn note_fired(&mut self, mutant: Mutant) {
         if !self.fired.contains(&mutant) {
             self.fired.push(mutant);
+        }
+    }
+
+    /// Adds a line about an event that no client causes.
+    pub(crate) fn note_event(&mut self, text: impl FnOnce() -> String) {
+        let now = self.now;
+        if let Some(trace) = &mut self.trace {
+            trace.push(Line { now, process: None, text: text() });
         }
     }
 

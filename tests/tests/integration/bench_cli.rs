@@ -86,6 +86,7 @@ fn the_json_of_every_workload_has_the_documented_fields() {
                 "workload",
                 "threads",
                 "clients",
+                "servers",
                 "depth",
                 "records",
                 "value_size",
@@ -101,6 +102,7 @@ fn the_json_of_every_workload_has_the_documented_fields() {
                 "allocations",
                 "unexpected",
                 "limit",
+                "emulated",
             ],
         );
         let raw = ["read_ops_s", "write_ops_s", "cas_ops_s", "update_ops_s"];

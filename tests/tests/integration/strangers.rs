@@ -142,6 +142,7 @@ fn no_invalid_connect_request_harms_a_server() {
                     | Refusal::Credentials
                     | Refusal::Version { .. }
                     | Refusal::UnknownClient { .. }
+                    | Refusal::NoCluster
             )
         };
         assert!(refusal.is_none_or(is_expected), "{bytes:?}: {refusal:?}");

@@ -3,7 +3,10 @@
 //! happened.
 
 use farside_control::attach::{Attached, ConnectError};
-use farside_fabric::{AnyFabric, Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Verb};
+use farside_fabric::shm::{HugePages, RegionMemory, ShmFabric};
+use farside_fabric::{
+    AnyFabric, Buffer, ChainError, Counters, Fabric, LaneId, Nanos, RegionIndex, Verb,
+};
 use farside_protocol::{Engine, Failure, LANE, Lifetime, OpenRegion, Operation, change_in_turn};
 use farside_tests::engine::{attach, open_region};
 use farside_tests::{ServerProcess, device};
@@ -19,10 +22,13 @@ struct Session {
 
 impl Session {
     fn open() -> Self {
-        let servers = [(); 2].map(|()| ServerProcess::start("--memory 32MiB"));
+        Self::at([(); 2].map(|()| ServerProcess::start("--memory 32MiB")))
+    }
+
+    fn at(servers: [ServerProcess; 2]) -> Self {
         let [first, second] = servers.each_ref().map(|server| attach(&server.address()));
         let mut fabric = first.factory.fabric(LANES).unwrap();
-        let index = second.factory.add_to(&mut fabric).unwrap();
+        let index = second.factory.add_to(&mut fabric, None).unwrap();
         let engine = Engine::new(fabric, LANES);
         let open = |index, Attached { welcome, channel, .. }: Attached| {
             open_region(&engine, index, &welcome, channel)
@@ -75,6 +81,23 @@ impl Session {
     }
 }
 
+/// Stores a value for `key` in a region.
+async fn put(session: &Session, region: usize, value: &[u8]) -> Result<(), Failure> {
+    let handle = session.engine.at(&session.regions[region]);
+    Operation::stage(handle, LANE, handle.region.hashed(b"key"), value)
+        .put(Lifetime::Forever)
+        .await
+        .map(drop)
+}
+
+/// Returns the value of `key` in a region.
+async fn get(session: &Session, region: usize) -> Result<Option<Vec<u8>>, Failure> {
+    let handle = session.engine.at(&session.regions[region]);
+    let found = Operation::stage(handle, LANE, handle.region.hashed(b"key"), b"").get().await?;
+    let block = session.engine.endpoint.buffer(LANE, Buffer::ReadBlock);
+    Ok(found.map(|found| found.value_in(&block).to_vec()))
+}
+
 fn word_of(region: &OpenRegion) -> u64 {
     region.format.region_bytes - 8
 }
@@ -83,18 +106,9 @@ fn word_of(region: &OpenRegion) -> u64 {
 fn one_future_works_on_one_region_and_then_on_another() {
     let session = Session::open();
     let Session { regions, engine, .. } = &session;
-    let put = |at: usize, value: &'static [u8]| async move {
-        let handle = engine.at(&regions[at]);
-        Operation::stage(handle, LANE, b"key", value).put(Lifetime::Forever).await
-    };
-    let get = |at: usize| async move {
-        let found = Operation::stage(engine.at(&regions[at]), LANE, b"key", b"").get().await?;
-        let block = engine.endpoint.buffer(LANE, Buffer::ReadBlock);
-        Ok::<_, Failure>(found.map(|found| found.value_in(&block).to_vec()))
-    };
-    let both = |one: &'static [u8], other: &'static [u8]| async move {
-        put(0, one).await?;
-        put(1, other).await
+    let both = async |one: &[u8], other: &[u8]| {
+        put(&session, 0, one).await?;
+        put(&session, 1, other).await
     };
     session.drive(both(b"one", b"other")).0.unwrap();
     // The locations are cached: a chain each, `[WRITE][WRITE][CAS]`.
@@ -102,7 +116,8 @@ fn one_future_works_on_one_region_and_then_on_another() {
     done.unwrap();
     let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
     assert_eq!([round_trips, doorbells, reads, writes, compare_swaps], [2, 2, 0, 4, 2]);
-    let (found, counters) = session.drive(async { [get(0).await, get(1).await] });
+    let (found, counters) =
+        session.drive(async { [get(&session, 0).await, get(&session, 1).await] });
     assert_eq!(found.map(|found| found.unwrap().unwrap()), [&b"another"[..], b"yet another"]);
     assert_eq!((counters.round_trips, counters.reads), (2, 2));
     let (done, counters) = session.drive(session.raise([0, 1], 0));
@@ -146,9 +161,42 @@ fn a_half_done_change_is_reported_as_half_done() {
     assert_eq!(([done, lost], session.word(0)), ([first, second], Ok(1)));
     // The other region can still be used.
     let handle = session.engine.at(&session.regions[0]);
-    let operation = Operation::stage(handle, LANE, b"key", b"value");
+    let operation = Operation::stage(handle, LANE, handle.region.hashed(b"key"), b"value");
     assert!(session.drive(operation.insert(Lifetime::Forever)).0.unwrap().applied);
     session.servers[0].assert_verifies();
+}
+
+/// A server comes back with its region file. Meanwhile the other region has a chain in flight.
+#[test]
+fn the_region_of_a_restarted_server_takes_the_place_of_its_former_one() {
+    let start = || ServerProcess::start_with_file("--memory 32MiB");
+    let mut session = Session::at([start(), start()]);
+    for (region, value) in [b"one", b"two"].into_iter().enumerate() {
+        session.drive(put(&session, region, value)).0.unwrap();
+    }
+    session.servers[1].kill();
+    session.servers[1].restart();
+    let Session { regions: [first, second], engine, servers } = &mut session;
+    let read = [Verb::Read { remote: word_of(first), into: Buffer::ReadBlock, bytes: 8 }];
+    let in_flight = engine.endpoint.chain(LaneId(1), first.index, &read, Nanos::MAX);
+    engine.endpoint.fabric_mut().ring();
+    let attached = attach(&servers[1].address());
+    let index = {
+        let mut fabric = engine.endpoint.fabric_mut();
+        attached.factory.add_to(&mut fabric, Some(second.index)).unwrap()
+    };
+    assert_eq!((index, engine.endpoint.drive_lanes(in_flight)), (second.index, Ok(0)));
+    // While no other lane has a chain in flight.
+    let opened = open_region(engine, index, &attached.welcome, attached.channel);
+    // Dropped, the former region would give blocks to the server that was killed.
+    std::mem::forget(std::mem::replace(second, opened));
+    let values = session.drive(async { [get(&session, 0).await, get(&session, 1).await] }).0;
+    assert_eq!(values.map(Result::unwrap), [Some(b"one".to_vec()), Some(b"two".to_vec())]);
+    session.drive(put(&session, 1, b"another")).0.unwrap();
+    let (done, _) = session.drive(session.raise([0, 1], 0));
+    assert_eq!(done.unwrap(), Some(true));
+    assert_eq!(session.drive(get(&session, 1)).0.unwrap(), Some(b"another".to_vec()));
+    session.servers.iter().for_each(ServerProcess::assert_verifies);
 }
 
 #[test]
@@ -156,8 +204,9 @@ fn a_session_reaches_its_servers_over_one_fabric() {
     let server = ServerProcess::start("--memory 32MiB");
     // Without its control channel the server would not know this client any more.
     let attached = attach(&server.address());
-    let fabric = Box::new(attached.factory.fabric(1).unwrap());
-    let error = attached.factory.add_to(&mut AnyFabric::Intercepted(fabric)).err().unwrap();
+    let memory = RegionMemory::anonymous(1 << 20, HugePages::Never).unwrap();
+    let other = Box::new(ShmFabric::new(memory.region.clone(), None, 1));
+    let error = attached.factory.add_to(&mut AnyFabric::Intercepted(other), None).err().unwrap();
     assert!(matches!(error, ConnectError::OtherFabric), "{error}");
     assert!(error.to_string().contains("one fabric"), "{error}");
 }

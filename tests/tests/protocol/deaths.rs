@@ -62,17 +62,20 @@ fn a_victim() {
     let engine = engine_over(&variable(ADDRESS), |fabric| faults.around(Box::new(fabric), 1));
     // The victim holds blocks of each kind: free ones, and some that rest.
     for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
-        engine.handle().perform(Action::Put(FOREVER), b"the victim's own", value).unwrap();
+        engine
+            .handle()
+            .perform(Action::Put(FOREVER), engine.hashed(b"the victim's own"), value)
+            .unwrap();
     }
-    engine.handle().perform(Action::Delete, b"the victim's own", &[]).unwrap();
+    engine.handle().perform(Action::Delete, engine.hashed(b"the victim's own"), &[]).unwrap();
     if cached {
-        engine.handle().perform(Action::Get, key, &[]).unwrap();
+        engine.handle().perform(Action::Get, engine.hashed(key), &[]).unwrap();
     }
     if name == UNSEEN {
         engine.handle().expect_unused_slot(key, verbs_left as usize % SLOTS_PER_ROW);
     }
     faults.die_after(verbs_left);
-    engine.handle().perform(action, key, NEW).unwrap();
+    engine.handle().perform(action, engine.hashed(key), NEW).unwrap();
     std::process::exit(SURVIVED);
 }
 

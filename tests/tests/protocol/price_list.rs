@@ -110,8 +110,12 @@ impl Bench<'_> {
         call: impl AsyncFn(&Operation<'_, ClockedFabric>) -> Result<T, Failure>,
     ) -> (T, Price) {
         let before = self.engine.counters();
-        let operation =
-            Operation::stage(self.engine.handle(), LANE, &self.key.to_le_bytes(), value);
+        let operation = Operation::stage(
+            self.engine.handle(),
+            LANE,
+            self.engine.hashed(&self.key.to_le_bytes()),
+            value,
+        );
         let output = self.engine.endpoint.drive(call(&operation)).unwrap();
         let counters = self.engine.counters() - before;
         let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } = counters;
@@ -323,8 +327,12 @@ fn a_put_that_loses_to_a_put_of_its_own_session_is_overwritten() {
         for (winner, value_bytes) in [(bench, 6), (other, 3)] {
             bench.put_value(b"longer");
             bench.uncached();
-            let operation =
-                Operation::stage(engine.handle(), LaneId(1), &1u64.to_le_bytes(), b"new");
+            let operation = Operation::stage(
+                engine.handle(),
+                LaneId(1),
+                engine.hashed(&1u64.to_le_bytes()),
+                b"new",
+            );
             let mut put = pin!(operation.put(FOREVER));
             // Two READs: the window, whose hints prove nothing after so long, and the block.
             let late = 2 * engine.region.constants.exact_hint_read_ns_max;

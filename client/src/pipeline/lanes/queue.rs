@@ -46,6 +46,11 @@ impl LaneQueue {
         self.taken += 1;
         Some(lane)
     }
+
+    /// Makes the lane that was taken last the first again. Nothing may have been pushed since.
+    pub(super) fn put_back_first(&mut self) {
+        self.taken = self.taken.saturating_sub(1);
+    }
 }
 
 #[cfg(test)]

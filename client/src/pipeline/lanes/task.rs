@@ -40,16 +40,18 @@ pub(super) type LaneAnswer = std::result::Result<Answer, Failure>;
 /// Passes jobs from the pipeline to the task, and answers back.
 #[derive(Default)]
 struct Mailbox<'v> {
-    job: Cell<Option<Job<'v>>>,
+    /// The job, and the region of its key.
+    job: Cell<Option<(SessionRegion<'v>, Job<'v>)>>,
     /// The PUT of the job, if its chain at the cached location was in vain.
     displaced: Cell<Option<DisplacedPut>>,
     answer: Cell<Option<LaneAnswer>>,
 }
 
 /// A lane's task: waits for a job, runs it, stores the answer, and waits for the next one.
-async fn run_lane(handle: SessionRegion<'_>, lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
+async fn run_lane(lane: LaneId, mailbox: Rc<Mailbox<'_>>) {
     loop {
-        let job = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let next = poll_fn(|_| mailbox.job.take().map_or(Poll::Pending, Poll::Ready));
+        let (handle, job) = next.await;
         let operation = job.operation(handle, lane);
         let answer = match mailbox.displaced.take() {
             Some(put) => operation.put_after(put).await,
@@ -67,17 +69,22 @@ pub(super) struct LaneTask<'s> {
 }
 
 impl<'s> LaneTask<'s> {
-    pub(super) fn new(handle: SessionRegion<'s>, id: LaneId) -> Self {
+    pub(super) fn new(id: LaneId) -> Self {
         let mailbox = Rc::new(Mailbox::default());
-        let future = Box::pin(run_lane(handle, id, mailbox.clone()));
+        let future = Box::pin(run_lane(id, mailbox.clone()));
         Self { mailbox, future }
     }
 
-    /// Gives the task a job. `displaced` is the PUT of the job, if its chain at the cached location
-    /// was in vain.
-    pub(super) fn give(&mut self, job: Job<'s>, displaced: Option<DisplacedPut>) {
+    /// Gives the task a job at this region. `displaced` is the PUT of the job, if its chain at the
+    /// cached location was in vain.
+    pub(super) fn give(
+        &mut self,
+        handle: SessionRegion<'s>,
+        job: Job<'s>,
+        displaced: Option<DisplacedPut>,
+    ) {
         self.mailbox.displaced.set(displaced);
-        self.mailbox.job.set(Some(job));
+        self.mailbox.job.set(Some((handle, job)));
     }
 
     /// Polls the task. Returns the answer to its job, if it has one.

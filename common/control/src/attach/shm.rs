@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +11,11 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
-use farside_fabric::{AnyFabric, RegionIndex};
+use farside_fabric::{AnyFabric, Fabric, RegionIndex};
 use farside_layout::{CLIENT_IDS, LayoutError, SUPERBLOCK_BYTES, Superblock};
 
 use super::{Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system};
-use crate::{MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
+use crate::{ControlChannel, MESSAGE_BYTES_MAX, Purpose, Role, Welcome, trust};
 
 /// Makes fabrics that reach a region on this host.
 struct ShmFactory {
@@ -27,15 +28,24 @@ impl FabricFactory for ShmFactory {
         Ok(AnyFabric::Shm(ShmFabric::new(self.region.clone(), Some(self.lease), lanes)))
     }
 
-    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
-        match fabric {
-            AnyFabric::Shm(fabric) => Ok(fabric.add_region(self.region.clone(), Some(self.lease))),
-            _ => Err(ConnectError::OtherFabric),
-        }
+    fn add_to(&self, fabric: &mut AnyFabric, replaces: Option<RegionIndex>) -> Result<RegionIndex> {
+        let Some(AnyFabric::Shm(own)) = fabric.any() else { return Err(ConnectError::OtherFabric) };
+        let index = own.add_region(self.region.clone(), Some(self.lease), replaces);
+        replaces.inspect(|replaced| fabric.replaced(*replaced));
+        Ok(index)
     }
 }
 
-pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -> Result<Attached> {
+/// A server's answer to a hello: the socket, the bytes, and the region's descriptor.
+type Answer = (Connection, Vec<u8>, Option<OwnedFd>);
+
+/// Connects with this purpose, if the server's user is trusted.
+fn connect(
+    options: &ConnectOptions,
+    path: &Path,
+    purpose: Purpose,
+    timeout: Duration,
+) -> Result<Answer> {
     let started = Instant::now();
     let silent = || options.unreachable(Contact::Silent, started.elapsed(), None);
     let hung_up = || options.unreachable(Contact::HungUp, started.elapsed(), None);
@@ -60,7 +70,7 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
     }
     let waiting = connection.set_receive_timeout(Some(left()));
     waiting.map_err(system("setting up the socket"))?;
-    connection.send(&options.request(Purpose::Control), None).map_err(|_| hung_up())?;
+    connection.send(&options.request(purpose), None).map_err(|_| hung_up())?;
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     let (bytes, descriptor) =
         connection.receive(&mut buffer).map_err(|source| match Errno::from_io_error(&source) {
@@ -72,9 +82,26 @@ pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -
     if bytes == 0 {
         return Err(hung_up());
     }
-    let welcome = options.welcome(&buffer[..bytes])?;
+    buffer.truncate(bytes);
+    Ok((connection, buffer, descriptor))
+}
+
+/// Connects for the map of the server's cluster.
+pub(super) fn map_channel(
+    options: &ConnectOptions,
+    path: &Path,
+    timeout: Duration,
+) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
+    let (connection, reply, _) = connect(options, path, Purpose::Map, timeout)?;
+    let channel = ShmChannel::over(connection).map_err(system("setting up the socket"))?;
+    Ok((Box::new(channel), reply))
+}
+
+pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -> Result<Attached> {
+    let (connection, reply, descriptor) = connect(options, path, Purpose::Control, timeout)?;
+    let welcome = options.welcome(&reply)?;
     let what = "reply without a descriptor";
-    let truncated = LayoutError::Truncated { what, bytes: bytes as u64 };
+    let truncated = LayoutError::Truncated { what, bytes: reply.len() as u64 };
     let file = File::from(descriptor.ok_or(truncated)?);
     let region = match options.role {
         Role::Reader => Region::map_read_only(&file),
@@ -128,6 +155,7 @@ mod tests {
             timeout: Duration::from_millis(1),
             rdma: Options::default(),
             tls: Default::default(),
+            trust: farside_fabric::Trust::forever(),
         };
         // The first attempt waits for a reply, and the second for room in the backlog.
         for _ in 0..2 {

@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::RemoteRegion;
-use farside_fabric::tcp::{self, DataLink, TlsClient, TlsError};
-use farside_fabric::{AnyFabric, RegionIndex};
+use farside_fabric::tcp::{self, DataLink, TcpChannel, TlsClient, TlsError};
+use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
 use super::{
     Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused, system,
     unreachable_untimed,
 };
 use crate::address::Address;
-use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
+use crate::{ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
 
 /// Makes fabrics that reach a region over TCP.
 struct TcpFactory {
@@ -23,6 +23,7 @@ struct TcpFactory {
     request: [u8; REQUEST_BYTES_MAX],
     welcome: Welcome,
     region: RemoteRegion,
+    trust: Trust,
     timeout: Duration,
 }
 
@@ -32,10 +33,12 @@ impl FabricFactory for TcpFactory {
         Ok(AnyFabric::Tcp(fabric.map_err(system("setting up the connection"))?))
     }
 
-    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
-        let AnyFabric::Tcp(fabric) = fabric else { return Err(ConnectError::OtherFabric) };
-        let added = fabric.add_region(self.connect()?, self.region);
-        added.map_err(system("setting up the connection"))
+    fn add_to(&self, fabric: &mut AnyFabric, replaces: Option<RegionIndex>) -> Result<RegionIndex> {
+        let Some(AnyFabric::Tcp(own)) = fabric.any() else { return Err(ConnectError::OtherFabric) };
+        let added = own.add_region(self.connect()?, self.region, replaces);
+        let index = added.map_err(system("setting up the connection"))?;
+        replaces.inspect(|replaced| fabric.replaced(*replaced));
+        Ok(index)
     }
 }
 
@@ -52,7 +55,7 @@ impl TcpFactory {
             _ => unreachable_untimed(self.server.clone(), Contact::Lost, error),
         })?;
         match decode_reply(link.reply())? {
-            Ok(welcome) if welcome == self.welcome => Ok(link),
+            Ok(welcome) if welcome == self.welcome => Ok(link.with_trust(self.trust.clone())),
             Ok(_) => Err(ControlError::NotFarside.into()),
             Err(refusal) => Err(refused(&self.server, refusal)),
         }
@@ -78,10 +81,18 @@ fn load_tls(options: &ConnectOptions) -> Result<Option<TlsClient>> {
     loaded.map(Some).map_err(|source| ConnectError::Tls { server, source })
 }
 
-pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
+/// A server that answered a hello: the channel, its answer, and the address that was reached.
+type Answer = (TcpChannel, Vec<u8>, SocketAddr);
+
+/// Connects with this purpose.
+fn connect(
+    options: &ConnectOptions,
+    tls: Option<&TlsClient>,
+    purpose: Purpose,
+    timeout: Duration,
+) -> Result<Answer> {
     let started = Instant::now();
-    let tls = load_tls(options)?;
-    let request = options.request(Purpose::Control);
+    let request = options.request(purpose);
     let unreachable = |contact, source| options.unreachable(contact, started.elapsed(), source);
     let no_address = |source| unreachable(Contact::None, Some(source));
     let addresses = options.address.resolve().map_err(no_address)?;
@@ -92,8 +103,8 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
         let left = timeout.saturating_sub(started.elapsed()) / left_addresses.max(1);
         left_addresses -= 1;
         let left = left.max(Duration::from_millis(1));
-        let (channel, reply) = match tcp::connect_control(address, tls.as_ref(), &request, left) {
-            Ok(connected) => connected,
+        match tcp::connect_control(address, tls, &request, left) {
+            Ok((channel, reply)) => return Ok((channel, reply, address)),
             Err(error) => {
                 failure = match error.kind() {
                     io::ErrorKind::WouldBlock => unreachable(Contact::Silent, None),
@@ -103,28 +114,43 @@ pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Atta
                     io::ErrorKind::InvalidData => invalid(&options.address.to_string(), &error),
                     _ => unreachable(Contact::None, Some(error)),
                 };
-                continue;
             }
-        };
-        let welcome = options.welcome(&reply)?;
-        let factory = TcpFactory {
-            server: options.address.to_string(),
-            address,
-            tls,
-            request: options.request(welcome.data_purpose()),
-            welcome,
-            region: welcome.remote_region(options.role),
-            // Sessions that are opened later get the whole timeout.
-            timeout: options.timeout,
-        };
-        return Ok(Attached {
-            address: options.address.clone(),
-            welcome,
-            factory: Box::new(factory),
-            channel: Box::new(channel),
-        });
+        }
     }
     Err(failure)
+}
+
+/// Connects for the map of the server's cluster.
+pub(super) fn map_channel(
+    options: &ConnectOptions,
+    timeout: Duration,
+) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
+    let tls = load_tls(options)?;
+    let (channel, reply, _) = connect(options, tls.as_ref(), Purpose::Map, timeout)?;
+    Ok((Box::new(channel), reply))
+}
+
+pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
+    let tls = load_tls(options)?;
+    let (channel, reply, address) = connect(options, tls.as_ref(), Purpose::Control, timeout)?;
+    let welcome = options.welcome(&reply)?;
+    let factory = TcpFactory {
+        server: options.address.to_string(),
+        address,
+        tls,
+        request: options.request(welcome.data_purpose()),
+        welcome,
+        region: welcome.remote_region(options.role),
+        trust: options.trust.clone(),
+        // Sessions that are opened later get the whole timeout.
+        timeout: options.timeout,
+    };
+    Ok(Attached {
+        address: options.address.clone(),
+        welcome,
+        factory: Box::new(factory),
+        channel: Box::new(channel),
+    })
 }
 
 #[cfg(test)]
@@ -148,6 +174,7 @@ mod tests {
             timeout: Duration::from_millis(50),
             rdma: rdma::Options::default(),
             tls: TlsFiles::default(),
+            trust: farside_fabric::Trust::forever(),
         }
     }
 

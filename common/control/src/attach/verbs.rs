@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, RemoteRegion, VerbsError};
-use farside_fabric::verbs::{DataLink, connect_control, connect_data};
-use farside_fabric::{AnyFabric, RegionIndex};
+use farside_fabric::verbs::{DataLink, VerbsChannel, connect_control, connect_data};
+use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
 use super::{
     Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused,
     unreachable_untimed,
 };
-use crate::{ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
+use crate::{ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
 
 /// The shortest timeout of one attempt to connect over RDMA, unless less time is left.
 const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
@@ -30,6 +30,7 @@ struct VerbsFactory {
     request: [u8; REQUEST_BYTES_MAX],
     welcome: Welcome,
     region: RemoteRegion,
+    trust: Trust,
     rdma: Options,
 }
 
@@ -40,10 +41,15 @@ impl FabricFactory for VerbsFactory {
         Ok(AnyFabric::Verbs(fabric))
     }
 
-    fn add_to(&self, fabric: &mut AnyFabric) -> Result<RegionIndex> {
-        let AnyFabric::Verbs(fabric) = fabric else { return Err(ConnectError::OtherFabric) };
-        let link = self.connect(|rdma| fabric.connect_data(self.address, &self.request, rdma))?;
-        fabric.add_region(link, self.region).map_err(|error| self.failed(error))
+    fn add_to(&self, fabric: &mut AnyFabric, replaces: Option<RegionIndex>) -> Result<RegionIndex> {
+        let Some(AnyFabric::Verbs(own)) = fabric.any() else {
+            return Err(ConnectError::OtherFabric);
+        };
+        let link = self.connect(|rdma| own.connect_data(self.address, &self.request, rdma))?;
+        let added = own.add_region(link, self.region, replaces);
+        let index = added.map_err(|error| self.failed(error))?;
+        replaces.inspect(|replaced| fabric.replaced(*replaced));
+        Ok(index)
     }
 }
 
@@ -74,48 +80,65 @@ impl VerbsFactory {
         if decode_reply(link.reply())? != Ok(self.welcome) {
             return Err(ControlError::NotFarside.into());
         }
-        Ok(link)
+        Ok(link.with_trust(self.trust.clone()))
     }
 }
 
-pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
+/// Connects with this purpose. Returns the channel, the server's answer, and the address that was
+/// reached.
+fn connect(
+    options: &ConnectOptions,
+    purpose: Purpose,
+    timeout: Duration,
+) -> Result<(VerbsChannel, Vec<u8>, SocketAddr)> {
     let started = Instant::now();
-    let request = options.request(Purpose::Control);
+    let request = options.request(purpose);
     let unreachable = |source| options.unreachable(Contact::None, started.elapsed(), Some(source));
     let addresses = options.address.resolve().map_err(unreachable)?;
     let mut failure = unreachable(io::ErrorKind::NotFound.into());
     for address in addresses {
         let left = timeout.saturating_sub(started.elapsed());
         let rdma = Options { connect_timeout: attempt_timeout(left), ..options.rdma };
-        let (channel, reply) = match connect_control(address, &request, &rdma) {
-            Ok(connected) => connected,
+        match connect_control(address, &request, &rdma) {
+            Ok((channel, reply)) => return Ok((channel, reply, address)),
             Err(error) => match from_verbs(&options.address.to_string(), error) {
-                unreachable @ ConnectError::Unreachable { .. } => {
-                    failure = unreachable;
-                    continue;
-                }
+                unreachable @ ConnectError::Unreachable { .. } => failure = unreachable,
                 // The server answered, so the other addresses are not tried.
                 refused => return Err(refused),
             },
-        };
-        let welcome = options.welcome(&reply)?;
-        let factory = VerbsFactory {
-            server: options.address.to_string(),
-            address,
-            request: options.request(welcome.data_purpose()),
-            welcome,
-            region: welcome.remote_region(options.role),
-            // Sessions that are opened later get the whole timeout.
-            rdma: Options { connect_timeout: options.timeout, ..options.rdma },
-        };
-        return Ok(Attached {
-            address: options.address.clone(),
-            welcome,
-            factory: Box::new(factory),
-            channel: Box::new(channel),
-        });
+        }
     }
     Err(failure)
+}
+
+/// Connects for the map of the server's cluster.
+pub(super) fn map_channel(
+    options: &ConnectOptions,
+    timeout: Duration,
+) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
+    let (channel, reply, _) = connect(options, Purpose::Map, timeout)?;
+    Ok((Box::new(channel), reply))
+}
+
+pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
+    let (channel, reply, address) = connect(options, Purpose::Control, timeout)?;
+    let welcome = options.welcome(&reply)?;
+    let factory = VerbsFactory {
+        server: options.address.to_string(),
+        address,
+        request: options.request(welcome.data_purpose()),
+        welcome,
+        region: welcome.remote_region(options.role),
+        trust: options.trust.clone(),
+        // Sessions that are opened later get the whole timeout.
+        rdma: Options { connect_timeout: options.timeout, ..options.rdma },
+    };
+    Ok(Attached {
+        address: options.address.clone(),
+        welcome,
+        factory: Box::new(factory),
+        channel: Box::new(channel),
+    })
 }
 
 fn from_verbs(server: &str, error: VerbsError) -> ConnectError {

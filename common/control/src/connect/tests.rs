@@ -80,7 +80,11 @@ fn requests_and_replies_round_trip() {
         Refusal::Device,
         Refusal::Unknown { code: 77 },
     ];
-    for reply in refusals.into_iter().map(Err).chain([Ok(welcome())]) {
+    for reply in refusals
+        .into_iter()
+        .map(Err)
+        .chain([Ok(welcome()), Ok(Welcome::for_map(Id([5; 16]), 0, 0))])
+    {
         let mut padded = encode_reply(&reply).to_vec();
         padded.resize(REPLY_BYTES_MAX, 0);
         assert_eq!(decode_reply(&padded).unwrap(), reply);
@@ -129,6 +133,17 @@ fn an_impossible_welcome_is_an_error() {
     let on_shared_memory = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
     for valid in [over_tcp, on_shared_memory] {
         assert_eq!(decode_reply(&encode_reply(&Ok(valid))).unwrap(), Ok(valid));
+    }
+    let for_map = Welcome::for_map(Id([5; 16]), 3, 1 << 33);
+    assert_eq!(decode_reply(&encode_reply(&Ok(for_map))).unwrap(), Ok(for_map));
+    for not_quite in [
+        Welcome { incarnation: 1, ..for_map },
+        Welcome { region_bytes: CHUNK_BYTES, ..for_map },
+        Welcome { session_secret: 1, ..for_map },
+        Welcome { cluster: Id::default(), ..for_map },
+        Welcome { shard: SHARDS_MAX, ..for_map },
+    ] {
+        assert!(decode_reply(&encode_reply(&Ok(not_quite))).is_err());
     }
     let mut padded = encode_reply(&Ok(welcome())).to_vec();
     padded.resize(REPLY_BYTES_MAX, 0);

@@ -9,7 +9,6 @@ use zerocopy::IntoBytes;
 use super::Region;
 use super::words::{self, order_read_after_swap};
 use crate::clock::Clock;
-use crate::lane_chain::NO_VERB;
 use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
@@ -96,37 +95,6 @@ struct Lane {
 pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
 
 impl ShmFabric {
-    /// A fabric with `lanes` lanes, for one region. The server's own fabric has no lease, and is
-    /// never fenced.
-    pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
-        let lane = || Lane {
-            chain: [NO_VERB; CHAIN_VERBS_MAX],
-            verbs: 0,
-            deadline: 0,
-            buffers: Default::default(),
-            counters: Counters::default(),
-        };
-        let (lane_count, clock) = (usize::from(lanes), Clock::new());
-        Self {
-            executors: vec![Executor { region, lease, clock: clock.clone() }],
-            clock,
-            lanes: (0..lanes).map(|_| lane()).collect(),
-            posted: Vec::with_capacity(lane_count),
-            posted_bytes: 0,
-            polled: 0,
-            executed: 0,
-            waiting: SleepingLanes::with_capacity(lane_count),
-            wakeup: None,
-            doorbells: 0,
-        }
-    }
-
-    /// Adds a region, in a mapping of its own.
-    pub fn add_region(&mut self, region: Arc<Region>, lease: Option<Lease>) -> RegionIndex {
-        self.executors.push(Executor { region, lease, clock: self.clock.clone() });
-        RegionIndex(self.executors.len() as u16 - 1)
-    }
-
     /// Forgets the chains whose completions were polled. Returns the completion of a wait, if one
     /// is due.
     #[inline(never)]
@@ -593,5 +561,6 @@ impl Fabric for ShmFabric {
     }
 }
 
+mod setup;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use super::record::{CLOCK_WORDS, Header, ReplyKind, WORD_BYTES, reply_kind};
 use super::stream::Stream;
 use super::tls::TlsClient;
 use crate::rdma::{ConnectionId, RemoteRegion};
-use crate::{ControlChannel, REPLY_BYTES_MAX, boot_time_ns};
+use crate::{ControlChannel, REPLY_BYTES_MAX, Trust, boot_time_ns};
 
 /// How long one attempt waits for the server's host. The system repeats the first packet at growing
 /// intervals, so that a longer attempt could outlast an outage by as much again.
@@ -25,12 +25,18 @@ pub struct DataLink {
     pub(super) stream: Stream,
     pub(super) reply: Vec<u8>,
     pub(super) clock_bound: ClockBound,
+    pub(super) trust: Trust,
 }
 
 impl DataLink {
     /// The server's reply to the connection request.
     pub fn reply(&self) -> &[u8] {
         &self.reply
+    }
+
+    /// Makes the connection break when this trust ends while chains are in flight.
+    pub fn with_trust(self, trust: Trust) -> Self {
+        Self { trust, ..self }
     }
 
     /// Makes a fabric of this many lanes, whose first region is the one that the reply describes.
@@ -115,5 +121,5 @@ pub fn connect_data(
         return Err(io::ErrorKind::InvalidData.into());
     }
     let clock_bound = ClockBound::new(word(1), boot_time_ns());
-    Ok(DataLink { stream, reply, clock_bound })
+    Ok(DataLink { stream, reply, clock_bound, trust: Trust::forever() })
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use zerocopy::IntoBytes;
 
+use super::LATENESS_MAX_NS;
 use super::connect::DataLink;
 use super::link::{Lane, Link, WAIT_MAX};
-use super::record::changes;
-use super::{LATENESS_MAX_NS, SILENCE_NS_MAX};
+use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
@@ -77,20 +77,36 @@ impl TcpFabric {
             empty_polls: 0,
             doorbells: 0,
         };
-        fabric.add_region(link, region)?;
+        fabric.add_region(link, region, None)?;
         Ok(fabric)
     }
 
-    /// Adds a region, over a connection of its own.
+    /// Adds a region, over a connection of its own. With `replaces` it takes the place of that
+    /// region, whose connection is ended. Chains of the former region fail as if the connection had
+    /// broken.
     ///
     /// # Errors
-    /// The system's error.
-    pub fn add_region(&mut self, link: DataLink, region: RemoteRegion) -> io::Result<RegionIndex> {
-        let at = self.links.len();
-        let data = epoll::EventData::new_u64(at as u64);
+    /// The system's error. Then the fabric is as it was.
+    pub fn add_region(
+        &mut self,
+        link: DataLink,
+        region: RemoteRegion,
+        replaces: Option<RegionIndex>,
+    ) -> io::Result<RegionIndex> {
+        let index = replaces.unwrap_or(RegionIndex(self.links.len() as u16));
+        let data = epoll::EventData::new_u64(index.0.into());
         epoll::add(&self.watched, &link.stream, data, epoll::EventFlags::IN)?;
-        self.links.push(Link::new(link, region, self.lanes.len() as u16)?);
-        Ok(RegionIndex(at as u16))
+        let link = Link::new(link, region, self.lanes.len() as u16)?;
+        match replaces {
+            None => self.links.push(link),
+            Some(replaced) => {
+                self.break_link(replaced);
+                // Without a connection, the posted chains fail.
+                self.ring_for(replaced);
+                self.links[replaced.index()] = link;
+            }
+        }
+        Ok(index)
     }
 
     #[inline]
@@ -102,14 +118,14 @@ impl TcpFabric {
     /// Ends the connection to a region. Its chains in flight fail: those that only READ at once.
     #[cold]
     fn break_link(&mut self, region: RegionIndex) {
-        let link = &mut self.links[region.index()];
-        link.stream = None;
-        link.output.clear();
-        link.flight.clear();
-        link.in_flight = 0;
+        // Answers that have arrived are valid.
+        while let Ok(Some(completion)) = self.next_answer(region) {
+            self.completed.push_back(completion);
+        }
+        self.links[region.index()].end();
         let latest = self.clock.now() + LATENESS_MAX_NS;
         for number in 0..self.lanes.len() {
-            let (id, chain) = (LaneId(number as u16), &self.lanes[number].chain);
+            let (id, chain) = (LaneId(number as u16), &mut self.lanes[number].chain);
             if chain.stage != Stage::InFlight || chain.region != region {
                 continue;
             }
@@ -117,7 +133,10 @@ impl TcpFabric {
                 Nanos::MAX if !changes(chain.verbs()) => {
                     self.finish(id, Err(ChainError::Fenced));
                 }
-                deadline => self.unknown.add(id, deadline.min(latest)),
+                deadline => {
+                    chain.stage = Stage::Lost;
+                    self.unknown.add(id, deadline.min(latest));
+                }
             }
         }
     }
@@ -169,22 +188,29 @@ impl TcpFabric {
         }
     }
 
+    /// The next answer of a region's server among the bytes that were received.
+    #[inline]
+    fn next_answer(&mut self, region: RegionIndex) -> Result<Option<Completion>, RecordError> {
+        let Self { links, lanes, clock, .. } = self;
+        let link = &mut links[region.index()];
+        let Some((lane, result)) = link.next_answer(lanes, region, || clock.now())? else {
+            return Ok(None);
+        };
+        let chain = &mut lanes[usize::from(lane.0)].chain;
+        chain.stage = Stage::Idle;
+        link.in_flight -= 1;
+        link.flight.arrive(lane, chain.payload_bytes, chain.has_deadline(), || clock.now());
+        Ok(Some(Completion { lane, result }))
+    }
+
     /// The next answer among the bytes that were received.
     #[inline]
     fn next_received(&mut self) -> Option<Completion> {
-        let Self { links, lanes, clock, .. } = self;
-        for (at, link) in links.iter_mut().enumerate() {
+        for at in 0..self.links.len() {
             let region = RegionIndex(at as u16);
-            match link.next_answer(lanes, region, || clock.now()) {
+            match self.next_answer(region) {
                 Ok(None) => {}
-                Ok(Some((lane, result))) => {
-                    let chain = &mut lanes[usize::from(lane.0)].chain;
-                    chain.stage = Stage::Idle;
-                    link.in_flight -= 1;
-                    let bytes = chain.payload_bytes;
-                    link.flight.arrive(lane, bytes, chain.has_deadline(), || clock.now());
-                    return Some(Completion { lane, result });
-                }
+                Ok(completion) => return completion,
                 Err(_) => {
                     self.break_link(region);
                     return self.completed.pop_front();
@@ -215,14 +241,11 @@ impl TcpFabric {
         has_changed
     }
 
-    /// Breaks the connections whose servers do not answer.
-    #[cold]
-    fn check_silence(&mut self) {
+    /// Breaks the connections that are overdue.
+    fn check_links(&mut self) {
         let now = self.clock.now();
         for at in 0..self.links.len() {
-            let link = &self.links[at];
-            let is_silent = now.saturating_sub(link.heard_at) > SILENCE_NS_MAX;
-            if link.awaits_bytes() && is_silent {
+            if self.links[at].is_overdue(now) {
                 self.break_link(RegionIndex(at as u16));
             }
         }
@@ -325,16 +348,15 @@ impl Fabric for TcpFabric {
         if let Some(completion) = self.next_received() {
             return Some(completion);
         }
-        if !std::mem::take(&mut self.skips_look) {
-            if self.receive(false, false)
-                && let Some(completion) = self.next_received()
-            {
-                return Some(completion);
-            }
-            self.empty_polls = self.empty_polls.wrapping_add(1);
-            if self.empty_polls.is_multiple_of(POLLS_PER_LOOK) {
-                self.check_silence();
-            }
+        if !std::mem::take(&mut self.skips_look)
+            && self.receive(false, false)
+            && let Some(completion) = self.next_received()
+        {
+            return Some(completion);
+        }
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if self.empty_polls.is_multiple_of(POLLS_PER_LOOK) {
+            self.check_links();
         }
         let Self { clock, waiting, unknown, lanes, completed, .. } = self;
         if let Some(Completion { lane, .. }) = unknown.due(|| clock.now()) {
@@ -350,15 +372,14 @@ impl Fabric for TcpFabric {
         if !self.completed.is_empty() {
             return;
         }
-        let has_received = if self.awaits_one_server() {
-            self.receive(true, false)
+        if self.awaits_one_server() {
+            self.receive(true, false);
         } else {
             self.sleep();
-            self.receive(false, true)
-        };
-        if !has_received {
-            self.check_silence();
+            self.receive(false, true);
         }
+        // Also after bytes: another server may be silent, while this one answers all the time.
+        self.check_links();
         self.skips_look = true;
     }
 
@@ -385,6 +406,10 @@ impl Fabric for TcpFabric {
             words_mut(&mut lane.buffers[buffer as usize], bytes as u32);
         }
         may_move
+    }
+
+    fn disconnect(&mut self, region: RegionIndex) {
+        self.break_link(region);
     }
 
     fn counters(&self) -> Counters {

@@ -27,7 +27,7 @@ use super::stream::{self, Stream};
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::{ConnectionId, RemoteRegion};
 use crate::shm::{Executor, HugePages, Lease, Region, RegionMemory};
-use crate::{Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Verb, boot_time_ns};
+use crate::{Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Trust, Verb, boot_time_ns};
 
 /// The number of parts in which an input arrives the second time.
 const PARTS: usize = 4;
@@ -393,7 +393,8 @@ impl FuzzedClient {
             round_trip_min_ns: super::ROUND_TRIP_MIN_NS,
         };
         let clock_bound = ClockBound::new(0, 0);
-        let link = DataLink { stream, reply: Vec::new(), clock_bound };
+        let trust = Trust::forever();
+        let link = DataLink { stream, reply: Vec::new(), clock_bound, trust };
         let link = Link::new(link, region, lanes.len() as u16).unwrap();
         Self { link, lanes, server, answers: Vec::new() }
     }

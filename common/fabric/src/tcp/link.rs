@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::event::epoll::{self, EventFlags};
 use zerocopy::IntoBytes;
 
+use super::SILENCE_NS_MAX;
 use super::clock_bound::ClockBound;
 use super::connect::DataLink;
 use super::output::{DIRECT_BYTES_MIN, Output};
@@ -16,11 +17,12 @@ use super::stream::Stream;
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
 use crate::shm::{Buffers, words_mut};
-use crate::{ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Verb};
+use crate::{ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Trust, Verb};
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
 const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
-/// The longest wait of a system call. A lost wakeup delays the session by as much.
+/// The longest wait of a system call. A lost wakeup delays the session by as much. So does the end
+/// of a trust.
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
 
 pub(super) struct Lane {
@@ -61,6 +63,7 @@ pub(super) struct Link {
     direct: Option<DirectReply>,
     /// When the last bytes arrived, or when the first request left since then.
     pub(super) heard_at: Nanos,
+    trust: Trust,
 }
 
 /// The result of a lane's chain.
@@ -85,6 +88,7 @@ impl Link {
             processed: 0,
             direct: None,
             heard_at: 0,
+            trust: link.trust,
         })
     }
 
@@ -109,6 +113,14 @@ impl Link {
     #[inline]
     pub(super) fn awaits_bytes(&self) -> bool {
         self.stream.is_some() && (self.in_flight > 0 || self.asks_for_clock)
+    }
+
+    /// Whether bytes are awaited from a server that has been silent for too long, or that is not
+    /// trusted any more.
+    #[inline]
+    pub(super) fn is_overdue(&self, now: Nanos) -> bool {
+        let is_silent = now.saturating_sub(self.heard_at) > SILENCE_NS_MAX;
+        self.awaits_bytes() && (is_silent || !self.trust.holds_at(now))
     }
 
     /// Appends the chain of a lane to the output.
@@ -136,6 +148,16 @@ impl Link {
                 self.output.words.extend_from_slice(payload);
             }
         }
+    }
+
+    /// Ends the connection.
+    pub(super) fn end(&mut self) {
+        self.stream = None;
+        self.output.clear();
+        // What is left is a part of an answer.
+        (self.received, self.processed, self.direct) = (0, 0, None);
+        self.flight.clear();
+        self.in_flight = 0;
     }
 
     /// Sends what the socket has room for. Returns false if the connection broke.

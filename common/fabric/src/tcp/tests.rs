@@ -1,6 +1,7 @@
 //! A session and the executors of a server, over a real connection of this host.
 
 mod encrypted;
+mod regions;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

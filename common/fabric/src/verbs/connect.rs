@@ -13,7 +13,7 @@ use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, wai
 use super::identifier::{CmId, Event, EventChannel};
 use super::link::{Connected, DataLink};
 use crate::rdma::{ConnectionId, Options, VerbsError};
-use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX};
+use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX, Trust};
 
 /// IB_CM_REJ_CONSUMER_DEFINED: the peer's program refused the connection.
 const REJECTED_BY_PROGRAM: i32 = 28;
@@ -102,7 +102,7 @@ fn connect_on(
     let (domain, options) = (prepared.domain.clone(), *options);
     let depth = limits.max_qp_init_rd_atom.clamp(1, u8::MAX.into()) as u8;
     let connected = prepared.connect(private_data, depth)?;
-    Ok(DataLink { connected, domain, sends, lanes, options })
+    Ok(DataLink { connected, domain, sends, lanes, options, trust: Trust::forever() })
 }
 
 /// The queues of a session, which its queue pairs share.

@@ -115,7 +115,7 @@ impl VerbsFabric {
         let is_ok = status == ibv_wc_status::IBV_WC_SUCCESS;
         let region = self.lanes.all[usize::from(origin.lane)].chain.region;
         if !is_ok {
-            self.disconnect(region);
+            self.break_link(region);
         }
         let owner = &mut self.lanes.all[usize::from(origin.lane)];
         if !is_ok && owner.result.is_ok() {
@@ -149,7 +149,7 @@ impl VerbsFabric {
 
     /// Rings the doorbell of one region.
     #[inline]
-    fn ring_for(&mut self, region: RegionIndex) {
+    pub(super) fn ring_for(&mut self, region: RegionIndex) {
         let mut now = None;
         let (mut first, mut last) = (None, None);
         while let Some(&id) = self.links[region.index()].posted.front() {
@@ -308,6 +308,10 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         self.lanes.provide(lane.0, buffer, bytes)
+    }
+
+    fn disconnect(&mut self, region: RegionIndex) {
+        self.break_link(region);
     }
 
     fn counters(&self) -> Counters {

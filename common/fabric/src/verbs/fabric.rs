@@ -25,7 +25,7 @@ use crate::{Completion, LaneId, Nanos, RegionIndex, Wakeup};
 const WATCHING: &str = "watching a connection";
 /// Completions of one poll.
 const COMPLETIONS_MAX: usize = 32;
-/// The longest sleep. A lost wakeup delays the session by as much.
+/// The longest sleep. A lost wakeup delays the session by as much. So does the end of a trust.
 const SLEEP_NS_MAX: Nanos = 100_000_000;
 /// The time in which a broken queue pair must complete all its work. Afterwards it is destroyed.
 const FLUSH_NS_MAX: Nanos = 1_000_000_000;
@@ -109,28 +109,44 @@ impl DataLink {
             idle_since: 0,
             doorbells: 0,
         };
-        fabric.add_region(self, region)?;
+        fabric.add_region(self, region, None)?;
         Ok(fabric)
     }
 }
 
 impl VerbsFabric {
-    /// Adds a region, over a connection of [`VerbsFabric::connect_data`].
+    /// Adds a region, over a connection of [`VerbsFabric::connect_data`]. With `replaces` it takes
+    /// the place of that region, whose queue pair is destroyed. Chains of the former region fail as
+    /// if the connection had broken.
     ///
     /// # Errors
-    /// [`VerbsError::System`] if the system does not watch the connection's events.
+    /// [`VerbsError::System`] if the system does not watch the connection's events. Then the fabric
+    /// is as it was.
     pub fn add_region(
         &mut self,
         link: DataLink,
         remote: RemoteRegion,
+        replaces: Option<RegionIndex>,
     ) -> Result<RegionIndex, VerbsError> {
         let is_own =
             self.completions.as_ref().is_some_and(|own| Arc::ptr_eq(own, link.completions()));
         assert!(is_own, "the connection belongs to this session");
-        let index = RegionIndex(self.links.len() as u16);
+        let index = replaces.unwrap_or(RegionIndex(self.links.len() as u16));
         let (events, data) = (&*link.connected.events, epoll::EventData::new_u64(index.0.into()));
         epoll::add(&self.watched, events, data, epoll::EventFlags::IN).map_err(system(WATCHING))?;
-        self.links.push(Link::new(link, remote));
+        let link = Link::new(link, remote);
+        match replaces {
+            None => self.links.push(link),
+            Some(replaced) => {
+                self.destroy(replaced);
+                // On a broken connection, the posted chains fail.
+                self.ring_for(replaced);
+                // The events would end every sleep, because they are not taken any more. The first
+                // region's identifier lives as long as the fabric, and with it this channel.
+                let _ = epoll::delete(&self.watched, &*self.links[replaced.index()].events);
+                self.links[replaced.index()] = link;
+            }
+        }
         Ok(index)
     }
 
@@ -145,7 +161,10 @@ impl VerbsFabric {
     pub(super) fn destroy(&mut self, region: RegionIndex) {
         let link = &mut self.links[region.index()];
         link.broken_at.get_or_insert(self.clock.now());
-        link.queue_pair = None;
+        if let Some(queue_pair) = link.queue_pair.take() {
+            // The peer learns it now. The first region's identifier lives as long as the fabric.
+            queue_pair.id.disconnect();
+        }
         // A completion names its lane only. So this takes the region's completions from the queue
         // before the lanes get other chains.
         self.process_arrived();
@@ -172,7 +191,7 @@ impl VerbsFabric {
 
     /// Disconnects a region, so that the device completes all its work for it.
     #[cold]
-    pub(super) fn disconnect(&mut self, region: RegionIndex) {
+    pub(super) fn break_link(&mut self, region: RegionIndex) {
         let link = &mut self.links[region.index()];
         if link.broken_at.is_none() {
             link.broken_at = Some(self.clock.now());
@@ -230,7 +249,7 @@ impl VerbsFabric {
                 );
             }
             if ended {
-                self.disconnect(RegionIndex(at as u16));
+                self.break_link(RegionIndex(at as u16));
             }
         }
     }
@@ -250,7 +269,7 @@ impl VerbsFabric {
             match link.broken_at {
                 Some(at) if now.saturating_sub(at) > FLUSH_NS_MAX => self.destroy(region),
                 Some(_) => {}
-                None if link.is_overdue(now) => self.disconnect(region),
+                None if link.is_overdue(now) => self.break_link(region),
                 None => {}
             }
         }

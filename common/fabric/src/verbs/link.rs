@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::handles::{CompletionQueue, ProtectionDomain, QueuePair};
 use super::identifier::EventChannel;
 use crate::rdma::{Options, RemoteRegion};
-use crate::{Flight, LaneId, Nanos};
+use crate::{Flight, LaneId, Nanos, Trust};
 
 /// A queue pair that the peer has accepted.
 pub(super) struct Connected {
@@ -24,12 +24,18 @@ pub struct DataLink {
     pub(super) sends: u32,
     pub(super) lanes: u16,
     pub(super) options: Options,
+    pub(super) trust: Trust,
 }
 
 impl DataLink {
     /// The server's reply, followed by zeros.
     pub fn reply(&self) -> &[u8] {
         &self.connected.reply
+    }
+
+    /// Makes the connection break when this trust ends while chains are in flight.
+    pub fn with_trust(self, trust: Trust) -> Self {
+        Self { trust, ..self }
     }
 
     pub(super) fn completions(&self) -> &Arc<CompletionQueue> {
@@ -58,11 +64,13 @@ pub(super) struct Link {
     /// When the clock was first read after the last completion or doorbell; 0 until it is read.
     /// Valid only while chains are in flight.
     pub(super) silent_since: Nanos,
+    trust: Trust,
 }
 
 impl Link {
     pub(super) fn new(link: DataLink, remote: RemoteRegion) -> Self {
-        let DataLink { connected: Connected { queue_pair, events, .. }, lanes, options, .. } = link;
+        let DataLink { connected, lanes, options, trust, .. } = link;
+        let Connected { queue_pair, events, .. } = connected;
         Self {
             remote,
             inline_bytes_max: queue_pair.inline_bytes,
@@ -76,6 +84,7 @@ impl Link {
             flight: Flight::new(lanes),
             broken_at: None,
             silent_since: 0,
+            trust,
         }
     }
 
@@ -88,10 +97,11 @@ impl Link {
 
     /// Whether chains have been in flight without any completion for so long that the peer must be
     /// dead. Also true if a chain that changes the region has been in flight for so long that it
-    /// might take effect too late.
+    /// might take effect too late, or if the server is not trusted any more.
     #[inline]
     pub(super) fn is_overdue(&self, now: Nanos) -> bool {
         now.saturating_sub(self.silent_since) > self.delivery_max_ns
+            || !self.trust.holds_at(now)
             || self.flight.has_change_older_than(self.delivery_max_ns, now)
     }
 }

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use farside_fabric::LaneId;
 use farside_protocol::Action;
 
+use crate::cluster::ClusterState;
 use crate::execution::Execution;
 use crate::monitor::{Monitor, RequestedOperation};
 use crate::mutant::Mutant;
@@ -41,8 +42,9 @@ impl<'s> Execution<'s> {
             }
         };
         let (region, memory) = (prepared.region.clone(), prepared.memory.clone());
-        let world =
+        let mut world =
             World::new(region, memory, is_preemptible, late_completions, scenario.round_trip_ns);
+        world.cluster = scenario.moves.then(ClusterState::new);
         let mut execution = Self {
             prepared,
             world: Rc::new(RefCell::new(world)),

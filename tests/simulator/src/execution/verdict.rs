@@ -7,6 +7,7 @@ use std::rc::Rc;
 use farside_fabric::LaneId;
 use farside_protocol::Action;
 
+use crate::cluster::ClusterClient;
 use crate::execution::Execution;
 use crate::memory::mix;
 use crate::monitor::{RequestedOperation, Violation};
@@ -22,14 +23,19 @@ impl Execution<'_> {
         let visible_state = self.visible_state();
         let world = self.world.borrow();
         let mut hasher = DefaultHasher::new();
+        world.cluster.hash(&mut hasher);
         (world.memory.hash(), world.now, self.monitor.state()).hash(&mut hasher);
         for session in &self.sessions {
             let fabric = session.endpoint().fabric();
+            session.cluster.as_ref().map(ClusterClient::state).hash(&mut hasher);
             (fabric.observed, fabric.clock.stood_still, fabric.clock.stopped_at).hash(&mut hasher);
         }
         for process in &self.processes {
             let fabric = self.sessions[process.client].endpoint().fabric();
-            process.lanes().for_each(|lane| fabric.lane(lane).progress.hash(&mut hasher));
+            for lane in process.lanes() {
+                let lane = fabric.lane(lane);
+                (lane.progress, lane.posted_times, lane.is_cut).hash(&mut hasher);
+            }
             // The state at the start of a wait matters only if it is equal to the present state.
             let waits = process.waits.map(|wait| wait == Some(visible_state));
             (process.state, process.chains, process.operations_begun, process.seen, waits)
@@ -82,12 +88,12 @@ impl Execution<'_> {
         let is_unfinished = |process: &Process| match process.state {
             State::Between => process.client < self.prepared.scenario.clients.len(),
             State::Working => true,
-            State::Finished | State::Dying | State::Gone => false,
+            State::Finished | State::Dying | State::Gone | State::Offline => false,
         };
         // Beside a dead process, another one may wait until the server clears a slot.
         let mut processes = self.processes.iter();
-        let has_dead_process =
-            processes.any(|process| matches!(process.state, State::Dying | State::Gone));
+        let has_dead_process = processes
+            .any(|process| matches!(process.state, State::Dying | State::Gone | State::Offline));
         if let Some(actor) =
             self.processes.iter().position(is_unfinished).filter(|_| !has_dead_process)
         {
@@ -110,6 +116,9 @@ impl Execution<'_> {
             }
         }
         let world = self.world.borrow();
-        world.region.inspect(&world.memory).map_err(Violation::Damaged)
+        let mut regions = self.prepared.scenario.regions().iter();
+        regions.try_for_each(|index| {
+            world.region.at(*index).inspect(&world.memory).map_err(Violation::Damaged)
+        })
     }
 }

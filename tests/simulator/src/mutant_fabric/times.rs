@@ -1,5 +1,6 @@
 //! Mutants that rely on words that they have not READ, or on constants without a margin.
 
+use farside_fabric::{Nanos, Trust};
 use farside_layout::{SlotState, SlotWord, WORD_GENERATIONS};
 use farside_protocol::OpenRegion;
 
@@ -12,9 +13,13 @@ use crate::region::{hash, keys};
 impl Mutant {
     /// Changes the constants of a session. Returns whether they differ now.
     pub(crate) fn change_constants(self, region: &mut OpenRegion) -> bool {
+        if self == Self::TrustIgnored {
+            region.trust = Trust::forever();
+        }
         let constants = &mut region.constants;
         let grace = constants.grace_ns;
         let (constant, value) = match self {
+            Self::PatienceWithoutEnd => (&mut constants.patience_ns, Nanos::MAX),
             Self::PatienceWithoutMargin => (&mut constants.patience_ns, grace),
             Self::ProofWithoutMargin => {
                 (&mut constants.proof_age_ns_max, WORD_GENERATIONS * grace - TIMING.lateness_max_ns)

@@ -8,6 +8,7 @@
 
 mod blind_inserts;
 mod clocks;
+mod clusters;
 mod crash;
 mod depot;
 mod full;

@@ -9,7 +9,7 @@ use farside_simulator::{
 use crate::{GRACE_NS, core_seconds};
 
 /// Limits of the search for a mutant's failure.
-const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 200_000 };
+pub(crate) const BOUNDS: Bounds = Bounds { preemptions: Some(4), executions: 200_000 };
 
 /// Checks that an execution goes wrong, and that each mutant broke its rule in it.
 pub(crate) fn assert_fails(

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_simulator::{Mutant, Scenario, client};
+use farside_simulator::{Mutant, Scenario, TRUST_NS, client};
 
 use crate::GRACE_NS;
 
@@ -80,6 +80,17 @@ fn mixture() -> Scenario {
     scenario.client(first).client(second).client(third).client(lanes)
 }
 
+/// A shard changes its region. Its former server stands still and continues, and its clients'
+/// clocks differ.
+fn succession() -> Scenario {
+    let first = client().pace(15).knows(0).put(0).get(2).get(0).delete(0).put(2).insert(0).get(1);
+    let second = client().pace(17).knows(2).insert(1).get(0).update(0).get(2).put(1).get(1);
+    let third = client().knows(0).get(0).put(0).get(1).delete(2).insert(2).get(0).exchange(0, "i0");
+    let scenario = Scenario::new().slots(4).used(1).stored(0).stored(2).moves(1, 4).deaths(1);
+    let scenario = scenario.jumps(3, &[GRACE_NS, TRUST_NS / 2, TRUST_NS]).reconnects(3).old_maps(2);
+    scenario.late_answers().records_fail().chains(64).client(first).client(second).client(third)
+}
+
 /// Returns the number in an environment variable, or the default.
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
@@ -89,7 +100,8 @@ fn variable(name: &str, default: u64) -> u64 {
 #[test]
 fn seeds() {
     let first = variable("FARSIDE_SIMULATION_SEED", 0);
-    let separate = [brawl(), chase(), rush(), moving(), wreck(), returning(), mixture()];
+    let separate =
+        [brawl(), chase(), rush(), moving(), wreck(), returning(), mixture(), succession()];
     let shared = separate.clone().map(Scenario::shares_locations);
     let seconds = variable("FARSIDE_SIMULATION_SECONDS", 10);
     let share = Duration::from_secs(seconds) / (separate.len() + shared.len()) as u32;

@@ -126,8 +126,12 @@ fn a_put_that_loses_to_the_deletion_of_an_expired_value_is_stored() {
                 bench.expire();
             }
             bench.uncached();
-            let operation =
-                Operation::stage(bench.engine.handle(), LANE, &1u64.to_le_bytes(), b"new");
+            let operation = Operation::stage(
+                bench.engine.handle(),
+                LANE,
+                bench.engine.hashed(&1u64.to_le_bytes()),
+                b"new",
+            );
             let mut put = pin!(operation.put(FOREVER));
             step(endpoint, put.as_mut(), || ());
             // The PUT has READ the window, and swapped no word yet.

@@ -1,0 +1,202 @@
+//! The connections of a client, one for each shard. A server without a cluster is a single shard.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use farside_control::attach::ConnectError;
+
+use crate::client::ClientInner;
+use crate::connection::ServerConnection;
+use crate::reconnecting::Reconnecting;
+use crate::{Contact, Error, Result};
+
+/// The pause between two looks at all shards, while no shard has a connection yet.
+const FIRST_SHARD_PAUSE: Duration = Duration::from_millis(2);
+/// How long a client tries to reach a shard that no operation needs any more.
+const UNWANTED_MAX: Duration = Duration::from_secs(10);
+
+/// The connection to one shard.
+pub(crate) struct ShardLink {
+    pub(crate) connections: Reconnecting<ServerConnection>,
+    revival: Mutex<Revival>,
+}
+
+/// The thread that connects to a shard, while operations need it.
+#[derive(Default)]
+struct Revival {
+    is_running: bool,
+    wanted_at: Option<Instant>,
+    /// The shard is down: why it could not be reached within the timeout.
+    failed: Option<Error>,
+}
+
+/// What a shard is for an operation that must not wait.
+pub(crate) enum ShardState {
+    Connected(Arc<ServerConnection>),
+    /// A thread is connecting.
+    Connecting,
+    /// The shard could not be reached for the whole timeout. A thread continues to try.
+    Down(Error),
+}
+
+impl ShardLink {
+    pub(crate) fn new(connection: Option<ServerConnection>) -> Self {
+        Self { connections: Reconnecting::new(connection), revival: Mutex::default() }
+    }
+
+    fn revival(&self) -> MutexGuard<'_, Revival> {
+        // Poisoning is ignored: each critical section leaves a valid state.
+        self.revival.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientInner {
+    /// Returns the connection to a shard, after reconnecting if it was lost. Fails at once if the
+    /// shard is known to be down.
+    pub(crate) fn connection(self: &Arc<Self>, shard: usize) -> Result<Arc<ServerConnection>> {
+        let link = &self.links[shard];
+        if let Some(connection) = link.connections.present(|it| it.control.is_lost()) {
+            return Ok(connection);
+        }
+        if let Some(error) = self.down(shard) {
+            self.revive(shard);
+            return Err(error);
+        }
+        let made = link.connections.get(
+            |connection| connection.control.is_lost(),
+            || self.establish(shard, self.connect_options.timeout),
+        );
+        let made = made.map_err(|error| self.connect_error(shard, error));
+        if let Err(error @ Error::Unavailable { .. }) = &made {
+            link.revival().failed = Some(error.clone());
+            self.revive(shard);
+        }
+        made
+    }
+
+    /// As [`ClientInner::connection`], without a wait. A thread connects meanwhile.
+    pub(crate) fn try_connection(self: &Arc<Self>, shard: usize) -> ShardState {
+        let link = &self.links[shard];
+        if let Some(connection) = link.connections.present(|it| it.control.is_lost()) {
+            return ShardState::Connected(connection);
+        }
+        self.revive(shard);
+        self.down(shard).map_or(ShardState::Connecting, ShardState::Down)
+    }
+
+    fn down(&self, shard: usize) -> Option<Error> {
+        self.links[shard].revival().failed.clone()
+    }
+
+    /// Returns a connection to any shard: one that is there, or the first that can be made.
+    pub(crate) fn first_connection(self: &Arc<Self>) -> Result<(usize, Arc<ServerConnection>)> {
+        if self.cluster.is_none() {
+            return Ok((0, self.connection(0)?));
+        }
+        let started = Instant::now();
+        loop {
+            let mut failure = None;
+            for shard in 0..self.links.len() {
+                match self.try_connection(shard) {
+                    ShardState::Connected(connection) => return Ok((shard, connection)),
+                    ShardState::Connecting => {}
+                    ShardState::Down(error) => failure = Some(error),
+                }
+            }
+            if let Some(error) = failure
+                && started.elapsed() >= self.connect_options.timeout
+            {
+                return Err(error);
+            }
+            std::thread::sleep(FIRST_SHARD_PAUSE);
+        }
+    }
+
+    /// Makes a thread connect to a shard, unless one does. It ends once the shard is connected, or
+    /// when no operation has needed it for a while.
+    fn revive(self: &Arc<Self>, shard: usize) {
+        let mut revival = self.links[shard].revival();
+        revival.wanted_at = Some(Instant::now());
+        if revival.is_running {
+            return;
+        }
+        let client = Arc::downgrade(self);
+        let thread = std::thread::Builder::new()
+            .name("farside-connect".into())
+            .spawn(move || connect_until_unwanted(&client, shard));
+        match thread {
+            Ok(_) => revival.is_running = true,
+            Err(error) => tracing::warn!(shard, "cannot start a thread to reconnect: {error}"),
+        }
+    }
+
+    /// Makes one round of attempts to connect. Returns whether to make another.
+    fn try_to_revive(self: &Arc<Self>, shard: usize) -> bool {
+        let link = &self.links[shard];
+        let made = link.connections.get(
+            |connection| connection.control.is_lost(),
+            || self.establish(shard, self.connect_options.timeout),
+        );
+        let mut revival = link.revival();
+        let failed = made.err().map(|error| self.connect_error(shard, error));
+        let is_connected = failed.is_none();
+        revival.failed = failed;
+        let is_wanted = revival.wanted_at.is_some_and(|at| at.elapsed() < UNWANTED_MAX);
+        revival.is_running = !is_connected && is_wanted;
+        if !revival.is_running && !is_connected {
+            // The next operation tries again, and waits.
+            revival.failed = None;
+        }
+        revival.is_running
+    }
+
+    /// Connects to the server of a shard, with as many attempts as the timeout allows.
+    fn establish(
+        self: &Arc<Self>,
+        shard: usize,
+        timeout: Duration,
+    ) -> std::result::Result<ServerConnection, ConnectError> {
+        let cache_bytes = self.cache_bytes_of_shard();
+        let Some(cluster) = &self.cluster else {
+            let connection = ServerConnection::establish(&self.connect_options, cache_bytes)?;
+            tracing::info!(incarnation = connection.welcome.incarnation, "reconnected");
+            return Ok(connection);
+        };
+        let started = Instant::now();
+        let mut attempts = farside_control::attach::Attempts::within(timeout);
+        loop {
+            let error = match cluster.try_connect(shard, &self.connect_options, cache_bytes) {
+                Err(error @ ConnectError::Unreachable { .. }) => error,
+                connected => return connected,
+            };
+            let tried = started.elapsed();
+            let Some(pause) = attempts.pause_after(tried) else {
+                return Err(error.tried_for(tried));
+            };
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// The error of operations on a shard that could not be reached.
+    pub(crate) fn connect_error(&self, shard: usize, error: ConnectError) -> Error {
+        match error {
+            ConnectError::Unreachable { ref server, .. } if self.cluster.is_some() => {
+                let (shard, server) = (shard as u16, server.clone());
+                Error::Unavailable { shard, server, source: Arc::new(error) }
+            }
+            error => error.into(),
+        }
+    }
+
+    /// The error of operations on a shard whose server did not answer for this long.
+    pub(crate) fn unreachable(&self, shard: usize, contact: Contact, tried: Duration) -> Error {
+        let server = self.links[shard].connections.last().map(|connection| connection.server());
+        let server = server.unwrap_or_else(|| self.server());
+        let error = ConnectError::Unreachable { server, tried, contact, source: None };
+        self.connect_error(shard, error)
+    }
+}
+
+fn connect_until_unwanted(client: &Weak<ClientInner>, shard: usize) {
+    while client.upgrade().is_some_and(|client| client.try_to_revive(shard)) {}
+}

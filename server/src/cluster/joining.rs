@@ -1,0 +1,256 @@
+//! The start of a server of a cluster: it reads the records, and finds the shard of its region.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use farside_cluster::{
+    ClusterRecord, Memory, RecordStore, Records, ServedCopy, ServerRecord, ShardRecord, StoreError,
+    StoreOptions, random_id,
+};
+use farside_config::ServerConfig;
+use farside_control::cluster::{Id, ShardCopy};
+use farside_fabric::boot_time_ns;
+use farside_fabric::shm::RegionMemory;
+use farside_layout::Superblock;
+
+use super::error::ClusterError;
+use super::identity;
+use super::membership::{Membership, WatcherLink, new_event};
+use super::watcher::{OwnCopy, Watcher};
+use crate::error::{ServerError, system};
+use crate::formatting::superblock_bytes;
+use crate::recovery::ServedRegion;
+
+/// The pause before the records are read again after a failure.
+const RETRY: Duration = Duration::from_millis(500);
+/// How often a server that waits for the records looks whether it was told to stop.
+const STOP_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A server that has read the records, and has no region yet.
+pub(crate) struct Joining {
+    store: Arc<dyn RecordStore>,
+    uri: String,
+    records: Records,
+    cluster: ClusterRecord,
+}
+
+/// Reads the records of the configured cluster, if any. While they cannot be reached it tries
+/// again, unless `stop` becomes true: without them nothing can be decided.
+pub(crate) fn join(
+    config: &ServerConfig,
+    stop: &AtomicBool,
+) -> Result<Option<Joining>, ServerError> {
+    let Some(uri) = config.cluster.clone() else { return Ok(None) };
+    let access = config.cluster_store.clone();
+    let options = StoreOptions { user: access.user, password: access.password, tls: access.tls };
+    let store = farside_cluster::open(&uri, &options).map_err(ClusterError::from)?;
+    let mut has_failed = false;
+    let records = loop {
+        match store.read() {
+            Ok(records) => break records,
+            Err(error @ (StoreError::Uri { .. } | StoreError::Denied { .. })) => {
+                return Err(ClusterError::from(error).into());
+            }
+            Err(error) if !has_failed => {
+                tracing::warn!("{error}; the server waits for them");
+                has_failed = true;
+            }
+            Err(error) => tracing::debug!("{error}"),
+        }
+        let mut waited = Duration::ZERO;
+        while waited < RETRY {
+            if stop.load(Ordering::Relaxed) {
+                return Err(ClusterError::Stopped { uri }.into());
+            }
+            thread::sleep(STOP_INTERVAL);
+            waited += STOP_INTERVAL;
+        }
+    };
+    if !records.by_key.keys().any(|key| !key.starts_with(ServerRecord::PREFIX)) {
+        return Err(ClusterError::NoCluster { uri }.into());
+    }
+    let unusable = |source| ClusterError::Records { uri: uri.clone(), source };
+    let cluster = records.cluster().map_err(unusable)?;
+    records.map().map_err(unusable)?;
+    Ok(Some(Joining { store, uri, records, cluster }))
+}
+
+impl Joining {
+    /// The hash key of new regions.
+    pub(crate) fn hash_key(&self) -> [u8; 16] {
+        self.cluster.hash_key.0
+    }
+
+    /// Returns the shard of an existing region, before anything is changed there. `None` for a new
+    /// region, and for one that no shard has.
+    ///
+    /// # Errors
+    /// [`ClusterError`] if the region must not be served.
+    pub(crate) fn shard_of(
+        &self,
+        memory: &RegionMemory,
+        config: &ServerConfig,
+    ) -> Result<Option<u16>, ServerError> {
+        if memory.is_new {
+            return Ok(None);
+        }
+        let bytes = superblock_bytes(memory)?;
+        // Opening the region reports a superblock that cannot be decoded.
+        let Ok((_, format)) = Superblock::decode(&bytes, memory.region.bytes()) else {
+            return Ok(None);
+        };
+        let file = config.region_file.clone().unwrap_or_default();
+        if format.hash_key != self.hash_key() {
+            return Err(ClusterError::OtherHashKey { file, uri: self.uri.clone() }.into());
+        }
+        let memory = memory_of(memory, config)?;
+        for shard in 0..self.cluster.shards {
+            let unusable = |source| ClusterError::Records { uri: self.uri.clone(), source };
+            let (record, _) = self.records.shard(shard).map_err(unusable)?;
+            if may_continue(&record, Id(format.region_id), &memory, (&file, shard))? {
+                return Ok(Some(shard));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes both threads' parts, after the region was opened.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoShard`] for a region with keys that no shard has; errors of the system.
+    pub(crate) fn complete(
+        self,
+        config: &ServerConfig,
+        shard: Option<u16>,
+        memory: &RegionMemory,
+        opened: &ServedRegion,
+    ) -> Result<(Membership, Watcher), ServerError> {
+        let region_file = config.region_file.clone();
+        if shard.is_none() && opened.keys > 0 {
+            let file = region_file.unwrap_or_default();
+            return Err(ClusterError::NoShard { file, uri: self.uri }.into());
+        }
+        let named = || system("learn the names of the process and its host");
+        let grace_ms = u64::from(opened.format.grace_ms);
+        let lateness_ms = config.lateness_max_ns().div_ceil(1_000_000);
+        let copy = ShardCopy {
+            server: random_id().map_err(named())?,
+            region_id: Id(opened.format.region_id),
+            incarnation: opened.incarnation,
+            addresses: config.listen.clone(),
+            host: identity::boot_id().map_err(named())?,
+        };
+        let served = ServedCopy {
+            copy,
+            memory: memory_of(memory, config)?,
+            is_stopped: false,
+            distrust_ms: distrust_ms(self.cluster.trust_ms.into(), grace_ms.max(lateness_ms)),
+        };
+        let unusable = |source| ClusterError::Records { uri: self.uri.clone(), source };
+        let map = self.records.map().map_err(unusable)?;
+        let event = Arc::new(new_event().map_err(system("create an event"))?);
+        let ((commands, received), (news, taken)) = (channel(), channel());
+        let link = WatcherLink { commands: commands.clone(), news: taken, event: event.clone() };
+        let own = OwnCopy {
+            served,
+            region_file,
+            shard,
+            label: config.label.clone(),
+            region_bytes: opened.format.region_bytes,
+        };
+        let Self { store, uri, cluster, .. } = self;
+        let watcher = Watcher::new((store, uri), cluster, own, (commands, received), (news, event));
+        Ok((Membership::new(link, map, boot_time_ns()), watcher))
+    }
+}
+
+/// For how long any client may still change a region, or return what it read there, after its
+/// server has last answered: a client posts chains for `trust_ms`, and each takes effect or is
+/// returned within `late_ms`. An eighth more is for clocks that do not run equally fast.
+fn distrust_ms(trust_ms: u64, late_ms: u64) -> u64 {
+    let sum = trust_ms.saturating_add(late_ms);
+    sum.saturating_add(sum.div_ceil(8))
+}
+
+fn memory_of(memory: &RegionMemory, config: &ServerConfig) -> Result<Memory, ServerError> {
+    let named = match &config.region_file {
+        Some(_) => identity::file(&memory.file).map(|file| Memory::File { file }),
+        None => identity::own_process().map(|process| Memory::Process { process }),
+    };
+    named.map_err(system("learn the name of the region's memory"))
+}
+
+/// Whether a server with this region may continue the shard of this record. False if the shard has
+/// another region.
+///
+/// # Errors
+/// [`ClusterError`] if the region is of the shard, but must not be served.
+pub(super) fn may_continue(
+    record: &ShardRecord,
+    region_id: Id,
+    memory: &Memory,
+    (file, shard): (&std::path::Path, u16),
+) -> Result<bool, ClusterError> {
+    let file = || file.to_owned();
+    let is_it = |served: &&ServedCopy| served.copy.region_id == region_id;
+    if record.revoked.as_ref().is_some_and(|revoked| is_it(&revoked)) {
+        return Err(ClusterError::Revoked { file: file(), shard });
+    }
+    let Some(found) = record.copies.iter().find(is_it) else { return Ok(false) };
+    if found.memory == *memory || found.is_stopped {
+        return Ok(true);
+    }
+    Err(ClusterError::OtherFile { file: file(), shard, server: found.copy.server })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn only_the_same_file_continues_unless_its_server_has_stopped() {
+        let memory = |name: &str| Memory::File { file: name.to_owned() };
+        let (region_id, path) = (Id([1; 16]), Path::new("/dev/shm/region"));
+        let copy = ShardCopy {
+            server: Id([2; 16]),
+            region_id,
+            incarnation: 1,
+            addresses: Vec::new(),
+            host: String::new(),
+        };
+        let served = |is_stopped| {
+            let copy = copy.clone();
+            ServedCopy { copy, memory: memory("file"), is_stopped, distrust_ms: 1 }
+        };
+        let record = |copies| {
+            let mut record = ShardRecord::default();
+            record.copies = copies;
+            record
+        };
+        let continues = |record: &ShardRecord, memory: &Memory| {
+            may_continue(record, region_id, memory, (path, 3))
+        };
+        let running = record(vec![served(false)]);
+        assert!(continues(&running, &memory("file")).unwrap());
+        let refused = continues(&running, &memory("copy")).unwrap_err().to_string();
+        assert!(refused.contains("/dev/shm/region is a copy of the region file of shard 3"));
+        assert!(continues(&record(vec![served(true)]), &memory("moved")).unwrap());
+        assert!(!continues(&record(Vec::new()), &memory("file")).unwrap());
+        let mut revoked = ShardRecord::default();
+        revoked.revoked = Some(served(false));
+        assert!(continues(&revoked, &memory("file")).is_err());
+        let other = may_continue(&running, Id([9; 16]), &memory("file"), (path, 3));
+        assert!(!other.unwrap());
+    }
+
+    #[test]
+    fn distrust_lasts_longer_than_trust_and_late_verbs_on_slow_clocks() {
+        assert_eq!(distrust_ms(2000, 100), 2363);
+        assert_eq!(distrust_ms(2000, 8200), 11_475);
+    }
+}

@@ -1,0 +1,432 @@
+//! The thread that owns the records' store: it reads the records, takes or continues a shard, and
+//! keeps the server's announcement.
+//!
+//! A commit is followed by a read, whatever its outcome. The server owns a view if the record of
+//! the shard names the server, and for no other reason. So a commit whose outcome is unknown needs
+//! no case of its own.
+
+mod trouble;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farside_cluster::{
+    Announcement, Change, ClusterRecord, Commit, Condition, Memory, RecordError, RecordStore,
+    Records, Revision, ServedCopy, ServerRecord, ShardRecord, StoreError,
+};
+use farside_control::cluster::{ClusterMap, Id};
+
+use super::error::{ClusterError, GivenUp};
+use super::identity;
+use super::joining::may_continue;
+use super::membership::{Command, News, OwnView, signal};
+use trouble::Trouble;
+
+/// The records are read at least this often, without any hint, and at most half as long later.
+const READ_INTERVAL: Duration = Duration::from_millis(2000);
+/// The shortest time from a read to the next, whatever the hints.
+const READ_PAUSE: Duration = Duration::from_millis(50);
+/// The time from a failed read or commit to the next attempt.
+const RETRY: Duration = Duration::from_millis(500);
+/// The interval at which the announcement is kept alive.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long one call waits for a change.
+const HINT_WAIT: Duration = Duration::from_secs(2);
+/// Limit on the commits between two waits.
+const COMMITS_MAX: usize = 8;
+
+/// What the server offers to the cluster.
+pub(super) struct OwnCopy {
+    /// The copy, as it is written to the record of a shard.
+    pub(super) served: ServedCopy,
+    pub(super) region_file: Option<PathBuf>,
+    /// The shard of the region. `None` for a spare, which takes any.
+    pub(super) shard: Option<u16>,
+    pub(super) label: Option<String>,
+    pub(super) region_bytes: u64,
+}
+
+/// The server's own shard.
+struct Held {
+    view: OwnView,
+    record: ShardRecord,
+    revision: Revision,
+}
+
+/// What the records ask for.
+enum Step {
+    /// Nothing, until they change.
+    Wait,
+    Commit(Condition, Change),
+}
+
+/// The thread, before and while it runs.
+pub(crate) struct Watcher {
+    store: Arc<dyn RecordStore>,
+    uri: String,
+    cluster: ClusterRecord,
+    own: OwnCopy,
+    hints: Sender<Command>,
+    commands: Receiver<Command>,
+    news: Sender<News>,
+    event: Arc<OwnedFd>,
+    held: Option<Held>,
+    announcement: Option<Box<dyn Announcement>>,
+    announced_shard: Option<u16>,
+    /// The last question of the serving thread.
+    question: u64,
+    /// The revision of the last read, for the thread that waits for changes.
+    revision: Arc<AtomicU64>,
+    /// The servers whose processes have ended, and when that was noticed.
+    ended: BTreeMap<Id, Instant>,
+    reading: Trouble,
+    writing: Trouble,
+}
+
+impl Watcher {
+    pub(super) fn new(
+        (store, uri): (Arc<dyn RecordStore>, String),
+        cluster: ClusterRecord,
+        own: OwnCopy,
+        (hints, commands): (Sender<Command>, Receiver<Command>),
+        (news, event): (Sender<News>, Arc<OwnedFd>),
+    ) -> Self {
+        Self {
+            store,
+            uri,
+            cluster,
+            own,
+            hints,
+            commands,
+            news,
+            event,
+            held: None,
+            announcement: None,
+            announced_shard: None,
+            question: 0,
+            revision: Arc::default(),
+            ended: BTreeMap::new(),
+            reading: Trouble::default(),
+            writing: Trouble::default(),
+        }
+    }
+
+    /// Starts the thread, when the server listens. It ends with the serving thread, or soon after.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn start(self) -> io::Result<()> {
+        let (store, hints) = (self.store.clone(), self.hints.clone());
+        let revision = Arc::downgrade(&self.revision);
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        named("farside-changes").spawn(move || wait_for_changes(&*store, &revision, &hints))?;
+        named("farside-cluster").spawn(move || self.run())?;
+        Ok(())
+    }
+
+    fn run(mut self) {
+        let mut read_at = Instant::now();
+        let mut announce_at = read_at;
+        let mut last_read = None;
+        loop {
+            let wait = read_at.min(announce_at).saturating_duration_since(Instant::now());
+            let first = match self.commands.recv_timeout(wait) {
+                Ok(command) => Some(command),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let rest: Vec<Command> = self.commands.try_iter().collect();
+            for command in first.into_iter().chain(rest) {
+                match command {
+                    Command::Read { question } => self.question = question,
+                    Command::Changed => {}
+                    Command::Leave { settle, done } => {
+                        self.leave(settle);
+                        // Drops the announcement before the server's process ends.
+                        drop(self);
+                        let _ = done.send(());
+                        return;
+                    }
+                    Command::End => return,
+                }
+                let soon = last_read.map_or_else(Instant::now, |last| last + READ_PAUSE);
+                read_at = read_at.min(soon);
+            }
+            if Instant::now() >= read_at {
+                let pause = match self.read_and_act() {
+                    Ok(pause) => pause,
+                    Err(error) => {
+                        self.tell(News::GivenUp(Box::new(error.into())));
+                        return;
+                    }
+                };
+                let now = Instant::now();
+                (last_read, read_at) = (Some(now), now + pause);
+            }
+            if Instant::now() >= announce_at {
+                self.announce();
+                announce_at = Instant::now() + ANNOUNCE_INTERVAL;
+            }
+        }
+    }
+
+    fn tell(&self, news: News) {
+        // Without a serving thread the next command is `End`.
+        let _ = self.news.send(news);
+        signal(&self.event);
+    }
+
+    /// Reads the records, and does what they ask for. Returns the time until the next read.
+    ///
+    /// # Errors
+    /// Why the server has to end.
+    fn read_and_act(&mut self) -> Result<Duration, ClusterError> {
+        for _ in 0..COMMITS_MAX {
+            let answered = self.question;
+            let records = match self.store.read() {
+                Ok(records) => records,
+                Err(error) => {
+                    self.reading.report(&error.to_string());
+                    return Ok(RETRY);
+                }
+            };
+            self.revision.store(records.revision, Ordering::Relaxed);
+            let map = match self.usable_map(&records) {
+                Ok(map) => map,
+                Err(why) => {
+                    self.reading.report(&format!("the records at {} {why}", self.uri));
+                    return Ok(RETRY);
+                }
+            };
+            let (condition, change) = match self.decide(&records)? {
+                Step::Commit(condition, change) => (condition, change),
+                Step::Wait => {
+                    let own = self.held.as_ref().map(|held| held.view);
+                    self.tell(News::Read { answered, map, own });
+                    return Ok(self.pause());
+                }
+            };
+            match self.store.commit(&[condition], &[change]) {
+                Ok(Commit::Done) => self.writing.end("the records can be changed again"),
+                // Another server was faster.
+                Ok(Commit::Refused) => thread::sleep(up_to(READ_PAUSE)),
+                Err(error) => {
+                    self.report_write(&error);
+                    return Ok(RETRY);
+                }
+            }
+        }
+        Ok(RETRY)
+    }
+
+    /// Returns the map, or why these records are not those of the server's cluster. The server then
+    /// goes on with what it knows.
+    fn usable_map(&mut self, records: &Records) -> Result<ClusterMap, String> {
+        match records.cluster() {
+            Err(RecordError::Missing { .. }) => {
+                return Err("are gone: restore them from a backup of their store".to_owned());
+            }
+            Err(error) => return Err(format!("cannot be used: {error}")),
+            Ok(cluster) if cluster != self.cluster => {
+                return Err(format!(
+                    "are now those of the cluster {}, and this server is of {}: stop the servers \
+                     of one of them",
+                    cluster.cluster, self.cluster.cluster
+                ));
+            }
+            Ok(_) => {}
+        }
+        let map = records.map().map_err(|error| format!("cannot be used: {error}"))?;
+        if let Some(held) = &self.held {
+            let OwnView { shard, number } = held.view;
+            let found = map.shards.get(usize::from(shard)).map_or(0, |view| view.number);
+            if found < number {
+                return Err(format!(
+                    "are older than this server: they have view {found} of shard {shard}, which is \
+                     at {number}. `kv-cli cluster check` shows more"
+                ));
+            }
+        }
+        self.reading.end("the records can be read again");
+        Ok(map)
+    }
+
+    /// Finds out what the server owns, and what it has to do.
+    fn decide(&mut self, records: &Records) -> Result<Step, ClusterError> {
+        let unusable = |source| ClusterError::Records { uri: self.uri.clone(), source };
+        let mut shards = Vec::new();
+        for shard in 0..self.cluster.shards {
+            let (record, revision) = records.shard(shard).map_err(unusable)?;
+            shards.push((shard, record, revision));
+        }
+        let own_id = self.own.served.copy.server;
+        let names_this = |record: &ShardRecord| {
+            record.copies.first().is_some_and(|served| served.copy.server == own_id)
+        };
+        let wanted = self.held.as_ref().map(|held| held.view);
+        for (shard, record, revision) in &shards {
+            let view = OwnView { shard: *shard, number: record.number };
+            if names_this(record) && wanted.is_none_or(|wanted| wanted == view) {
+                self.held = Some(Held { view, record: record.clone(), revision: *revision });
+                break;
+            }
+            if wanted.is_some_and(|wanted| wanted.shard == *shard) {
+                return Err(self.given_up(*shard, record));
+            }
+        }
+        let own_shard = self.held.as_ref().map(|held| held.view.shard);
+        for (shard, record, revision) in &shards {
+            // A commit that was late, when the server had taken another shard already.
+            let is_surplus = names_this(record) && own_shard != Some(*shard);
+            if is_surplus || self.is_lost(record) {
+                return Ok(commit(*shard, record, *revision, Vec::new()));
+            }
+        }
+        if own_shard.is_some() {
+            return Ok(Step::Wait);
+        }
+        let Some(shard) = self.own.shard else {
+            let vacant = shards.iter().find(|(_, record, _)| record.is_vacant());
+            return Ok(vacant.map_or(Step::Wait, |(shard, record, revision)| {
+                commit(*shard, record, *revision, vec![self.own.served.clone()])
+            }));
+        };
+        let (region_id, memory) = (self.own.served.copy.region_id, &self.own.served.memory);
+        let file = self.own.region_file.clone().unwrap_or_default();
+        match shards.into_iter().nth(shard.into()) {
+            Some((_, record, revision))
+                if may_continue(&record, region_id, memory, (&file, shard))? =>
+            {
+                Ok(commit(shard, &record, revision, vec![self.own.served.clone()]))
+            }
+            _ => Err(ClusterError::NoShard { file, uri: self.uri.clone() }),
+        }
+    }
+
+    fn given_up(&self, shard: u16, record: &ShardRecord) -> ClusterError {
+        ClusterError::GivenUp(Box::new(GivenUp {
+            shard,
+            number: record.number,
+            now_at: record.copies.first().map(|served| served.copy.clone()),
+            file: self.own.region_file.clone(),
+        }))
+    }
+
+    /// Whether the data of this shard is lost: its process ended so long ago that no client may use
+    /// what it has read there. Only a server of the same host sees that.
+    fn is_lost(&mut self, record: &ShardRecord) -> bool {
+        let Some(served) = record.copies.first() else { return false };
+        let Memory::Process { process } = &served.memory else { return false };
+        if !identity::has_ended(process) {
+            self.ended.remove(&served.copy.server);
+            return false;
+        }
+        let noticed = *self.ended.entry(served.copy.server).or_insert_with(Instant::now);
+        noticed.elapsed() >= Duration::from_millis(served.distrust_ms)
+    }
+
+    /// Returns the time until the next read, unless there is a hint.
+    fn pause(&self) -> Duration {
+        let pause = READ_INTERVAL + up_to(READ_INTERVAL / 2);
+        if self.ended.is_empty() { pause } else { pause.min(RETRY) }
+    }
+
+    fn announce(&mut self) {
+        if self.reading.is_present() {
+            return;
+        }
+        let shard = self.held.as_ref().map(|held| held.view.shard);
+        let copy = &self.own.served.copy;
+        let (addresses, label) = (copy.addresses.clone(), self.own.label.clone());
+        let server = ServerRecord::new(copy.server, addresses, label, self.own.region_bytes, shard);
+        let announced = match &mut self.announcement {
+            None => self.store.announce(&server).map(|made| self.announcement = Some(made)),
+            Some(announcement) if self.announced_shard != shard => announcement.update(&server),
+            Some(announcement) => announcement.keep_alive(),
+        };
+        match announced {
+            Ok(()) => {
+                self.announced_shard = shard;
+                self.writing.end("the records can be changed again");
+            }
+            Err(error) => self.report_write(&error),
+        }
+    }
+
+    /// Reports a failed change. A store that cannot be reached is reported once, and the next read
+    /// ends that.
+    fn report_write(&mut self, error: &StoreError) {
+        let trouble = match error {
+            StoreError::Unreachable { .. } => &mut self.reading,
+            _ => &mut self.writing,
+        };
+        trouble.report(&error.to_string());
+    }
+
+    /// Commits that the server has stopped. An anonymous region ends with it, so its shard becomes
+    /// vacant: not before `settle`, when no client uses any more what it has read.
+    fn leave(&mut self, settle: Duration) {
+        let Some(Held { view, record, revision }) = self.held.take() else { return };
+        let mut copies = record.copies.clone();
+        match self.own.served.memory {
+            Memory::File { .. } => copies.iter_mut().for_each(|served| served.is_stopped = true),
+            Memory::Process { .. } => {
+                thread::sleep(settle);
+                copies.clear();
+            }
+        }
+        let Step::Commit(condition, change) = commit(view.shard, &record, revision, copies) else {
+            return;
+        };
+        match self.store.commit(&[condition], &[change]) {
+            Ok(Commit::Done) => {}
+            Ok(Commit::Refused) => tracing::warn!(
+                shard = view.shard,
+                "cannot tell the cluster that the server has stopped: its record has changed"
+            ),
+            Err(error) => tracing::warn!(
+                shard = view.shard,
+                "cannot tell the cluster that the server has stopped: {error}"
+            ),
+        }
+    }
+}
+
+/// Returns the step that gives a shard these copies.
+fn commit(shard: u16, record: &ShardRecord, revision: Revision, copies: Vec<ServedCopy>) -> Step {
+    let mut next = record.clone();
+    next.number = record.number.saturating_add(1);
+    next.copies = copies;
+    Step::Commit((ShardRecord::key(shard), Some(revision)), next.change(shard))
+}
+
+/// Returns a random duration up to this one, so that servers do not act at the same moments.
+fn up_to(longest: Duration) -> Duration {
+    let mut random = [0; 4];
+    let _ = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::NONBLOCK);
+    longest.mul_f64(f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX))
+}
+
+/// Sends hints that the records have changed, until the watcher has ended.
+fn wait_for_changes(store: &dyn RecordStore, revision: &Weak<AtomicU64>, hints: &Sender<Command>) {
+    while let Some(known) = revision.upgrade().map(|known| known.load(Ordering::Relaxed)) {
+        let started = Instant::now();
+        match store.wait_for_change(known, HINT_WAIT) {
+            // The watcher needs a moment to read, and to note the new revision.
+            Ok(()) if started.elapsed() < HINT_WAIT => {
+                let _ = hints.send(Command::Changed);
+                thread::sleep(READ_PAUSE * 2);
+            }
+            Ok(()) => {}
+            // The watcher reports failures of its own.
+            Err(_) => thread::sleep(RETRY),
+        }
+    }
+}

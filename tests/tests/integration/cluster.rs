@@ -1,0 +1,8 @@
+//! Servers of a cluster: they take, continue and give up shards as the records say, and tell their
+//! clients so. The records are in a folder.
+
+mod clients;
+mod commands;
+mod given_up;
+mod membership;
+mod records;

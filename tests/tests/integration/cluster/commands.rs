@@ -1,0 +1,98 @@
+//! `kv-cli cluster`: what an operator does, from making the records to the loss of a server.
+
+use farside_tests::cluster::TestCluster;
+use farside_tests::command::{CommandOutput, command};
+use farside_tests::{TEST_TIMEOUT, wait_until};
+use rustix::process::Signal;
+
+fn cluster(arguments: &[&str]) -> CommandOutput {
+    CommandOutput::of(command("kv-cli").arg("cluster").args(arguments))
+}
+
+#[test]
+fn an_operator_makes_shows_checks_and_removes_a_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let uri = format!("file://{}", folder.path().join("records").display());
+    let missing = cluster(&["show", &uri]);
+    assert_eq!(missing.code, Some(5), "{missing:?}");
+    assert!(missing.stderr.contains("kv-cli cluster create"), "{missing:?}");
+    for shards in ["0", "129"] {
+        assert_eq!(cluster(&["create", &uri, "--shards", shards]).code, Some(2));
+    }
+    assert_eq!(cluster(&["create", "http://a/b", "--shards", "1"]).code, Some(2));
+    let made = cluster(&["create", &uri, "--shards", "2"]);
+    assert!(made.code == Some(0) && made.text().contains("2 shards"), "{made:?}");
+    let again = cluster(&["create", &uri, "--shards", "2"]);
+    assert!(again.code == Some(5) && again.stderr.contains("already"), "{again:?}");
+    let checked = cluster(&["check", &uri]);
+    assert_eq!(checked.code, Some(5));
+    assert!(checked.text().contains("shard 1 is vacant"), "{checked:?}");
+    let shown = cluster(&["show", &uri, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(shown.text()).unwrap();
+    assert_eq!(json["shards"][1]["state"], "vacant");
+    assert_eq!(cluster(&["assign", &uri, "2", "--empty"]).code, Some(2));
+    assert_eq!(cluster(&["assign", &uri, "0"]).code, Some(2), "only with --empty");
+    assert_eq!(cluster(&["destroy", &uri]).code, Some(0));
+    assert_eq!(cluster(&["check", &uri]).code, Some(5));
+}
+
+#[test]
+fn a_cluster_with_servers_is_shown_and_not_destroyed() {
+    let (test_cluster, servers) = TestCluster::with_servers(2);
+    let uri = test_cluster.uri();
+    let session = &mut servers[0].session();
+    (0..100_u32).for_each(|number| session.put(number.to_le_bytes(), "value").unwrap());
+    let json: serde_json::Value =
+        serde_json::from_str(cluster(&["show", &uri, "--json"]).text()).unwrap();
+    let keys = |shard: usize| json["shards"][shard]["keys"].as_u64().unwrap();
+    assert_eq!(keys(0) + keys(1), 100, "{json}");
+    assert!(cluster(&["show", &uri]).text().contains("serving"));
+    let checked = cluster(&["check", &uri]);
+    assert!(checked.code == Some(0) && checked.text().contains("no problem"), "{checked:?}");
+    let refused = cluster(&["destroy", &uri]);
+    assert!(refused.code == Some(5) && refused.stderr.contains("still run"), "{refused:?}");
+    // Statistics and the check go over all shards.
+    let verified = servers[0].cli(&["verify"]);
+    assert!(verified.code == Some(0) && verified.text().contains("shard       1"), "{verified:?}");
+    let statistics = servers[1].cli(&["stat", "--json"]);
+    assert_eq!(statistics.text().lines().count(), 2, "{statistics:?}");
+}
+
+/// The server is frozen when its shard is given up, and thawed afterwards.
+#[test]
+fn a_shard_whose_server_is_frozen_is_given_up_and_a_spare_takes_it() {
+    let (test_cluster, mut servers) = TestCluster::with_servers(1);
+    let uri = test_cluster.uri();
+    let spare = test_cluster.start("");
+    let mut session = servers[0].session();
+    session.put("key", "of the former owner").unwrap();
+    servers[0].signal(Signal::STOP);
+    let checked = cluster(&["check", &uri]);
+    assert!(checked.text().contains("cannot be used"), "{checked:?}");
+    let assigned = cluster(&["assign", &uri, "0", "--empty"]);
+    assert!(assigned.code == Some(0) && assigned.text().contains("is silent"), "{assigned:?}");
+    assert!(assigned.stderr.contains("turn it off"), "{assigned:?}");
+    test_cluster.wait_for_owner(0, &spare);
+    let mut other = spare.session();
+    assert_eq!(other.get("key").unwrap(), None);
+    other.put("key", "of the new owner").unwrap();
+    servers[0].signal(Signal::CONT);
+    assert_eq!(servers[0].wait().code(), Some(1), "{}", servers[0].log());
+    wait_until("the client of the former owner finds the new one", TEST_TIMEOUT, || {
+        // Its only seed has ended, so that it learns of no map.
+        !matches!(session.get("key"), Ok(Some(value)) if value == "of the former owner")
+    });
+    assert_eq!(other.get("key").unwrap().unwrap(), "of the new owner");
+}
+
+/// A server that runs is told, and ends by itself.
+#[test]
+fn a_shard_is_taken_from_a_server_that_runs() {
+    let (test_cluster, mut servers) = TestCluster::with_servers(1);
+    let assigned = cluster(&["assign", &test_cluster.uri(), "0", "--empty"]);
+    // It ends so soon that the command may find nothing at its address.
+    assert!(assigned.code == Some(0) && assigned.text().contains("is vacant"), "{assigned:?}");
+    assert_eq!(servers[0].wait().code(), Some(1), "{}", servers[0].log());
+    let again = cluster(&["assign", &test_cluster.uri(), "0", "--empty"]);
+    assert!(again.code == Some(0) && again.text().contains("vacant already"), "{again:?}");
+}

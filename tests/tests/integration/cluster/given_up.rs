@@ -1,0 +1,138 @@
+//! Proves that a server gives its shard up when the records say so, and never on a client's word:
+//! then it disconnects its clients and ends. A server that was stopped for long first reads the
+//! records, before it answers a heartbeat.
+
+use std::fs;
+use std::time::Duration;
+
+use farside_control::attach::ConnectError;
+use farside_control::cluster::{ClusterMap, Id};
+use farside_control::{Refusal, Request};
+use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, wait_until};
+use rustix::process::Signal;
+
+/// Longer than the time for which a server may be stopped and still know that it owns its view.
+const LONG: Duration = Duration::from_millis(5500);
+
+/// A cluster of one shard, and its server with a region file.
+fn one_shard() -> (TestCluster, ServerProcess) {
+    let cluster = TestCluster::create(1);
+    let server = cluster.start_with_file(&cluster.folder().join("region"));
+    cluster.wait_for_owner(0, &server);
+    (cluster, server)
+}
+
+/// Gives the shard to another server in the records.
+fn give_away(cluster: &TestCluster) {
+    cluster.change(0, |record| record.copies[0].copy.server = Id([9; 16]));
+}
+
+#[test]
+fn a_server_whose_shard_was_given_away_ends_and_says_which_file_can_be_deleted() {
+    let (cluster, mut server) = one_shard();
+    let mut client = attach(&server, Some(view_of(0, &cluster.shard(0)))).unwrap();
+    give_away(&cluster);
+    assert_eq!(server.wait().code(), Some(1));
+    let log = server.log();
+    let server_id = "09".repeat(16);
+    assert!(log.contains(&format!("shard 0 was given to the server {server_id} at ")), "{log}");
+    assert!(log.contains("region can be deleted"), "{log}");
+    assert!(cluster.folder().join("region").exists());
+    // The map may have been sent before.
+    let mut receive = || client.channel.receive(&mut vec![0; 1 << 16]);
+    let ended = std::iter::repeat_with(&mut receive).find(|got| !matches!(got, Ok(Some(1..))));
+    assert!(matches!(ended, Some(Ok(Some(0)) | Err(_))), "{ended:?}");
+}
+
+#[test]
+fn a_shard_that_is_taken_away_ends_its_server() {
+    let (cluster, mut server) = one_shard();
+    cluster.change(0, |record| record.revoked = record.copies.pop());
+    assert_eq!(server.wait().code(), Some(1));
+    let log = server.log();
+    assert!(log.contains("shard 0 was taken from this server, and has no server"), "{log}");
+    let mut again = cluster.start_with_file(&cluster.folder().join("region"));
+    assert_eq!(again.wait().code(), Some(1));
+    let log = again.log();
+    assert!(log.contains("an operator has given up the region in "), "{log}");
+}
+
+#[test]
+fn a_server_that_was_stopped_for_long_answers_no_heartbeat_before_it_has_read_the_records() {
+    let (cluster, mut server) = one_shard();
+    let mut connection = MapConnection::open(&server);
+    assert!(connection.is_answered(1, TEST_TIMEOUT));
+    server.pause();
+    give_away(&cluster);
+    // Sent while it is stopped, so that it is there when the server goes on.
+    connection.send(&Request::Heartbeat { clock_ns: 2 });
+    std::thread::sleep(LONG);
+    server.signal(Signal::CONT);
+    assert_eq!(server.wait().code(), Some(1));
+    let answer = "Heartbeat";
+    while let Some(message) = received(&mut connection) {
+        assert!(!message.starts_with(answer), "{message}");
+    }
+}
+
+#[test]
+fn a_server_that_was_stopped_for_long_goes_on_if_it_still_owns_its_shard() {
+    let (cluster, server) = one_shard();
+    let mut connection = MapConnection::open(&server);
+    server.pause();
+    std::thread::sleep(LONG);
+    server.signal(Signal::CONT);
+    wait_until("an answer", TEST_TIMEOUT, || connection.is_answered(3, Duration::from_millis(100)));
+    server.wait_for_log("asks the cluster's records whether it still serves");
+    attach(&server, Some(view_of(0, &cluster.shard(0)))).unwrap();
+}
+
+#[test]
+fn a_client_with_a_false_map_does_not_end_a_server() {
+    let (cluster, mut server) = one_shard();
+    let mut connection = MapConnection::open(&server);
+    let mut map: ClusterMap = connection.map.clone();
+    map.shards[0].number = u64::MAX;
+    map.shards[0].copies.clear();
+    for clock_ns in 0..200 {
+        connection.send(&Request::NewerMap { map: map.encode() });
+        assert!(connection.is_answered(clock_ns, TEST_TIMEOUT));
+    }
+    connection.send(&Request::Map);
+    let number = cluster.shard(0).number;
+    connection.wait_for_map("the map of the records", |map| map.shards[0].number == number);
+    assert!(!server.has_exited());
+}
+
+#[test]
+fn a_server_that_cannot_examine_a_claim_answers_no_heartbeat() {
+    let (cluster, server) = one_shard();
+    let view = view_of(0, &cluster.shard(0));
+    let mut connection = MapConnection::open(&server);
+    let mut map = connection.map.clone();
+    map.shards[0].number += 1;
+    let away = cluster.folder().join("away");
+    fs::rename(cluster.records_folder(), &away).unwrap();
+    connection.send(&Request::NewerMap { map: map.encode() });
+    assert!(connection.is_answered(1, TEST_TIMEOUT));
+    std::thread::sleep(Duration::from_millis(2100));
+    assert!(!connection.is_answered(2, Duration::from_millis(100)));
+    match attach(&server, Some(view)) {
+        Err(ConnectError::Refused { source, .. }) => assert_eq!(source, Refusal::Unconfirmed),
+        other => panic!("{:?}", other.err()),
+    }
+    fs::rename(&away, cluster.records_folder()).unwrap();
+    wait_until("an answer", TEST_TIMEOUT, || connection.is_answered(3, Duration::from_millis(100)));
+}
+
+/// The next message, in a form to compare; `None` at the end of the connection.
+fn received(connection: &mut MapConnection) -> Option<String> {
+    loop {
+        match connection.try_receive() {
+            Ok(Some(message)) => return Some(format!("{message:?}")),
+            Ok(None) => std::thread::yield_now(),
+            Err(_) => return None,
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Proves that a shard has a server with its data, or an empty one when the data is certainly lost.
+//! A server continues with its region file. A copy of the file is refused. A spare waits until a
+//! shard is vacant.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use farside_cluster::{Memory, ShardRecord};
+use farside_control::attach::ConnectError;
+use farside_control::cluster::Id;
+use farside_control::{KnownView, Refusal, Role, Token};
+use farside_layout::{SUPERBLOCK_BYTES, Superblock};
+use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
+use farside_tests::engine::connect_options;
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, left_out_over_rdma, raise_descriptor_limit, wait_until,
+};
+use rustix::process::Signal;
+
+/// The reason for which the server refuses a client that knows this view.
+fn refusal(server: &ServerProcess, view: Option<KnownView>) -> Refusal {
+    match attach(server, view) {
+        Err(ConnectError::Refused { source, .. }) => source,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("the server has accepted the client"),
+    }
+}
+
+/// The server ends by itself. Returns its exit code and its log.
+fn ended(server: &mut ServerProcess) -> (Option<i32>, String) {
+    let code = server.wait().code();
+    (code, server.log())
+}
+
+#[test]
+fn the_first_servers_take_the_shards_and_further_ones_wait() {
+    let (cluster, servers) = TestCluster::with_servers(2);
+    let spare = cluster.start("--label rack7");
+    let mut connection = MapConnection::open(&spare);
+    let map = cluster.store.read().unwrap().map().unwrap();
+    connection.wait_for_map("the spare has the map of the records", |known| *known == map);
+    assert_eq!(refusal(&spare, None), Refusal::Clustered);
+    let some_view = Some(KnownView { shard: 0, number: 1 });
+    assert_eq!(refusal(&spare, some_view), Refusal::Spare);
+    for server in &servers {
+        let owns = |shard: &u16| {
+            let copies = cluster.shard(*shard).copies;
+            copies[0].copy.addresses == [server.address().parse().unwrap()]
+        };
+        let shard = (0..2).find(owns).unwrap();
+        let record = cluster.wait_for_owner(shard, server);
+        let view = view_of(shard, &record);
+        let attached = attach(server, Some(view)).unwrap();
+        let welcome = attached.welcome;
+        assert_eq!((welcome.cluster, welcome.shard), (map.cluster, shard));
+        assert_eq!(welcome.view_number, record.number);
+        assert_eq!(welcome.region_id, record.copies[0].copy.region_id.0);
+        assert_eq!(welcome.incarnation, record.copies[0].copy.incarnation);
+        attached.factory.fabric(1).unwrap();
+        let other = Refusal::OtherView { shard: shard.into(), number: record.number };
+        let older = KnownView { number: view.number - 1, ..view };
+        let other_shard = KnownView { shard: 1 - shard, ..view };
+        assert_eq!(refusal(server, Some(older)), other);
+        assert_eq!(refusal(server, Some(other_shard)), other);
+        assert_eq!(refusal(server, None), Refusal::Clustered);
+        assert!(MapConnection::open(server).is_answered(7, TEST_TIMEOUT));
+    }
+    assert!(!connection.is_answered(8, Duration::from_millis(50)), "a spare serves no shard");
+    wait_until("all servers are announced", TEST_TIMEOUT, || {
+        let records = cluster.store.read().unwrap();
+        let servers: Vec<_> = records.servers().map(|server| server.unwrap()).collect();
+        let mut shards: Vec<_> = servers.iter().map(|server| server.shard).collect();
+        shards.sort();
+        let is_labelled = |shard: &Option<u16>, label: &Option<String>| {
+            (*label == Some("rack7".to_owned())) == shard.is_none()
+        };
+        shards == [None, Some(0), Some(1)]
+            && servers.iter().all(|server| is_labelled(&server.shard, &server.label))
+    });
+}
+
+#[test]
+fn a_server_without_a_cluster_knows_of_none() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 20");
+    let view = Some(KnownView { shard: 0, number: 1 });
+    assert_eq!(refusal(&server, view), Refusal::NoCluster);
+    let options = connect_options(&server.address(), Role::Reader, Token::NONE);
+    match options.fetch_map(TEST_TIMEOUT) {
+        Err(ConnectError::Refused { source, .. }) => assert_eq!(source, Refusal::NoCluster),
+        other => panic!("{:?}", other.map(|(map, _)| map)),
+    }
+}
+
+#[test]
+fn a_server_continues_its_shard_at_another_address() {
+    let cluster = TestCluster::create(2);
+    let file = cluster.folder().join("region");
+    let mut server = cluster.start_with_file(&file);
+    let mut record = cluster.wait_for_owner(0, &server);
+    let mut connection = MapConnection::open(&server);
+    for signal in [Signal::KILL, Signal::TERM, Signal::KILL] {
+        server.signal(signal);
+        server.wait();
+        assert!(connection.has_ended());
+        let stopped = cluster.shard(0);
+        match signal {
+            Signal::TERM => {
+                assert!(stopped.copies[0].is_stopped && stopped.view().copies.is_empty());
+                assert_eq!(stopped.number, record.number + 1);
+            }
+            _ => assert_eq!(stopped, record, "a killed server says nothing"),
+        }
+        server = cluster.start_with_file(&file);
+        let continued = cluster.wait_for_owner(0, &server);
+        assert_eq!(continued.number, stopped.number + 1);
+        let (before, now) = (&record.copies[0], &continued.copies[0]);
+        assert_ne!(before.copy.server, now.copy.server);
+        assert_eq!(before.copy.region_id, now.copy.region_id);
+        assert_eq!(before.copy.incarnation + 1, now.copy.incarnation);
+        assert!(before.memory == now.memory && !now.is_stopped);
+        connection = MapConnection::open(&server);
+        record = continued;
+    }
+    assert!(cluster.shard(1).is_vacant());
+}
+
+#[test]
+fn a_copy_of_a_region_file_is_refused_unless_its_server_has_stopped() {
+    let cluster = TestCluster::create(1);
+    let [file, copy] = ["region", "copy"].map(|name| cluster.folder().join(name));
+    let mut server = cluster.start_with_file(&file);
+    cluster.wait_for_owner(0, &server);
+    server.kill();
+    fs::copy(&file, &copy).unwrap();
+    let before = fs::read(&copy).unwrap();
+    let mut with_copy = cluster.start_with_file(&copy);
+    let (code, log) = ended(&mut with_copy);
+    assert_eq!(code, Some(1));
+    assert!(log.contains("copy is a copy of the region file of shard 0"), "{log}");
+    assert!(fs::read(&copy).unwrap() == before, "the copy was touched");
+    let mut server = cluster.start_with_file(&file);
+    cluster.wait_for_owner(0, &server);
+    assert_eq!(server.terminate(), Some(0));
+    // Moved to another file system, for example.
+    fs::copy(&file, &copy).unwrap();
+    let moved = cluster.start_with_file(&copy);
+    cluster.wait_for_owner(0, &moved);
+    drop(moved);
+    let mut with_original = cluster.start_with_file(&file);
+    assert_eq!(ended(&mut with_original).0, Some(1));
+}
+
+#[test]
+fn a_region_file_of_no_shard_is_refused_unless_it_is_empty() {
+    let cluster = TestCluster::create(1);
+    let owner = cluster.start("");
+    cluster.wait_for_owner(0, &owner);
+    let file = cluster.folder().join("region");
+    let mut spare = cluster.start_with_file(&file);
+    MapConnection::open(&spare);
+    assert_eq!(spare.terminate(), Some(0));
+    // It has never served a shard.
+    let mut spare = cluster.start_with_file(&file);
+    MapConnection::open(&spare);
+    spare.kill();
+
+    let mut store = ServerProcess::start_with_file("--memory 16MiB --grace-ms 20");
+    store.session().put("key", "value").unwrap();
+    store.kill();
+    let region = fs::read(store.region_file()).unwrap();
+    let superblock = &region[..SUPERBLOCK_BYTES as usize];
+    let (_, format) = Superblock::decode(superblock, region.len() as u64).unwrap();
+    let with_its_key = TestCluster::create_with_key(1, Id(format.hash_key));
+    for (cluster, expected) in [
+        (&cluster, "has another hash key than the cluster at file:///"),
+        (&with_its_key, "no shard of the cluster at file:///"),
+    ] {
+        let mut server = cluster.start_with_file(&store.region_file());
+        let (code, log) = ended(&mut server);
+        assert_eq!(code, Some(1));
+        assert!(log.contains(expected) && log.contains("delete this one"), "{log}");
+    }
+}
+
+#[test]
+fn connections_for_the_map_are_bounded() {
+    if left_out_over_rdma("each connection registers much memory") {
+        return;
+    }
+    raise_descriptor_limit();
+    let cluster = TestCluster::create(1);
+    let server = cluster.start("");
+    let record = cluster.wait_for_owner(0, &server);
+    let mut connections: Vec<_> = (0..1030).map(|_| MapConnection::open(&server)).collect();
+    wait_until("the oldest are closed", TEST_TIMEOUT, || connections[5].has_ended());
+    assert!(connections[20..].iter_mut().all(|connection| !connection.has_ended()));
+    attach(&server, Some(view_of(0, &record))).unwrap();
+}
+
+/// The name of a process that has ended.
+fn is_of_process(record: &ShardRecord) -> bool {
+    record.copies.first().is_some_and(|served| matches!(served.memory, Memory::Process { .. }))
+}
+
+#[test]
+fn a_spare_takes_a_shard_only_when_its_data_is_lost() {
+    let cluster = TestCluster::create(1);
+    let mut first = cluster.start("");
+    let record = cluster.wait_for_owner(0, &first);
+    assert!(is_of_process(&record));
+    let mut second = cluster.start("");
+    let mut connection = MapConnection::open(&second);
+    // A server that stops says that its data has ended with it.
+    assert_eq!(first.terminate(), Some(0));
+    let record = cluster.wait_for_owner(0, &second);
+    connection.wait_for_map("the new owner", |map| map.shards[0].number == record.number);
+    // A server that was killed cannot say so, but another one on this host sees it.
+    let third = cluster.start("");
+    MapConnection::open(&third);
+    second.kill();
+    let record = cluster.wait_for_owner(0, &third);
+    assert!(is_of_process(&record));
+    drop(third);
+    // The data of a region file may come back.
+    let file = cluster.folder().join("region");
+    let mut with_file = cluster.start_with_file(&file);
+    let record = cluster.wait_for_owner(0, &with_file);
+    assert!(!is_of_process(&record));
+    let spare = cluster.start("");
+    let mut connection = MapConnection::open(&spare);
+    assert_eq!(with_file.terminate(), Some(0));
+    connection.wait_for_map("no server", |map| map.shards[0].copies.is_empty());
+    std::thread::sleep(Duration::from_millis(1000));
+    assert_eq!(cluster.shard(0).copies.len(), 1, "it is not vacant");
+    let _with_file = restarted(&cluster, &file);
+}
+
+/// Starts a server with a region file again, and waits until it serves its shard.
+fn restarted(cluster: &TestCluster, file: &Path) -> ServerProcess {
+    let server = cluster.start_with_file(file);
+    cluster.wait_for_owner(0, &server);
+    server
+}
