@@ -27,6 +27,12 @@ const ROUND_TRIP_NS: u64 = 2_000;
 /// The default bandwidth of a device, in bytes a second: 100 Gb/s.
 const BANDWIDTH: u64 = 12_500_000_000;
 const PS_PER_S: u64 = 1_000_000_000_000;
+/// GRACE is as long as this many times the longest queue.
+const GRACE_QUEUES: u64 = 4;
+/// A server's default GRACE.
+const GRACE_MS_DEFAULT: u64 = 100;
+/// The longest GRACE that a server accepts.
+const GRACE_MS_MAX: u64 = 60_000;
 /// A thread that has nothing to do sleeps for at most so long. Then it looks at the lanes that wait
 /// in the fabric.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
@@ -48,6 +54,24 @@ impl Rates {
     /// The rates of a device that executes so many chains a second.
     pub fn of_chains(chains_per_s: u64) -> Self {
         Self { chains_per_s, bytes_per_s: BANDWIDTH, round_trip_ns: ROUND_TRIP_NS }
+    }
+}
+
+/// The devices that a run emulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emulation {
+    /// The rates of each.
+    pub rates: Rates,
+    /// Limit on the chains in flight of all sessions together.
+    pub in_flight_max: u64,
+}
+
+impl Emulation {
+    /// The GRACE of the servers, in milliseconds. What a GET finds counts for most of GRACE after
+    /// its post, and all chains in flight may be in the queue of one device.
+    pub fn grace_ms(&self) -> u64 {
+        let queue_ms = self.in_flight_max * 1000 / self.rates.chains_per_s;
+        (queue_ms * GRACE_QUEUES).clamp(GRACE_MS_DEFAULT, GRACE_MS_MAX)
     }
 }
 
@@ -341,6 +365,15 @@ mod tests {
         let (_, devices) = sessions();
         assert_eq!(devices.service_ps(&[read(64), read(64)]), PS_PER_S / 2000);
         assert_eq!(devices.service_ps(&[read(4096)]), 4096 * 1_000_000);
+    }
+
+    #[test]
+    fn grace_is_longer_than_the_longest_queue() {
+        let grace_ms = |chains_per_s, in_flight_max| {
+            Emulation { rates: Rates::of_chains(chains_per_s), in_flight_max }.grace_ms()
+        };
+        assert_eq!((grace_ms(2000, 512), grace_ms(1_000_000, 512)), (1024, 100));
+        assert_eq!(grace_ms(1, 1 << 20), GRACE_MS_MAX);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     let server = match args.servers {
         Some(servers) => {
             let memory = memory(args)?;
-            Server::start_cluster(servers, &memory, args.emulated_rates(), interrupt)?
+            Server::start_cluster(servers, &memory, args.emulation(), interrupt)?
         }
         None => Server::connect_or_start(args.target.config()?, || memory(args), interrupt)?,
     };

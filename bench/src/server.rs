@@ -12,7 +12,7 @@ use farside_control::cluster::{ClusterMap, ShardCopy};
 use crate::accounting::{self, ServerUsage};
 use crate::command::Interrupt;
 use crate::daemon::{Daemon, find_program};
-use crate::devices::{Devices, Rates};
+use crate::devices::{Devices, Emulation};
 use crate::own_cluster::OwnCluster;
 use crate::raw_connection::RawConnection;
 use crate::sizing::ServerMemory;
@@ -23,9 +23,6 @@ use crate::{Error, Result};
 const ANSWER_TIMEOUT_MS: u64 = 250;
 /// How many of the servers of an own cluster are seeds.
 const SEEDS: usize = 3;
-/// GRACE with emulated devices. They are slower than real ones by as much, so chains are in their
-/// queues for longer than the default GRACE allows.
-const EMULATED_GRACE_MS: &str = "2000";
 
 /// The server of a run: one that already ran, or one of our own that is stopped when this is
 /// dropped. Of a cluster, all its servers.
@@ -72,16 +69,17 @@ impl Server {
         Ok(Self { config, map: None, devices: None, processes, own: Some(Own::Single(own)) })
     }
 
-    /// Starts a cluster of so many servers, each with this memory; with rates also the devices of
-    /// an emulated network.
+    /// Starts a cluster of so many servers, each with this memory, and the devices of an emulated
+    /// network if there is to be one.
     pub fn start_cluster(
         servers: u16,
         memory: &ServerMemory,
-        rates: Option<Rates>,
+        emulation: Option<Emulation>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let program = program()?;
-        let grace = rates.map(|_| ["--grace-ms", EMULATED_GRACE_MS]);
+        let grace_ms = emulation.map(|emulation| emulation.grace_ms().to_string());
+        let grace = grace_ms.as_deref().map(|grace_ms| ["--grace-ms", grace_ms]);
         let spawn = |uri: &str| {
             let more = ["--cluster", uri].into_iter().chain(grace.into_iter().flatten());
             let more = more.map(str::to_owned);
@@ -95,7 +93,9 @@ impl Server {
             let copies = cluster.map().shards.iter().flat_map(|view| &view.copies);
             copies.map(|copy| copy.region_id)
         };
-        let devices = rates.map(|rates| Devices::new(rates, memory.region_bytes, regions()));
+        // As `arguments` writes it.
+        let region_bytes = memory.region_bytes >> 20 << 20;
+        let devices = emulation.map(|it| Devices::new(it.rates, region_bytes, regions()));
         Ok(Self {
             config: ClientConfig { server: Some(seeds.join(",")), ..Default::default() },
             map: Some(cluster.map().clone()),

@@ -114,7 +114,7 @@ impl Demand {
         let (memory, least) = (self.memory()?, self.memory_at(0)?.region_bytes);
         if least > available_bytes {
             let [least, available] =
-                [least, available_bytes].map(|bytes| ByteSize(bytes).rounded());
+                [least, available_bytes].map(|it| ByteSize(it * self.servers).rounded());
             return Err(Error::Usage(format!(
                 "this run needs {least} of memory, and {available} are available: set a smaller \
                  region with --memory, or load less with --records, or insert less with \

@@ -7,7 +7,7 @@ use farside_config::size::{ByteSize, ByteSizeError};
 
 use super::{ServerArgs, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
-use crate::devices::Rates;
+use crate::devices::{Emulation, Rates};
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
 use crate::properties::{Properties, Property};
 use crate::publish::Output;
@@ -154,12 +154,12 @@ impl Ycsb {
         self.threads * self.clients
     }
 
-    /// The rates of the emulated devices, if there are to be any.
-    pub fn emulated_rates(&self) -> Option<Rates> {
-        let chains_per_s = self.emulate_rate?;
-        let rates = Rates::of_chains(chains_per_s);
-        let bytes_per_s = self.emulate_bandwidth.map_or(rates.bytes_per_s, |ByteSize(it)| it);
-        Some(Rates { bytes_per_s, ..rates })
+    /// The emulated devices, if there are to be any.
+    pub fn emulation(&self) -> Option<Emulation> {
+        let usual = Rates::of_chains(self.emulate_rate?);
+        let bytes_per_s = self.emulate_bandwidth.map_or(usual.bytes_per_s, |ByteSize(it)| it);
+        let in_flight_max = u64::from(self.all_threads()) * u64::from(self.depth);
+        Some(Emulation { rates: Rates { bytes_per_s, ..usual }, in_flight_max })
     }
 
     /// The letter of the standard workload, or `custom`.

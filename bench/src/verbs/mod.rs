@@ -78,7 +78,7 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let blocks = (span_bytes / class.block_bytes()).max(args.depth.into()) as usize;
     let config = args.target.config()?;
     let server = Server::connect_or_start(config, || Ok(memory(class, blocks)), interrupt)?;
-    let mut connection = RawConnection::connect(&server.config)?;
+    let mut connection = server.raw_connection()?;
     // On a server of our own all blocks are spare: no other client uses it.
     let spare = if server.is_own() { blocks } else { connection.spare_blocks(class)? };
     let too_few =
