@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use farside::{Client, Error, Session};
 use farside_control::attach::ConnectError;
 use farside_tests::cluster::TestCluster;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, is_over_tcp, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, is_over_shm, wait_until};
 
 const KEYS: u32 = 300;
 
@@ -88,7 +88,7 @@ fn a_batch_rings_as_many_doorbells_as_there_are_servers() {
     assert!(values.iter().all(Option::is_some));
     let counted = session.counters() - before;
     // Over shared memory one doorbell is for all regions.
-    let doorbells = if is_over_tcp() { 4 } else { 1 };
+    let doorbells = if is_over_shm() { 1 } else { 4 };
     assert_eq!((counted.round_trips, counted.doorbells), (32, doorbells));
 }
 
