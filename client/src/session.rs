@@ -96,24 +96,22 @@ impl Session {
             (KeyHash, &[u8]),
         ) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let (hash, shard) = self.regions.route(key);
-        // If the connection is lost, the trust in the server has ended, and the operation fails.
-        let failure = match self.regions.latest(shard) {
-            Some(open) if !self.regions.engine.pipelined.get() => {
-                match operation(self.regions.at(open), (hash, key)) {
-                    Ok(result) => return Ok(result),
-                    Err(failure) => Some(failure),
+        let (mut hash, shard) = self.regions.route(key);
+        let mut budget = ReconnectBudget::default();
+        // One call of `operation`, so that it is inlined.
+        loop {
+            // If the connection is lost, the trust in the server has ended, and the operation fails.
+            let failure = match self.regions.latest(shard) {
+                Some(open) if !self.regions.engine.pipelined.get() => {
+                    match operation(self.regions.at(open), (hash, key)) {
+                        Ok(result) => return Ok(result),
+                        Err(failure) => Some(failure),
+                    }
                 }
-            }
-            _ => None,
-        };
-        let operation = &mut |session: &mut Self| {
-            // Another region may have another hash.
-            session.handle(shard)?;
-            let hash = session.regions.route(key).0;
-            Ok(operation(session.handle(shard)?, (hash, key)))
-        };
-        self.run_after(shard, failure, operation)
+                _ => None,
+            };
+            hash = self.recover_and_hash(key, shard, failure, &mut budget)?;
+        }
     }
 
     /// As [`Session::run`], for an operation on all keys of a shard.
@@ -122,32 +120,44 @@ impl Session {
         shard: usize,
         mut operation: impl FnMut(SessionRegion<'_>) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let operation = &mut |session: &mut Self| Ok(operation(session.handle(shard)?));
-        self.run_after(shard, None, operation)
-    }
-
-    /// Handles the failure of an operation, if it has one, and runs it as long as it may.
-    #[cold]
-    fn run_after<T>(
-        &mut self,
-        shard: usize,
-        mut failure: Option<Failure>,
-        operation: &mut dyn FnMut(&mut Self) -> Result<std::result::Result<T, Failure>>,
-    ) -> Result<T> {
         let mut budget = ReconnectBudget::default();
         loop {
-            if let Some(failure) = failure.take() {
-                let open = self.regions.latest(shard);
-                let connection = &open.ok_or_else(|| self.shared.disconnected(shard))?.connection;
-                let error = self.shared.handle_failure(shard, connection, failure);
-                error.map_or(Ok(()), Err)?;
-                self.shared.count_loss(shard, &mut budget)?;
-            }
-            match operation(self)? {
+            match operation(self.handle(shard)?) {
                 Ok(result) => return Ok(result),
-                Err(another) => failure = Some(another),
+                Err(failure) => self.recover(shard, Some(failure), &mut budget)?,
             }
         }
+    }
+
+    /// Handles the failure of an operation, if it has one, and reconnects if the connection was lost.
+    #[cold]
+    fn recover(
+        &mut self,
+        shard: usize,
+        failure: Option<Failure>,
+        budget: &mut ReconnectBudget,
+    ) -> Result<()> {
+        if let Some(failure) = failure {
+            let open = self.regions.latest(shard);
+            let connection = &open.ok_or_else(|| self.shared.disconnected(shard))?.connection;
+            let error = self.shared.handle_failure(shard, connection, failure);
+            error.map_or(Ok(()), Err)?;
+            self.shared.count_loss(shard, budget)?;
+        }
+        self.handle(shard).map(drop)
+    }
+
+    /// As [`Session::recover`]. Returns the key's hash, because another region may have another.
+    #[cold]
+    fn recover_and_hash(
+        &mut self,
+        key: &[u8],
+        shard: usize,
+        failure: Option<Failure>,
+        budget: &mut ReconnectBudget,
+    ) -> Result<KeyHash> {
+        self.recover(shard, failure, budget)?;
+        Ok(self.regions.route(key).0)
     }
 
     /// Runs an operation that may change the region.
