@@ -96,21 +96,22 @@ impl Session {
             (KeyHash, &[u8]),
         ) -> std::result::Result<T, Failure>,
     ) -> Result<T> {
-        let (mut hash, shard) = self.regions.route(key);
+        let (hash, shard) = self.regions.route(key);
+        let mut hashed = (hash, key);
         let mut budget = ReconnectBudget::default();
         // One call of `operation`, so that it is inlined.
         loop {
             // If the connection is lost, the trust in the server has ended, and the operation fails.
             let failure = match self.regions.latest(shard) {
                 Some(open) if !self.regions.engine.pipelined.get() => {
-                    match operation(self.regions.at(open), (hash, key)) {
+                    match operation(self.regions.at(open), hashed) {
                         Ok(result) => return Ok(result),
                         Err(failure) => Some(failure),
                     }
                 }
                 _ => None,
             };
-            hash = self.recover_and_hash(key, shard, failure, &mut budget)?;
+            hashed = self.recover_and_hash(key, shard, failure, &mut budget)?;
         }
     }
 
@@ -147,17 +148,18 @@ impl Session {
         self.handle(shard).map(drop)
     }
 
-    /// As [`Session::recover`]. Returns the key's hash, because another region may have another.
+    /// As [`Session::recover`]. Returns the key with its hash, because another region may have
+    /// another one.
     #[cold]
-    fn recover_and_hash(
+    fn recover_and_hash<'k>(
         &mut self,
-        key: &[u8],
+        key: &'k [u8],
         shard: usize,
         failure: Option<Failure>,
         budget: &mut ReconnectBudget,
-    ) -> Result<KeyHash> {
+    ) -> Result<(KeyHash, &'k [u8])> {
         self.recover(shard, failure, budget)?;
-        Ok(self.regions.route(key).0)
+        Ok((self.regions.route(key).0, key))
     }
 
     /// Runs an operation that may change the region.
