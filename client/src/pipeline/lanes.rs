@@ -338,13 +338,13 @@ impl<'s> LaneScheduler<'s> {
         queue.push(id);
     }
 
-    /// Begins a queued operation. A GET or PUT whose location is cached needs no task: this posts
+    /// Begins a queued operation at this region. A GET or PUT whose location is cached needs no task: this posts
     /// its chain, and [`Self::complete_reading`] or [`Self::complete_writing`] completes it.
     // Inlined, as in the only frequent call it takes fewer instructions.
     #[inline(always)]
-    fn begin(&mut self, id: LaneId) {
+    fn begin(&mut self, id: LaneId, open: &'s OpenShard) {
         self.begun += 1;
-        let handle = self.handle(id);
+        let handle = self.engine.at(&open.region);
         let lane = &mut self.lanes[usize::from(id.0)];
         match lane.post_cached(handle, id) {
             Ok(true) => {}
@@ -358,11 +358,10 @@ impl<'s> LaneScheduler<'s> {
     fn complete_reading(&mut self, id: LaneId) {
         let lane = &mut self.lanes[usize::from(id.0)];
         let Some(result) = self.engine.endpoint.take_result(id) else { return };
-        if let Err(error) = result {
-            let failure = Failure::at(self.targets[usize::from(id.0)].region.index, error);
-            return self.finish_with(id, Err(failure));
-        }
         let handle = self.engine.at(&self.targets[usize::from(id.0)].region);
+        if let Err(error) = result {
+            return self.finish_with(id, Err(Failure::at(handle.region.index, error)));
+        }
         let (fabric, now) = (self.engine.endpoint.fabric(), self.engine.endpoint.now());
         let key = (lane.job.hash, staged_key(&*fabric, id, lane.job.key_bytes));
         let completed = handle.complete_cached_read(&*fabric, now, id, key, &lane.read);

@@ -4,6 +4,7 @@
 use farside_fabric::LaneId;
 
 use super::{LaneScheduler, LaneState, Queues};
+use crate::session_regions::OpenShard;
 
 impl LaneScheduler<'_> {
     /// Continues lanes as long as the fabric has room for their chains.
@@ -57,17 +58,19 @@ impl LaneScheduler<'_> {
         self.engine.endpoint.tick();
         self.queues.candidates.clear();
         let mut put_back = 0;
-        while put_back < self.lanes.len()
-            && let Some(id) = self.next_queued()
-        {
+        while let Some(id) = self.next_queued() {
             // A former leader is not queued any more: its new leader is queued instead.
             if self.lanes[usize::from(id.0)].state != LaneState::Queued {
                 continue;
             }
-            if self.has_room_for_another(id) {
-                self.begin(id);
-            } else {
-                put_back += self.put_back(id);
+            let open = self.targets[usize::from(id.0)];
+            if self.has_room_for_another(open) {
+                self.begin(id, open);
+                continue;
+            }
+            put_back += self.put_back(id);
+            if put_back >= self.lanes.len() {
+                break;
             }
         }
         self.changes_first = !self.changes_first && !self.queues.changes.is_empty();
@@ -95,13 +98,12 @@ impl LaneScheduler<'_> {
         self.engine.endpoint.has_room(open.region.index, 0)
     }
 
-    /// Returns whether the lane may begin, if no lane of its region waits for room. An operation
+    /// Returns whether a lane may begin at this region, if no lane of the region waits for room. An operation
     /// that has begun counts with the average bytes of an operation, not with those that it has
     /// posted so far. A GET without a cached location READs only a small window first, and then a
     /// value of any size. The window must not become too old while the value waits for room.
     #[inline]
-    fn has_room_for_another(&self, id: LaneId) -> bool {
-        let open = self.targets[usize::from(id.0)];
+    fn has_room_for_another(&self, open: &OpenShard) -> bool {
         let under_way_bytes = self.begun * self.operation_bytes;
         self.engine.endpoint.has_room(open.region.index, under_way_bytes)
     }
