@@ -68,6 +68,11 @@ counted=$(
     count get_and_put_in_flight --workload a --depth 16
     count put "${only_puts[@]}" --depth 1
     count put_in_flight "${only_puts[@]}" --depth 16
+    # The same in a cluster. Here one server means a cluster of one.
+    for servers in 1 16; do
+        count get_in_cluster_of_$servers --workload c --depth 1 --servers $servers
+        count put_in_flight_in_cluster_of_$servers "${only_puts[@]}" --depth 16 --servers $servers
+    done
     count_floor floor_get get_one 1
     count_floor floor_get_in_flight get_interleaved 16
 )
@@ -76,7 +81,7 @@ if [ "${1:-}" = --record ]; then
     exit
 fi
 join <(sort bench/instructions.txt) <(sort <<<"$counted") | awk '
-    { ratio = $3 / $2; printf "%-28s %6d now, %6d recorded: %.3f\n", $1, $3, $2, ratio }
+    { ratio = $3 / $2; printf "%-39s %6d now, %6d recorded: %.3f\n", $1, $3, $2, ratio }
     ratio > 1.04 { failed = 1; printf "%s takes more instructions than recorded\n", $1 }
     ratio < 0.96 { printf "%s takes fewer instructions: record them with --record\n", $1 }
     END { exit failed || NR == 0 }'
