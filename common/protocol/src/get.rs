@@ -156,10 +156,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         read: &CachedRead,
         read_block: Verb,
     ) -> InFlight<'e> {
-        let CachedRead { location, posted } = *read;
-        let remote = self.region.directory().window(hash).0 + u64::from(location.in_window());
+        let remote = self.region.directory().window(hash).0 + u64::from(read.location.in_window());
         let read_word = Verb::Read { remote, into: Buffer::Window, bytes: 8 };
-        self.chain(lane, &[read_word, read_block], posted, Nanos::MAX)
+        self.post(lane, &[read_word, read_block], Nanos::MAX)
     }
 
     /// Returns the value that a READ of [`RegionHandle::post_cached`] found, or `Some(None)` if it

@@ -306,6 +306,13 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.handle().chain(self.lane, verbs, posted, deadline)
     }
 
+    /// As [`Operation::chain`], for a caller that has seen that the client trusts the server.
+    #[inline]
+    pub(crate) fn post(&self, verbs: &[Verb], posted: Nanos) -> InFlight<'e> {
+        let deadline = posted.saturating_add(self.region.constants.lateness_ns);
+        self.handle().post(self.lane, verbs, deadline)
+    }
+
     /// Pauses before the next attempt, after other clients disturbed this one. The pause is random,
     /// so that two clients do not disturb each other again and again.
     ///

@@ -86,8 +86,9 @@ impl<F: Fabric> Engine<F> {
 }
 
 impl<'e, F: Fabric> RegionHandle<'e, F> {
-    /// Posts a chain: one round trip to the region. `posted` is the time, after which the client
-    /// must still trust the server (invariant I24).
+    /// Posts a chain: one round trip to the region. `posted` is the time, at which the client must
+    /// still trust the server (invariant I24). Only for futures: a chain that is refused has its
+    /// result at once, and no completion.
     #[inline(always)]
     pub(crate) fn chain(
         self,
@@ -99,6 +100,13 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if !self.region.trust.holds_at(posted) {
             return self.engine.endpoint.refuse(lane, ChainError::Fenced);
         }
+        self.post(lane, verbs, deadline)
+    }
+
+    /// Posts a chain of a caller that has seen that the client trusts the server. If the trust ends
+    /// after that, the chain is posted all the same: its completion is awaited.
+    #[inline(always)]
+    pub(crate) fn post(self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'e> {
         self.engine.endpoint.chain(lane, self.region.index, verbs, deadline)
     }
 

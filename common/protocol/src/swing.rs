@@ -166,6 +166,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if !self.is_proved(target, posted) {
             return Ok(SwingResult::Late);
         }
+        self.handle().check_trust(posted)?;
         let swing = self.post_swing(target, new, desired, posted)?;
         let result = swing.await;
         let swung = self.finish_swing(target, new, result)?;
@@ -206,14 +207,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
             target.generation.is_none() || new.is_none() && target.expires_at_ms.is_none();
         self.region.allocator().held_blocks.hold_old(self.lane, old.address);
         match write {
-            Some(write) if !reads_header => Ok(self.chain(&[write, mark, cas], posted)),
+            Some(write) if !reads_header => Ok(self.post(&[write, mark, cas], posted)),
             _ => {
                 let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
                 let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
                 let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
                 let chain = [write.unwrap_or(mark), mark, cas, header];
                 let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
-                Ok(self.chain(chain, posted))
+                Ok(self.post(chain, posted))
             }
         }
     }

@@ -9,7 +9,7 @@ use farside_fabric::{
 };
 use farside_protocol::{Engine, Failure, LANE, Lifetime, OpenRegion, Operation, change_in_turn};
 use farside_tests::engine::{attach, open_region};
-use farside_tests::{ServerProcess, device};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, device, wait_until};
 
 const LANES: u16 = 2;
 
@@ -209,4 +209,24 @@ fn a_session_reaches_its_servers_over_one_fabric() {
     let error = attached.factory.add_to(&mut AnyFabric::Intercepted(other), None).err().unwrap();
     assert!(matches!(error, ConnectError::OtherFabric), "{error}");
     assert!(error.to_string().contains("one fabric"), "{error}");
+}
+
+/// A pipeline waits for the completion of a PUT that it has posted. The trust in the server may end
+/// just before the post, because another thread ends it.
+#[test]
+fn a_put_completes_if_the_trust_ends_while_it_is_posted() {
+    let session = Session::open();
+    let (endpoint, handle) = (&session.engine.endpoint, session.engine.at(&session.regions[0]));
+    let hashed = handle.region.hashed(b"key");
+    handle.put(Lifetime::Forever, hashed, b"one").unwrap();
+    let operation = Operation::stage(handle, LANE, hashed, b"two");
+    endpoint.tick();
+    let put = operation.cached_put(Lifetime::Forever).unwrap().expect("its location is cached");
+    handle.region.trust.end();
+    let _ = operation.post_cached_put(&put).unwrap();
+    wait_until("the chain completes", TEST_TIMEOUT, || endpoint.try_step(|_| ()));
+    let result = endpoint.take_result(LANE).unwrap();
+    assert!(operation.complete_cached_put(&put, result).unwrap().is_none());
+    let refused = operation.cached_put(Lifetime::Forever);
+    assert!(matches!(refused, Err(Failure::Lost(_))));
 }
