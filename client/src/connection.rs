@@ -144,7 +144,9 @@ impl ServerConnection {
         let (cache_bytes, trust) = (self.cache_bytes, self.connect_options.trust.clone());
         let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes, trust };
         let blocks = Box::new(self.control.blocks());
-        engine.open_on(lane, index, blocks, options, &self.cache).await
+        let region = engine.open_on(lane, index, blocks, options, &self.cache).await?;
+        self.control.queue().count(&region.lookups);
+        Ok(region)
     }
 
     /// Checks that a writer's retry settings are fast enough for GRACE: they must leave a positive

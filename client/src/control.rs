@@ -17,8 +17,8 @@ use farside_control::{
 use farside_fabric::{Nanos, Trust, boot_time_ns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, Delivery};
+use farside_protocol::{CacheStatistics, Lookups, Prefix};
 
 use self::channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 use crate::ConnectError;
@@ -72,6 +72,9 @@ pub(crate) struct ControlQueue {
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
     /// The sessions whose blocks are reported when the server asks.
     sessions: Mutex<Vec<ReportingSession>>,
+    is_in_cluster: bool,
+    /// In a cluster: the counts of the sessions, and what the server knows of each.
+    lookups: Mutex<Vec<(Arc<Lookups>, u64)>>,
     /// Wakes the thread: the outbox or a flag has changed.
     wake: OwnedFd,
     lost: AtomicBool,
@@ -97,8 +100,8 @@ impl Control {
         let failed = |doing| {
             move |source: io::Error| ConnectError::System { doing, source: Arc::new(source) }
         };
-        let queue =
-            Arc::new(ControlQueue::new(trust.clone()).map_err(failed("making an eventfd"))?);
+        let queue = ControlQueue::new(trust.clone(), cluster.is_some());
+        let queue = Arc::new(queue.map_err(failed("making an eventfd"))?);
         let control_thread = ControlThread {
             queue: queue.clone(),
             channel,
@@ -182,11 +185,11 @@ impl Drop for Control {
 }
 
 impl ControlQueue {
-    fn new(trust: Trust) -> io::Result<Self> {
+    fn new(trust: Trust, is_in_cluster: bool) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (outbox, sessions) = (Mutex::default(), Mutex::default());
+        let (outbox, sessions, lookups) = Default::default();
         let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { outbox, sessions, wake, lost, trust, closing })
+        Ok(Self { outbox, sessions, is_in_cluster, lookups, wake, lost, trust, closing })
     }
 
     /// As [`Control::give_up`].
@@ -198,6 +201,27 @@ impl ControlQueue {
     /// Asks the server for its map.
     pub(crate) fn ask_for_map(&self) {
         self.send(Request::Map, Waiter::None);
+    }
+
+    /// In a cluster: reports to the server the operations that a session counts here.
+    pub(crate) fn count(&self, lookups: &Arc<Lookups>) {
+        if self.is_in_cluster {
+            lock(&self.lookups).push((lookups.clone(), 0));
+        }
+    }
+
+    /// Sends a heartbeat with the operations that were not reported yet.
+    fn send_heartbeat(&self, now: Nanos) {
+        let mut operations = 0;
+        lock(&self.lookups).retain_mut(|(lookups, known)| {
+            // Looked at first: a session that has ended counts no more.
+            let goes_on = Arc::strong_count(lookups) > 1;
+            let CacheStatistics { hits, misses } = lookups.statistics();
+            operations += hits + misses - *known;
+            *known = hits + misses;
+            goes_on
+        });
+        self.send(Request::Heartbeat { clock_ns: now, operations }, Waiter::None);
     }
 
     fn note_lost(&self) {
@@ -356,7 +380,7 @@ impl ControlThread {
         }
         if now >= heartbeats.sent_at.saturating_add(heartbeats.period_ns()) {
             heartbeats.sent_at = now;
-            self.queue.send(Request::Heartbeat { clock_ns: now }, Waiter::None);
+            self.queue.send_heartbeat(now);
         }
         Ok(())
     }
@@ -390,6 +414,10 @@ impl ControlThread {
     /// Says goodbye once everything is sent and every reply has arrived. By then all blocks of
     /// ended sessions have been given back.
     fn close(&mut self) -> Result<(), ThreadEnd> {
+        if self.closing_since.is_none() && self.heartbeats.is_some() {
+            // The last heartbeat reports the last operations.
+            self.queue.send_heartbeat(boot_time_ns());
+        }
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         let is_flushed =
             self.unsent.is_none() && self.waiters.is_empty() && lock(&self.queue.outbox).is_empty();
@@ -516,7 +544,7 @@ mod tests {
 
     #[test]
     fn only_the_last_unsent_report_is_kept() {
-        let queue = ControlQueue::new(Trust::forever()).unwrap();
+        let queue = ControlQueue::new(Trust::forever(), false).unwrap();
         (0..500).for_each(|permille| queue.send_snapshot_report(permille));
         queue.send(Request::Expires, Waiter::None);
         // The second snapshot begins before the first one's completion was sent.

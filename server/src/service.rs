@@ -381,6 +381,7 @@ impl ControlService {
             snapshot_permille: snapshots.into_iter().min().unwrap_or(0).into(),
             snapshots_taken: self.connections.snapshots_taken,
             huge_page_bytes: self.memory.huge_bytes(),
+            operations: self.cluster.as_ref().map_or(0, |cluster| cluster.operations),
             ..self.keeper.statistics(role, now)
         }
     }

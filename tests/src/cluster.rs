@@ -223,7 +223,7 @@ impl MapConnection {
 
     /// Sends a heartbeat. Returns whether an answer comes within this time.
     pub fn is_answered(&mut self, clock_ns: u64, timeout: Duration) -> bool {
-        self.send(&Request::Heartbeat { clock_ns });
+        self.send(&Request::Heartbeat { clock_ns, operations: 0 });
         let started = Instant::now();
         while started.elapsed() < timeout {
             match self.receive() {

@@ -114,6 +114,8 @@ struct Load {
     keys: u64,
     /// The bytes of the blocks that hold the keys and values.
     bytes: u64,
+    /// The operations of all clients since the server started.
+    operations: u64,
     /// The part of the region that is in use.
     used: f64,
     clients: u64,
@@ -190,6 +192,7 @@ fn load_of(config: &ClientConfig, shard: u16, record: &ShardRecord) -> anyhow::R
     Ok(Load {
         keys: report.keys,
         bytes: report.block_bytes,
+        operations: statistics.operations,
         used: (chunks - report.chunks.free.min(chunks)) as f64 / chunks as f64,
         clients: statistics.clients.saturating_sub(1),
     })
@@ -197,7 +200,8 @@ fn load_of(config: &ClientConfig, shard: u16, record: &ShardRecord) -> anyhow::R
 
 fn table(shown: &Shown) -> String {
     let mut lines = vec![format!("cluster {}, map {}", shown.cluster, shown.map_number)];
-    let heads = ["shard", "state", "view", "keys", "bytes", "used", "clients", "server"];
+    let heads =
+        ["shard", "state", "view", "keys", "bytes", "operations", "used", "clients", "server"];
     let mut rows = vec![heads.map(str::to_owned)];
     for shard in &shown.shards {
         let of_load = |text: fn(&Load) -> String| shard.load.as_ref().map_or("-".into(), text);
@@ -211,6 +215,7 @@ fn table(shown: &Shown) -> String {
             shard.view.to_string(),
             of_load(|load| load.keys.to_string()),
             of_load(|load| bytes(load.bytes)),
+            of_load(|load| load.operations.to_string()),
             of_load(|load| format!("{:.0} %", load.used * 100.0)),
             of_load(|load| load.clients.to_string()),
             server,

@@ -338,8 +338,9 @@ impl<'s> LaneScheduler<'s> {
         queue.push(id);
     }
 
-    /// Begins a queued operation at this region. A GET or PUT whose location is cached needs no task: this posts
-    /// its chain, and [`Self::complete_reading`] or [`Self::complete_writing`] completes it.
+    /// Begins a queued operation at this region. A GET or PUT whose location is cached needs no
+    /// task: this posts its chain, and [`Self::complete_reading`] or [`Self::complete_writing`]
+    /// completes it.
     // Inlined, as in the only frequent call it takes fewer instructions.
     #[inline(always)]
     fn begin(&mut self, id: LaneId, open: &'s OpenShard) {

@@ -69,6 +69,8 @@ pub enum Request {
     Heartbeat {
         /// The client's clock, which the answer repeats, in nanoseconds.
         clock_ns: u64,
+        /// The operations on keys since the last heartbeat, for the statistics.
+        operations: u64,
     },
     /// Asks for the map of the cluster. The answer is [`ServerMessage::Map`], out of order.
     Map,
@@ -244,7 +246,10 @@ impl Request {
             Self::Expires => encode_header(EXPIRES, 0, 0, 0, into),
             Self::Snapshot { permille } => encode_header(SNAPSHOT, 0, 0, *permille, into),
             Self::Alive { clock_ns } => encode_bytes(ALIVE, &clock_ns.to_le_bytes(), into),
-            Self::Heartbeat { clock_ns } => encode_bytes(HEARTBEAT, &clock_ns.to_le_bytes(), into),
+            Self::Heartbeat { clock_ns, operations } => {
+                let numbers = [clock_ns.to_le_bytes(), operations.to_le_bytes()];
+                encode_bytes(HEARTBEAT, numbers.as_flattened(), into);
+            }
             Self::Map => encode_header(MAP, 0, 0, 0, into),
             Self::NewerMap { map } => encode_bytes(NEWER_MAP, map, into),
             Self::Goodbye => encode_header(GOODBYE, 0, 0, 0, into),
@@ -283,7 +288,10 @@ impl Request {
             EXPIRES => message.bare().map(|()| Self::Expires),
             SNAPSHOT => message.permille().map(|permille| Self::Snapshot { permille }),
             ALIVE => message.clock().map(|clock_ns| Self::Alive { clock_ns }),
-            HEARTBEAT => message.clock().map(|clock_ns| Self::Heartbeat { clock_ns }),
+            HEARTBEAT => {
+                let [clock_ns, operations] = message.numbers()?;
+                Ok(Self::Heartbeat { clock_ns, operations })
+            }
             MAP => message.bare().map(|()| Self::Map),
             NEWER_MAP => message.only_bytes().map(|map| Self::NewerMap { map }),
             GOODBYE => message.bare().map(|()| Self::Goodbye),
@@ -433,10 +441,15 @@ impl Decoded<'_> {
 
     /// Returns the only content of a message, a reading of a clock.
     fn clock(&self) -> Result<u64, ControlError> {
+        self.numbers().map(|[clock_ns]| clock_ns)
+    }
+
+    fn numbers<const COUNT: usize>(&self) -> Result<[u64; COUNT], ControlError> {
         self.no_class_or_flags()?;
         unused("count", self.count)?;
+        let numbers = <[le::U64; COUNT]>::read_from_bytes(self.payload);
         let length = ControlError::Length { bytes: self.payload.len() };
-        le::U64::read_from_bytes(self.payload).map(le::U64::get).map_err(|_| length)
+        numbers.map(|numbers| numbers.map(le::U64::get)).map_err(|_| length)
     }
 
     fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {

@@ -68,6 +68,8 @@ pub struct ServerStatistics {
     pub snapshots_taken: u64,
     /// The bytes of the region that are in 2 MiB pages: from the pool, or made by the server.
     pub huge_page_bytes: u64,
+    /// Operations on keys, as the clients have counted and reported them. 0 without a cluster.
+    pub operations: u64,
     /// The classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
@@ -92,7 +94,7 @@ fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result
 }
 
 /// The number of fields of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 28;
+const NUMBERS: usize = 29;
 /// The number of fields of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
@@ -128,6 +130,7 @@ impl ServerStatistics {
             &mut self.snapshot_permille,
             &mut self.snapshots_taken,
             &mut self.huge_page_bytes,
+            &mut self.operations,
         ]
     }
 

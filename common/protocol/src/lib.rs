@@ -45,7 +45,7 @@ pub use engine::{Engine, LANE};
 pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;
-pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache};
+pub use location_cache::{CacheStatistics, ConnectionCache, LocationCache, Lookups};
 pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
 pub use operation::{Answer, Found, Operation, staged_key};

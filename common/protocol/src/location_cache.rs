@@ -10,7 +10,6 @@ mod entry;
 mod proof_time_base;
 mod proofs;
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -35,26 +34,31 @@ pub struct CacheStatistics {
     pub misses: u64,
 }
 
-/// The running counts of one session, from which [`CacheStatistics`] are made.
+/// The running counts of one session, from which [`CacheStatistics`] are made. Only the session's
+/// thread changes them. Other threads may read them.
 #[derive(Default)]
 pub struct Lookups {
-    hits: Cell<u64>,
-    misses: Cell<u64>,
+    hits: AtomicU64,
+    misses: AtomicU64,
 }
 
 impl Lookups {
+    /// Counts an operation whose key's location was cached and right.
     #[inline]
     pub fn note_hit(&self) {
-        self.hits.update(|hits| hits + 1);
+        self.hits.store(self.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
+    /// Counts another operation.
     #[inline]
     pub fn note_miss(&self) {
-        self.misses.update(|misses| misses + 1);
+        self.misses.store(self.misses.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
+    /// The counts so far.
     pub fn statistics(&self) -> CacheStatistics {
-        CacheStatistics { hits: self.hits.get(), misses: self.misses.get() }
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        CacheStatistics { hits: read(&self.hits), misses: read(&self.misses) }
     }
 }
 

@@ -83,7 +83,7 @@ pub struct OpenRegion {
     /// The locations of keys, shared by the sessions of a client.
     pub cache: Arc<LocationCache>,
     /// Counts of this session's lookups in the location cache.
-    pub lookups: Lookups,
+    pub lookups: Arc<Lookups>,
     pub(crate) allocator: RefCell<Allocator>,
     /// The time until which the client trusts the server. No chain is posted later (invariant I24).
     pub trust: Trust,
@@ -109,7 +109,7 @@ impl OpenRegion {
             client_id: options.client_id,
             directory: RefCell::default(),
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
-            lookups: Lookups::default(),
+            lookups: Arc::default(),
             allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, lanes)),
             trust: options.trust.clone(),
             unused_share: Cell::new(0),

@@ -108,13 +108,17 @@ pub(crate) struct Membership {
     gap: Option<u64>,
     /// The question after a client's claim, and when the claim came.
     claim: Option<(u64, Nanos)>,
+    /// The operations that clients have reported, for the statistics.
+    pub(crate) operations: u64,
 }
 
 impl Membership {
     pub(crate) fn new(link: WatcherLink, map: ClusterMap, now: Nanos) -> Self {
         let message = Arc::from([]);
         let (own, gap, claim) = (None, None, None);
-        let mut made = Self { link, map, message, own, question: 0, ran_at: now, gap, claim };
+        let (question, operations) = (0, 0);
+        let mut made =
+            Self { link, map, message, own, question, ran_at: now, gap, claim, operations };
         made.encode_map();
         made
     }

@@ -21,7 +21,8 @@ impl ControlService {
         let no_cluster = || DisconnectReason::broken("the server is a part of no cluster");
         let cluster = self.cluster.as_mut().ok_or_else(no_cluster)?;
         let message = match request {
-            Request::Heartbeat { clock_ns } => {
+            Request::Heartbeat { clock_ns, operations } => {
+                cluster.operations = cluster.operations.saturating_add(operations);
                 if !cluster.answers_heartbeats(now) {
                     return Ok(());
                 }

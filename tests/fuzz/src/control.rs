@@ -41,7 +41,7 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
         Request::Expires,
         Request::Snapshot { permille: 1000 },
         Request::Alive { clock_ns: 1 << 40 },
-        Request::Heartbeat { clock_ns: 1 << 41 },
+        Request::Heartbeat { clock_ns: 1 << 41, operations: 1 << 42 },
         Request::Map,
         Request::NewerMap { map: b"{}".to_vec() },
         Request::Goodbye,

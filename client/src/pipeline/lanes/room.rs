@@ -98,10 +98,10 @@ impl LaneScheduler<'_> {
         self.engine.endpoint.has_room(open.region.index, 0)
     }
 
-    /// Returns whether a lane may begin at this region, if no lane of the region waits for room. An operation
-    /// that has begun counts with the average bytes of an operation, not with those that it has
-    /// posted so far. A GET without a cached location READs only a small window first, and then a
-    /// value of any size. The window must not become too old while the value waits for room.
+    /// Returns whether a lane may begin at this region, if no lane of the region waits for room. An
+    /// operation that has begun counts with the average bytes of an operation, not with those that
+    /// it has posted so far. A GET without a cached location READs only a small window first, and
+    /// then a value of any size. The window must not become too old while the value waits for room.
     #[inline]
     fn has_room_for_another(&self, open: &OpenShard) -> bool {
         let under_way_bytes = self.begun * self.operation_bytes;

@@ -46,6 +46,13 @@ fn a_cluster_with_servers_is_shown_and_not_destroyed() {
         serde_json::from_str(cluster(&["show", &uri, "--json"]).text()).unwrap();
     let keys = |shard: usize| json["shards"][shard]["keys"].as_u64().unwrap();
     assert_eq!(keys(0) + keys(1), 100, "{json}");
+    // Clients report their operations with the heartbeats.
+    wait_until("the servers know of all operations", TEST_TIMEOUT, || {
+        let shown = cluster(&["show", &uri, "--json"]);
+        let json: serde_json::Value = serde_json::from_str(shown.text()).unwrap();
+        let operations = |shard: usize| json["shards"][shard]["operations"].as_u64().unwrap();
+        operations(0) > 0 && operations(1) > 0 && operations(0) + operations(1) == 100
+    });
     assert!(cluster(&["show", &uri]).text().contains("serving"));
     let checked = cluster(&["check", &uri]);
     assert!(checked.code == Some(0) && checked.text().contains("no problem"), "{checked:?}");

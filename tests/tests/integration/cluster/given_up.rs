@@ -66,7 +66,7 @@ fn a_server_that_was_stopped_for_long_answers_no_heartbeat_before_it_has_read_th
     server.pause();
     give_away(&cluster);
     // Sent while it is stopped, so that it is there when the server goes on.
-    connection.send(&Request::Heartbeat { clock_ns: 2 });
+    connection.send(&Request::Heartbeat { clock_ns: 2, operations: 0 });
     std::thread::sleep(LONG);
     server.signal(Signal::CONT);
     assert_eq!(server.wait().code(), Some(1));
