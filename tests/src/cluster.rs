@@ -1,4 +1,4 @@
-//! A cluster of server processes, with its records in a folder.
+//! A cluster of server processes, with its records in a folder or in etcd.
 
 use std::cell::Cell;
 use std::io;
@@ -17,11 +17,12 @@ use farside_control::{
 use tempfile::TempDir;
 
 use crate::engine::connect_options;
+use crate::network::Network;
 use crate::{ServerProcess, TEST_TIMEOUT, wait_until};
 
 /// How long clients trust a server in these tests, in milliseconds.
 const TRUST_MS: u32 = 200;
-/// The arguments of all servers.
+/// The arguments of all servers, unless others are given.
 const ARGUMENTS: &str = "--memory 16MiB --grace-ms 20";
 
 /// A cluster, and a folder on tmpfs for its records and servers.
@@ -29,6 +30,9 @@ pub struct TestCluster {
     folder: TempDir,
     /// The records.
     pub store: Arc<dyn RecordStore>,
+    uri: String,
+    /// The arguments of all servers.
+    arguments: &'static str,
     servers_started: Cell<u32>,
 }
 
@@ -40,11 +44,23 @@ impl TestCluster {
 
     /// As [`TestCluster::create`], with this hash key.
     pub fn create_with_key(shards: u16, hash_key: Id) -> Self {
+        Self::create_at(None, shards, hash_key, ARGUMENTS)
+    }
+
+    /// As [`TestCluster::create`], with its records at this URI or in its folder, and these
+    /// arguments of all servers.
+    pub fn create_at(
+        uri: Option<String>,
+        shards: u16,
+        hash_key: Id,
+        arguments: &'static str,
+    ) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let uri = format!("file://{}", folder.path().join("records").display());
+        let in_folder = || format!("file://{}", folder.path().join("records").display());
+        let uri = uri.unwrap_or_else(in_folder);
         let store = farside_cluster::open(&uri, &StoreOptions::default()).unwrap();
         write_cluster(&*store, shards, hash_key);
-        Self { folder, store, servers_started: Cell::new(0) }
+        Self { folder, store, uri, arguments, servers_started: Cell::new(0) }
     }
 
     /// A cluster in which each shard has a server with an anonymous region.
@@ -67,17 +83,32 @@ impl TestCluster {
 
     /// The URI of the records.
     pub fn uri(&self) -> String {
-        format!("file://{}", self.records_folder().display())
+        self.uri.clone()
     }
 
-    /// Starts a server of the cluster in a folder of its own, and does not wait for it.
-    pub fn start(&self, arguments: &str) -> ServerProcess {
+    /// Makes a folder for the next server.
+    fn new_folder(&self) -> PathBuf {
         let number = self.servers_started.get();
         self.servers_started.set(number + 1);
         let folder = self.folder.path().join(format!("server{number}"));
         std::fs::create_dir(&folder).unwrap();
-        let arguments = format!("--cluster {} {ARGUMENTS} {arguments}", self.uri());
-        ServerProcess::spawn_in(&folder, &arguments, |command| command)
+        folder
+    }
+
+    /// Starts a server of the cluster in a folder of its own, and does not wait for it.
+    pub fn start(&self, arguments: &str) -> ServerProcess {
+        let arguments = format!("--cluster {} {} {arguments}", self.uri, self.arguments);
+        ServerProcess::spawn_in(&self.new_folder(), &arguments, |command| command)
+    }
+
+    /// Starts a server with a region file on the server's host of a network. It reaches the records
+    /// at this URI.
+    pub fn start_behind(&self, network: &Network, uri: &str, file: &Path) -> ServerProcess {
+        let (folder, file) = (self.new_folder(), file.display());
+        // No two servers of the host listen at the same port.
+        let port = 7400 + self.servers_started.get() as u16;
+        let arguments = format!("--cluster {uri} {} --region-file {file}", self.arguments);
+        ServerProcess::spawn_behind(network, port, &folder, &arguments)
     }
 
     /// Starts a server with this region file.

@@ -16,6 +16,8 @@ pub mod cluster;
 pub mod command;
 pub mod counters;
 pub mod engine;
+#[path = "../../common/cluster/tests/stores/etcd_process.rs"]
+pub mod etcd_process;
 pub mod faults;
 pub mod ledger;
 mod left_out;

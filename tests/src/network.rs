@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// The number of networks that exist at once at most: 10.77.0.0/16 has as many parts of four
-/// addresses.
+/// addresses, and so has 10.78.0.0/16.
 const NETWORKS_MAX: u32 = 1 << 14;
 /// Where `ip` keeps the names of namespaces.
 const NAMESPACES: &str = "/run/netns";
@@ -23,7 +23,22 @@ const NAME: &str = "farside-";
 /// A hardware address that no interface has.
 const NO_INTERFACE: &str = "02:00:00:00:00:00";
 
-/// A network of two hosts, each with one address. It is removed when this is dropped.
+/// What packets are for. Each host has an address for either, so that the packets of one can be lost
+/// alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Between clients on the test's host and a server.
+    Clients,
+    /// Between a server of a cluster and the store of the records on the test's host.
+    Records,
+}
+
+impl Traffic {
+    /// All of it.
+    pub const ALL: [Self; 2] = [Self::Clients, Self::Records];
+}
+
+/// A network of two hosts. It is removed when this is dropped.
 ///
 /// A failure lasts until [`Network::plug_in`].
 pub struct Network {
@@ -97,9 +112,11 @@ impl Network {
 
     fn set_up(&self) -> Result<(), String> {
         let Self { number, .. } = self;
-        let [network, own, _] = self.addresses();
-        run("ip", &format!("route add unreachable {network}/30 metric 4000000000"))?;
-        run("ip", &format!("addr add {own}/30 dev farside-{number}"))?;
+        for traffic in Traffic::ALL {
+            let [network, own, _] = self.addresses(traffic);
+            run("ip", &format!("route add unreachable {network}/30 metric 4000000000"))?;
+            run("ip", &format!("addr add {own}/30 dev farside-{number}"))?;
+        }
         run("ip", &format!("link set farside-{number} up"))?;
         self.set_up_server_host()?;
         self.run_there("ip", &format!("link set server-{number} up")).map(drop)
@@ -108,14 +125,17 @@ impl Network {
     /// Makes the namespace of the server, and gives it its end of the cable, which is down.
     fn set_up_server_host(&self) -> Result<(), String> {
         let Self { number, namespace } = self;
-        let [_, _, server] = self.addresses();
         run("ip", &format!("netns add {namespace}"))?;
         run("ip", &format!("link set server-{number} netns {namespace}"))?;
         self.run_there("ip", "link set lo up")?;
-        // An address of an interface that is down is none of the host's. A server that starts while
-        // the cable is out needs it.
-        self.run_there("ip", &format!("addr add {server}/32 dev lo"))?;
-        self.run_there("ip", &format!("addr add {server}/30 dev server-{number}")).map(drop)
+        for traffic in Traffic::ALL {
+            let [_, _, server] = self.addresses(traffic);
+            // An address of an interface that is down is none of the host's. A server that starts
+            // while the cable is out needs it.
+            self.run_there("ip", &format!("addr add {server}/32 dev lo"))?;
+            self.run_there("ip", &format!("addr add {server}/30 dev server-{number}"))?;
+        }
+        Ok(())
     }
 
     /// Runs `ip` or `tc` for the server's host.
@@ -124,9 +144,10 @@ impl Network {
     }
 
     /// The address of the network, of the test's host and of the server's.
-    fn addresses(&self) -> [String; 3] {
+    fn addresses(&self, traffic: Traffic) -> [String; 3] {
         let first = self.number * 4;
-        [0, 1, 2].map(|host| format!("10.77.{}.{}", first >> 8, (first & 0xff) + host))
+        let of = if traffic == Traffic::Clients { 77 } else { 78 };
+        [0, 1, 2].map(|host| format!("10.{of}.{}.{}", first >> 8, (first & 0xff) + host))
     }
 
     /// Returns the name of the namespace that is the server's host.
@@ -136,7 +157,18 @@ impl Network {
 
     /// Returns the address at which a server is reached from the test.
     pub fn server_address(&self) -> String {
-        format!("tcp://{}:7400", self.addresses()[2])
+        self.server_address_at(7400)
+    }
+
+    /// Returns the same with another port.
+    pub fn server_address_at(&self, port: u16) -> String {
+        format!("tcp://{}:{port}", self.addresses(Traffic::Clients)[2])
+    }
+
+    /// Returns the address at which the server's host reaches a store of records on the test's.
+    pub fn records_host(&self) -> String {
+        let [_, own, _] = self.addresses(Traffic::Records);
+        own
     }
 
     /// Interrupts the network. The test's host sees an interface without a link, and the server's
@@ -152,7 +184,12 @@ impl Network {
 
     /// Loses all packets. Neither host sees a reason, as when a switch between them has failed.
     pub fn lose_packets(&self) {
-        let (number, [_, own, server]) = (self.number, self.addresses());
+        Traffic::ALL.into_iter().for_each(|traffic| self.lose_packets_of(traffic));
+    }
+
+    /// Loses all packets of one kind.
+    pub fn lose_packets_of(&self, traffic: Traffic) {
+        let (number, [_, own, server]) = (self.number, self.addresses(traffic));
         let replace = |address: &str, interface: &str| {
             format!("neigh replace {address} lladdr {NO_INTERFACE} dev {interface} nud permanent")
         };
@@ -162,12 +199,15 @@ impl Network {
 
     /// Ends what the functions above did.
     pub fn plug_in(&self) {
-        let (number, [_, own, server]) = (self.number, self.addresses());
+        let number = self.number;
         run("ip", &format!("link set farside-{number} up")).unwrap();
         self.run_there("ip", &format!("link set server-{number} up")).unwrap();
-        // They fail if there is no such entry.
-        let _ = run("ip", &format!("neigh del {server} dev farside-{number}"));
-        let _ = self.run_there("ip", &format!("neigh del {own} dev server-{number}"));
+        for traffic in Traffic::ALL {
+            let [_, own, server] = self.addresses(traffic);
+            // They fail if there is no such entry.
+            let _ = run("ip", &format!("neigh del {server} dev farside-{number}"));
+            let _ = self.run_there("ip", &format!("neigh del {own} dev server-{number}"));
+        }
     }
 
     /// Has both ends delay, lose or reorder what they send, as `tc-netem` describes:
@@ -213,10 +253,12 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        let [network, ..] = self.addresses();
         // Each fails if it is gone.
         let _ = run("ip", &format!("link del farside-{}", self.number));
-        let _ = run("ip", &format!("route del unreachable {network}/30 metric 4000000000"));
+        for traffic in Traffic::ALL {
+            let [network, ..] = self.addresses(traffic);
+            let _ = run("ip", &format!("route del unreachable {network}/30 metric 4000000000"));
+        }
         let _ = run("ip", &format!("netns del {}", self.namespace));
     }
 }

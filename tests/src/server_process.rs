@@ -77,11 +77,27 @@ impl ServerProcess {
         arguments: &str,
         configure: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Self {
+        Self::spawn_at(new_address(folder), None, folder, arguments, configure)
+    }
+
+    fn spawn_at(
+        address: String,
+        namespace: Option<&str>,
+        folder: &Path,
+        arguments: &str,
+        configure: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
         let (folder, arguments) = (folder.to_owned(), adapted(arguments));
-        let address = new_address(&folder);
-        let mut command = kv_server(None, &folder, &address, &arguments);
+        let mut command = kv_server(namespace, &folder, &address, &arguments);
         let child = configure(&mut command).spawn().unwrap();
-        Self { folder, _own_folder: None, address, arguments, namespace: None, child }
+        let namespace = namespace.map(str::to_owned);
+        Self { folder, _own_folder: None, address, arguments, namespace, child }
+    }
+
+    /// Starts a server in an existing folder, on the server's host of a network and at this port.
+    pub fn spawn_behind(network: &Network, port: u16, folder: &Path, arguments: &str) -> Self {
+        let (address, namespace) = (network.server_address_at(port), network.namespace());
+        Self::spawn_at(address, Some(namespace), folder, arguments, |command| command)
     }
 
     /// Starts a server with a region file on the server's host of a network. It also listens at
@@ -91,12 +107,11 @@ impl ServerProcess {
         let folder = own_folder.path().to_owned();
         let (region, local) = (folder.join("region"), Network::LOCAL_ADDRESS);
         let arguments = format!("--listen {local} --region-file {} {arguments}", region.display());
-        let (arguments, address) = (adapted(&arguments), network.server_address());
-        let namespace = Some(network.namespace().to_owned());
-        let mut command = kv_server(namespace.as_deref(), &folder, &address, &arguments);
-        let child = command.spawn().unwrap();
-        let _own_folder = Some(own_folder);
-        Self { folder, _own_folder, address, arguments, namespace, child }.connected()
+        let (address, namespace) = (network.server_address(), network.namespace());
+        let mut server =
+            Self::spawn_at(address, Some(namespace), &folder, &arguments, |command| command);
+        server._own_folder = Some(own_folder);
+        server.connected()
     }
 
     fn connected(self) -> Self {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
@@ -25,37 +25,38 @@ impl Worker {
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
-        Self::start_at(&server.address(), program, server, number, arguments)
+        Self::start_at(&server.address(), program, server.folder(), number, arguments)
     }
 
-    /// As [`Worker::start`], with another address of the server.
+    /// As [`Worker::start`], with another address of the server, or seeds of a cluster. The file is
+    /// in this folder.
     pub fn start_at<A: AsRef<OsStr>>(
         address: &str,
         program: &str,
-        server: &ServerProcess,
+        folder: &Path,
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
         let mut command = Command::new(program);
         command.arg(address).args(arguments);
-        Self::spawn(command, server, number)
+        Self::spawn(command, folder, number)
     }
 
     /// As [`Worker::start`], on the host of a server that is behind a network.
     pub fn start_beside<A: AsRef<OsStr>>(
         network: &Network,
         program: &str,
-        server: &ServerProcess,
+        folder: &Path,
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
         let mut command = command_in(Some(network.namespace()), program);
         command.arg(Network::LOCAL_ADDRESS).args(arguments);
-        Self::spawn(command, server, number)
+        Self::spawn(command, folder, number)
     }
 
-    fn spawn(mut command: Command, server: &ServerProcess, number: u64) -> Self {
-        let errors = server.folder().join(format!("worker-{number}"));
+    fn spawn(mut command: Command, folder: &Path, number: u64) -> Self {
+        let errors = folder.join(format!("worker-{number}"));
         let child = command
             .stdin(Stdio::null())
             .stderr(std::fs::File::create(&errors).unwrap())

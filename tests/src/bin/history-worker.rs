@@ -5,25 +5,26 @@
 //! subtables. The process exits with 3 and a message on stderr when a call fails in a forbidden
 //! way, or returns a value that no session wrote.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network]`: the sessions are the
-//! processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as name
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network|cluster]`: the sessions are
+//! the processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as name
 //! to FOLDER. The file `new-FIRST` has the number of new keys. The process ends once FOLDER has a
 //! file `stop`.
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
 //! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once
 //! these are full, and few new keys are inserted: such a client works until it is killed. With
-//! `network`, the network fails, so that a write may wait for its blocks in vain.
+//! `network`, the network fails, so that a write may wait for its blocks in vain. With `cluster`,
+//! ADDRESS is a list of seeds, and shards may be unavailable. Then sessions make fewer operations,
+//! so that their files have room for minutes.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use farside::ConnectError::Unreachable;
 use farside::OperationError::{Contended, Indeterminate};
-use farside::{Client, Contact, Error, Session};
+use farside::{Client, ClientBuilder, Contact, Error, Session, SetupError};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 use farside_tests::faults::{Faults, Rates};
 use farside_tests::recorder::{COUNTERS, HOT_KEYS, RecordingSession, create_mapped, new_key};
@@ -37,8 +38,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const OPERATIONS_MAX: u64 = 1 << 17;
 /// The number of steps of a session between two pauses.
 const BURST: u64 = 256;
+/// [`BURST`] in a cluster.
+const BURST_IN_CLUSTER: u64 = 6;
 /// The length of a pause.
 const PAUSE: Duration = Duration::from_millis(3);
+/// Timeout of a call in a cluster. It is short, so that operations on a shard that is down fail.
+const CONNECT_TIMEOUT_IN_CLUSTER: Duration = Duration::from_millis(300);
+/// The pause after an operation whose shard is unavailable: the next one may fail at once.
+const UNAVAILABLE_PAUSE: Duration = Duration::from_millis(5);
 const BATCH: usize = 8;
 /// Nothing is appended to a longer decimal number. The checker takes numbers of 12 digits.
 const COUNTER_BYTES_MAX: usize = 6;
@@ -55,8 +62,21 @@ const LAST_VERB_LOG2: std::ops::Range<u32> = 8..17;
 /// The interval at which the counts of faults are written to their file.
 const REPORT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Whether the network fails.
-static NETWORK_FAILS: AtomicBool = AtomicBool::new(false);
+/// The last argument.
+static MODE: OnceLock<Mode> = OnceLock::new();
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Plain,
+    Faults,
+    Endless,
+    Network,
+    Cluster,
+}
+
+fn mode() -> Mode {
+    *MODE.get().unwrap()
+}
 
 const PUT: Action<'static> = Action::Put(Lifetime::Forever);
 const INSERT: Action<'static> = Action::Insert(Lifetime::Forever);
@@ -70,15 +90,23 @@ fn main() {
         std::process::exit(3);
     }));
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [address, folder, first, sessions, mode @ ..] = arguments.as_slice() else {
-        eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network]");
-        std::process::exit(2);
-    };
+    let [address, folder, first, sessions, mode @ ..] = arguments.as_slice() else { usage() };
     let (first, sessions): (u64, u64) = (first.parse().unwrap(), sessions.parse().unwrap());
-    let (folder, is_endless) = (Path::new(folder), mode == ["endless"]);
-    NETWORK_FAILS.store(mode == ["network"], Ordering::Relaxed);
-    let mut client = Client::builder().server(address).connect_timeout(CONNECT_TIMEOUT);
-    let faults = (mode == ["faults"]).then(|| faults(first));
+    let mode = match mode.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => Mode::Plain,
+        ["faults"] => Mode::Faults,
+        ["endless"] => Mode::Endless,
+        ["network"] => Mode::Network,
+        ["cluster"] => Mode::Cluster,
+        _ => usage(),
+    };
+    let (folder, mode) = (Path::new(folder), *MODE.get_or_init(|| mode));
+    let timeout = match mode {
+        Mode::Cluster => CONNECT_TIMEOUT_IN_CLUSTER,
+        _ => CONNECT_TIMEOUT,
+    };
+    let mut client = Client::builder().server(address).connect_timeout(timeout);
+    let faults = (mode == Mode::Faults).then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
         client = client.intercept_fabric(Arc::new(move |fabric, lanes| {
@@ -86,18 +114,58 @@ fn main() {
         }));
     }
     // Sessions of one client share their cached locations; sessions of two clients do not.
-    let [client, other] = &[client.clone(), client].map(|client| client.connect().unwrap());
+    let [Some(client), Some(other)] = &[client.clone(), client].map(|it| connect(&it, folder))
+    else {
+        return;
+    };
     std::thread::scope(|scope| {
         for process in first..first + sessions {
             let client = if process % 3 == 0 { other } else { client };
-            scope.spawn(move || work(client, folder, process, is_endless));
+            scope.spawn(move || work(client, folder, process));
         }
-        let new_keys = if is_endless { NEW_KEYS_MAX_ENDLESS } else { NEW_KEYS_MAX };
+        let new_keys = match mode {
+            Mode::Endless | Mode::Cluster => NEW_KEYS_MAX_ENDLESS,
+            _ => NEW_KEYS_MAX,
+        };
         scope.spawn(move || insert(client, folder, first, new_keys));
         if let Some(faults) = &faults {
             report(faults, folder, first);
         }
     });
+}
+
+fn usage() -> ! {
+    eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network|cluster]");
+    std::process::exit(2);
+}
+
+fn has_stopped(folder: &Path) -> bool {
+    folder.join("stop").exists()
+}
+
+/// Connects a client. In a cluster tries again while no server answers. `None` if the run ends
+/// before.
+fn connect(builder: &ClientBuilder, folder: &Path) -> Option<Client> {
+    while !has_stopped(folder) {
+        match builder.clone().connect() {
+            Ok(client) => return Some(client),
+            Err(SetupError::Connect(Unreachable { .. })) if mode() == Mode::Cluster => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    None
+}
+
+/// Opens a session. In a cluster tries again while no shard is available. `None` if the run ends
+/// before.
+fn open(client: &Client, folder: &Path) -> Option<Session> {
+    while !has_stopped(folder) {
+        match client.session() {
+            Ok(session) => return Some(session),
+            Err(error) => drop(allowed(Err::<(), _>(error))),
+        }
+    }
+    None
 }
 
 fn faults(seed: u64) -> Arc<Faults> {
@@ -112,7 +180,7 @@ fn faults(seed: u64) -> Arc<Faults> {
 fn report(faults: &Faults, folder: &Path, first: u64) {
     let bytes = size_of_val(&faults.counts()) as u64;
     let words = create_mapped(&folder.join(format!("faults-{first}")), bytes).unwrap();
-    while !folder.join("stop").exists() {
+    while !has_stopped(folder) {
         for (offset, count) in (0..).step_by(size_of::<u64>()).zip(faults.counts()) {
             words.store(offset, count).unwrap();
         }
@@ -126,8 +194,12 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
         Ok(output) => Some(output),
         Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
         Err(Error::Connect(Unreachable { contact: Contact::Silent, .. }))
-            if NETWORK_FAILS.load(Ordering::Relaxed) =>
+            if mode() == Mode::Network =>
         {
+            None
+        }
+        Err(Error::Unavailable { .. }) if mode() == Mode::Cluster => {
+            std::thread::sleep(UNAVAILABLE_PAUSE);
             None
         }
         Err(error) => panic!("{error}"),
@@ -140,15 +212,16 @@ fn allowed_get<T>(result: Result<T, Error>) -> Option<T> {
     allowed(result)
 }
 
-fn work(client: &Client, folder: &Path, process: u64, is_endless: bool) {
-    let session = client.session().unwrap();
+fn work(client: &Client, folder: &Path, process: u64) {
+    let Some(session) = open(client, folder) else { return };
     let file = folder.join(process.to_string());
     let mut session = RecordingSession::new(session, &file, process, OPERATIONS_MAX).unwrap();
     let mut random = SmallRng::seed_from_u64(process);
-    while !folder.join("stop").exists() {
-        for _ in 0..BURST {
+    let burst = if mode() == Mode::Cluster { BURST_IN_CLUSTER } else { BURST };
+    while !has_stopped(folder) {
+        for _ in 0..burst {
             if session.room() < BATCH as u64 {
-                if !is_endless {
+                if mode() != Mode::Endless {
                     return;
                 }
                 session.rewind();
@@ -234,12 +307,15 @@ fn unconditional(choice: u32) -> Action<'static> {
 
 /// Inserts keys that no other session uses, and checks that some of them are still there.
 fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
-    let mut session = client.session().unwrap();
+    let Some(mut session) = open(client, folder) else { return };
     let count = create_mapped(&folder.join(format!("new-{first}")), 8).unwrap();
     let mut random = SmallRng::seed_from_u64(first);
     for number in 0..keys_max {
-        if number % 64 == 0 && folder.join("stop").exists() {
+        if number % 64 == 0 && has_stopped(folder) {
             return;
+        }
+        if mode() == Mode::Cluster {
+            std::thread::sleep(PAUSE);
         }
         insert_new(&mut session, first, number);
         count.store(0, number + 1).unwrap();

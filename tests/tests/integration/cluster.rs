@@ -4,5 +4,6 @@
 mod clients;
 mod commands;
 mod given_up;
+mod histories;
 mod membership;
 mod records;

@@ -9,6 +9,7 @@
 
 mod figures;
 pub(crate) mod run;
+pub(crate) mod workers;
 
 use std::time::{Duration, Instant};
 

@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use farside_cluster::{ClusterRecord, Commit, RecordStore, Revision, ShardRecord};
 use farside_control::cluster::Id;
 
+pub(crate) use crate::etcd_process::LONG;
 use crate::server;
-
-/// Longer than any wait of a test that passes.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// A commit of one key with this condition.
 pub(crate) fn put(

@@ -127,6 +127,25 @@ fn each_member_of_three_is_killed_while_records_change() {
 }
 
 #[test]
+fn no_commit_is_lost_when_the_leader_changes() {
+    if is_left_out() {
+        return;
+    }
+    let etcd = Etcd::start(3, &[]);
+    let store = etcd.store();
+    let mut last = 0;
+    for _ in 0..6 {
+        let leader = until("no leader", || etcd.leader());
+        let next = (leader + 1) % 3;
+        until("the leader does not change", || etcd.move_leader(next).then_some(()));
+        let number = count_on(&*store);
+        assert!(number > last, "a commit was lost: {number} after {last}");
+        last = number;
+        until("the change is not seen", || (etcd.leader() == Some(next)).then_some(()));
+    }
+}
+
+#[test]
 fn a_cluster_without_a_majority_is_reported() {
     if is_left_out() {
         return;

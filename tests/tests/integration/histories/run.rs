@@ -1,17 +1,12 @@
 //! A run: a server, worker processes that record their operations, and the kills of both.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use farside::Client;
-use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, Record};
-use farside_protocol::Action;
 use farside_tests::faults::Fault;
 use farside_tests::network::Network;
-use farside_tests::recorder::{COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, Worker, device, free_tcp_address, is_over_shm, is_over_tcp,
     scaled, wait_until,
@@ -20,9 +15,9 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use super::figures::{CHORES, Figures};
+use super::workers::{Member, RecordedRun, Workers, keep};
 
 const WORKERS: usize = 2;
-const SESSIONS: u64 = 3;
 /// A run continues until it has made more operations than this, which takes longer on a busy
 /// machine.
 pub(super) const OPERATIONS_MIN: u64 = 10_000;
@@ -70,15 +65,6 @@ impl Plan {
     }
 }
 
-struct Member {
-    /// The number of its first session.
-    first: u64,
-    worker: Worker,
-    is_faulty: bool,
-    /// Whether it uses the port of [`Plan::also_over_tcp`].
-    is_over_tcp: bool,
-}
-
 /// A command under way.
 struct Chore {
     number: usize,
@@ -95,13 +81,7 @@ pub(super) struct Run {
     network: Option<Network>,
     /// The address of [`Plan::also_over_tcp`].
     tcp: Option<String>,
-    folder: PathBuf,
-    workers: Vec<Member>,
-    sessions: u64,
-    /// The number of sessions that read every key at the end.
-    readers: u64,
-    /// First sessions of killed workers, and times by which these were certainly dead.
-    deaths: Vec<(u64, u64)>,
+    workers: Workers,
     chore: Option<Chore>,
     figures: Figures,
 }
@@ -121,47 +101,31 @@ impl Run {
         if let (Some(network), Some(netem)) = (&network, plan.netem) {
             network.degrade(netem).unwrap();
         }
-        let folder = server.folder().join("histories");
-        std::fs::create_dir(&folder).unwrap();
-        let mut run = Self {
-            plan,
-            server,
-            network,
-            tcp,
-            folder,
-            workers: Vec::new(),
-            sessions: 0,
-            readers: 0,
-            deaths: Vec::new(),
-            chore: None,
-            figures: Figures::default(),
-        };
+        let workers = Workers::new(server.folder().join("histories"));
+        let mut run =
+            Self { plan, server, network, tcp, workers, chore: None, figures: Figures::default() };
         (0..WORKERS).for_each(|number| run.start_worker(number < plan.faulty));
         run
     }
 
     fn start_worker(&mut self, is_faulty: bool) {
-        let first = self.sessions;
-        self.sessions += SESSIONS;
-        let mut arguments = vec![self.folder.display().to_string()];
-        arguments.extend([first, SESSIONS].map(|number| number.to_string()));
-        if is_faulty {
-            arguments.push("faults".to_owned());
-        } else if self.network.is_some() {
-            arguments.push("network".to_owned());
-        }
-        let program = env!("CARGO_BIN_EXE_history-worker");
-        let has_tcp_worker = self.workers.iter().any(|member| member.is_over_tcp);
+        let mode = match &self.network {
+            _ if is_faulty => Some("faults"),
+            Some(_) => Some("network"),
+            None => None,
+        };
+        let has_tcp_worker = self.workers.members.iter().any(|member| member.is_over_tcp);
         let tcp = self.tcp.as_ref().filter(|_| !has_tcp_worker);
         let address = tcp.cloned().unwrap_or_else(|| self.server.address());
-        let worker = match &self.network {
+        let (network, folder) = (&self.network, self.server.folder());
+        let start = |program: &str, first, arguments| match network {
             // Sees what the others have done although they got no answer.
             Some(network) if first == 0 => {
-                Worker::start_beside(network, program, &self.server, first, arguments)
+                Worker::start_beside(network, program, folder, first, arguments)
             }
-            _ => Worker::start_at(&address, program, &self.server, first, arguments),
+            _ => Worker::start_at(&address, program, folder, first, arguments),
         };
-        self.workers.push(Member { first, worker, is_faulty, is_over_tcp: tcp.is_some() });
+        self.workers.start(mode, start).is_over_tcp = tcp.is_some();
     }
 
     /// Follows the plan for `duration`, and further until there is enough to check.
@@ -184,7 +148,7 @@ impl Run {
                 } else {
                     assert_eq!(self.server.terminate(), Some(0));
                 }
-                let now = self.operations();
+                let now = self.workers.operations();
                 self.figures.idle_restarts += u64::from(now == before);
                 before = now;
                 if kills_workers && random.random() {
@@ -234,15 +198,7 @@ impl Run {
             return true;
         }
         let splits = self.figures.splits + self.client().admin().statistics().unwrap().splits;
-        self.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
-    }
-
-    /// Returns the approximate number of recorded operations: files in /dev/shm consist of touched
-    /// pages.
-    fn operations(&self) -> u64 {
-        let bytes = |file: std::fs::DirEntry| file.metadata().unwrap().blocks() * 512;
-        let files = std::fs::read_dir(&self.folder).unwrap();
-        files.map(|file| bytes(file.unwrap())).sum::<u64>() / RECORD_BYTES
+        self.workers.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
     }
 
     /// Returns whether every kind of fault has happened, and a worker has died of one.
@@ -258,9 +214,10 @@ impl Run {
             }
             member.is_faulty && member.worker.was_killed()
         };
-        while let Some(at) = (0..self.workers.len()).find(|at| died(&mut self.workers[*at])) {
-            let Member { first, .. } = self.workers.swap_remove(at);
-            self.deaths.push((first, boot_time_ns()));
+        let members = &mut self.workers.members;
+        let dead: Vec<_> = members.extract_if(.., died).map(|member| member.first).collect();
+        for first in dead {
+            self.workers.note_death(first);
             self.figures.suicides += 1;
             self.start_worker(true);
         }
@@ -270,13 +227,10 @@ impl Run {
     fn kill_worker(&mut self, random: &mut SmallRng) {
         let mut victim = random.random_range(0..WORKERS);
         loop {
-            let member = self.workers.swap_remove(victim);
-            member.worker.kill();
-            self.deaths.push((member.first, boot_time_ns()));
+            let (is_faulty, has_begun) = self.workers.kill(victim);
             self.figures.clients_killed += 1;
-            let has_begun = self.folder.join(member.first.to_string()).exists();
             self.figures.killed_at_start += u64::from(!has_begun);
-            self.start_worker(member.is_faulty);
+            self.start_worker(is_faulty);
             if random.random_range(0..STARTS_PER_KILL) > 0 {
                 return;
             }
@@ -321,9 +275,7 @@ impl Run {
     /// Returns the counts of faults of all workers.
     fn faults(&self) -> [u64; Fault::NAMES.len()] {
         let mut all = [0; Fault::NAMES.len()];
-        for first in (0..self.sessions).step_by(SESSIONS as usize) {
-            let file = self.folder.join(format!("faults-{first}"));
-            let bytes = std::fs::read(file).unwrap_or_default();
+        for (_, bytes) in self.workers.files("faults") {
             for (total, count) in all.iter_mut().zip(bytes.as_chunks().0) {
                 *total += u64::from_le_bytes(*count);
             }
@@ -333,10 +285,11 @@ impl Run {
 
     /// Stops all workers, reads every key, and checks the recorded history.
     pub(super) fn check(&mut self) -> (Figures, Vec<Record>) {
-        std::fs::write(self.folder.join("stop"), []).unwrap();
-        for Member { first, mut worker, is_faulty, .. } in std::mem::take(&mut self.workers) {
+        self.workers.stop();
+        for Member { first, mut worker, is_faulty, .. } in std::mem::take(&mut self.workers.members)
+        {
             if is_faulty && worker.wait_checked() {
-                self.deaths.push((first, boot_time_ns()));
+                self.workers.note_death(first);
                 self.figures.suicides += 1;
             } else if !is_faulty {
                 worker.wait();
@@ -351,11 +304,12 @@ impl Run {
             self.server.restart();
             self.read_all();
         }
-        let history = self.history();
-        let count = |end| history.iter().filter(|record| record.result == end).count() as u64;
-        self.figures.operations = history.len() as u64;
-        self.figures.unknown = count(Ended::Unknown);
-        self.figures.failed = count(Ended::Failed);
+        let recorded = self.recorded();
+        self.figures.operations = recorded.history.len() as u64;
+        self.figures.unknown = recorded.count(Ended::Unknown);
+        self.figures.failed = recorded.count(Ended::Failed);
+        self.figures.full = recorded.full;
+        let history = recorded.history;
         let started = Instant::now();
         let verdict = match self.plan.chores {
             true => farside_linearizability::check_compacted(&history),
@@ -370,27 +324,11 @@ impl Run {
         (self.figures, history)
     }
 
-    /// A new client reads all keys: hot keys are recorded, others must have their first value.
-    /// Then no other client may be connected, and the region must be intact.
+    /// A new client reads all keys. Then no other client may be connected, and the region must be
+    /// intact.
     fn read_all(&mut self) {
         let client = self.client();
-        let (mut session, process) = (client.session().unwrap(), self.sessions + self.readers);
-        self.readers += 1;
-        for first in (0..self.sessions).step_by(SESSIONS as usize) {
-            let inserted = std::fs::read(self.folder.join(format!("new-{first}")));
-            let inserted = inserted.unwrap_or_default().first_chunk().copied().unwrap_or_default();
-            for number in 0..u64::from_le_bytes(inserted) {
-                let (key, value) = new_key(first, number);
-                let found = session.get(key).unwrap();
-                assert!(found.is_some_and(|found| found.data == value), "new key {key:x?}");
-                self.figures.inserted += 1;
-            }
-        }
-        let file = self.folder.join(process.to_string());
-        let mut session = RecordingSession::new(session, &file, process, COUNTERS.end).unwrap();
-        for key in 0..COUNTERS.end {
-            session.run(key, Action::Get, 0).unwrap();
-        }
+        self.figures.inserted += self.workers.read_all(&client);
         wait_until("dead clients are noticed", TEST_TIMEOUT, || {
             client.admin().statistics().unwrap().clients == 1
         });
@@ -398,33 +336,15 @@ impl Run {
     }
 
     /// Returns all recorded operations.
-    fn history(&mut self) -> Vec<Record> {
+    fn recorded(&self) -> RecordedRun {
         let Plan { kills_server, faulty, has_outages, .. } = self.plan;
         let breaks_connections = kills_server || faulty > 0 || has_outages;
-        let mut history = Vec::new();
-        for process in 0..self.sessions + self.readers {
-            let is_its_worker =
-                |(first, _): &&(u64, u64)| (*first..first + SESSIONS).contains(&process);
-            let death = self.deaths.iter().find(is_its_worker);
-            // After the process is gone, a server executes chains that have left until their
-            // deadlines. When a device executes the last one is not known.
-            let late_ns = if is_over_shm() { 0 } else { farside_fabric::tcp::LATENESS_MAX_NS };
-            let died = death.filter(|_| device().is_none()).map(|(_, at)| *at + late_ns);
-            let file = self.folder.join(process.to_string());
-            // A worker that was killed before its sessions connected has no file.
-            if file.exists() {
-                let records = read(&file, process, died).unwrap();
-                if death.is_none() && !breaks_connections {
-                    let mut ends = records.iter().map(|record| record.result);
-                    assert!(ends.all(|end| end != Ended::Unknown), "a living client lost a call");
-                }
-                let room = std::fs::metadata(&file).unwrap().len() / RECORD_BYTES;
-                let is_full = process < self.sessions && records.len() as u64 == room;
-                self.figures.full += u64::from(is_full);
-                history.extend(records);
-            }
-        }
-        history
+        // After the process is gone, a server executes chains that have left until their deadlines.
+        // When a device executes the last one is not known.
+        let late_ns = if is_over_shm() { 0 } else { farside_fabric::tcp::LATENESS_MAX_NS };
+        let recorded = self.workers.recorded(device().is_none().then_some(late_ns));
+        assert!(breaks_connections || !recorded.has_lost_call, "a living client lost a call");
+        recorded
     }
 }
 
@@ -432,12 +352,4 @@ impl Run {
 pub(super) fn has_all_kinds(faults: &[u64]) -> bool {
     let is_rare = |fault: usize| is_over_tcp() && fault == Fault::Late as usize;
     faults.iter().enumerate().all(|(fault, count)| *count > 0 || is_rare(fault))
-}
-
-/// Writes a history to a file that survives the test; returns its path.
-fn keep(history: &[Record]) -> PathBuf {
-    let file = format!("history-{}-{}.jsonl", std::process::id(), boot_time_ns());
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
-    farside_linearizability::write(history, std::fs::File::create(&path).unwrap()).unwrap();
-    path
 }

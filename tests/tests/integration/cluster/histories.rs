@@ -1,0 +1,67 @@
+//! Proves that operations on one key of a cluster are linearizable, from the records of real
+//! processes.
+//!
+//! Meanwhile servers are killed, stopped and started again on their region files, mostly at another
+//! address. Servers are frozen, for less and for longer than clients trust them, and than they
+//! trust themselves. Clients are killed and replaced. In the soak, members of etcd are killed and
+//! frozen, the leader changes, and the network cuts servers off from etcd, from clients, or from
+//! both. At the end a new client reads every key, twice, with a kill of all servers in between.
+//!
+//! `histories::a_history_with_one_wrong_answer_is_refused` shows that the check can fail: the same
+//! code records and checks the histories of both.
+
+mod faults;
+mod figures;
+mod run;
+
+use std::time::{Duration, Instant};
+
+use farside_tests::etcd_process::is_left_out;
+use farside_tests::{left_out_over_rdma, network_or_left_out};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+use crate::histories::soak_time;
+use figures::Figures;
+use run::{Plan, Run};
+
+fn run(plan: Plan, duration: Duration, seed: u64) -> Figures {
+    let mut run = Run::start(plan);
+    run.continue_for(duration, &mut SmallRng::seed_from_u64(seed));
+    run.check()
+}
+
+/// Checks that there was enough to check, and no violation.
+fn assert_good(figures: &Figures) {
+    const OPERATIONS_MIN: u64 = 5_000;
+    assert_eq!(figures.violations, 0, "{figures}");
+    assert!(figures.operations > OPERATIONS_MIN, "{figures}");
+    assert!(figures.failed < figures.operations / 2, "{figures}");
+}
+
+#[test]
+fn of_servers_and_clients_that_are_killed_and_frozen_are_linearizable() {
+    const DURATION: Duration = Duration::from_secs(6);
+    assert_good(&run(Plan::default(), DURATION, 1));
+}
+
+#[test]
+#[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
+fn soak() {
+    const ROUND: Duration = Duration::from_secs(25);
+    if is_left_out() || left_out_over_rdma("servers behind a network are reached by TCP") {
+        return;
+    }
+    let has_networks = network_or_left_out().is_some();
+    let (started, mut total) = (Instant::now(), Figures::default());
+    for seed in 0.. {
+        let plan = Plan { has_etcd: true, has_partitions: has_networks && seed % 2 == 1 };
+        total.add(&run(plan, ROUND, seed));
+        if started.elapsed() >= soak_time() {
+            break;
+        }
+    }
+    println!("in {:?}: {total}", started.elapsed());
+    assert_good(&total);
+    assert!(total.has_all_kinds(has_networks), "{total}");
+}
