@@ -23,8 +23,8 @@ const NAME: &str = "farside-";
 /// A hardware address that no interface has.
 const NO_INTERFACE: &str = "02:00:00:00:00:00";
 
-/// What packets are for. Each host has an address for either, so that the packets of one can be lost
-/// alone.
+/// What packets are for. Each host has an address for either, so that the packets of one can be
+/// lost alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// Between clients on the test's host and a server.

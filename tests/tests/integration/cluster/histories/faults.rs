@@ -78,10 +78,9 @@ impl ShardServer {
 
     /// Checks that a server without a fault has not ended.
     pub(super) fn check(&mut self) {
-        let has_ended = |server: &mut ServerProcess| server.has_exited();
         let is_running =
             !matches!(self.fault, Some((ServerFault::Killed | ServerFault::Stopped, _)));
-        if is_running && has_ended(&mut self.process) {
+        if is_running && self.process.has_exited() {
             panic!("a server has ended: {}", self.process.log());
         }
     }
@@ -92,7 +91,7 @@ impl ShardServer {
         let fault = match random.random_range(0..10) {
             0..3 => ServerFault::Killed,
             3 => ServerFault::Stopped,
-            4.. if self.network.is_some() && random.random() => ServerFault::CutOff,
+            4.. if self.network.is_some() && random.random_range(0..3) > 0 => ServerFault::CutOff,
             _ => ServerFault::Frozen,
         };
         match fault {
@@ -138,8 +137,8 @@ impl ShardServer {
         match fault {
             ServerFault::Stopped | ServerFault::Killed => {
                 if fault == ServerFault::Stopped {
-                    let status = self.process.wait();
-                    assert!(status.success(), "{status}: {}", self.process.log());
+                    // It fails if it had not begun to serve.
+                    self.process.wait();
                 }
                 if self.keeps_its_address || random.random_range(0..4) == 0 {
                     self.process.start_again();
