@@ -7,3 +7,4 @@ mod given_up;
 mod histories;
 mod membership;
 mod records;
+mod rolling_restart;
