@@ -23,7 +23,7 @@ use rand::rngs::SmallRng;
 
 use crate::histories::soak_time;
 use figures::Figures;
-use run::{Plan, Run};
+use run::{OPERATIONS_MIN, Plan, Run};
 
 fn run(plan: Plan, duration: Duration, seed: u64) -> Figures {
     let mut run = Run::start(plan);
@@ -33,7 +33,6 @@ fn run(plan: Plan, duration: Duration, seed: u64) -> Figures {
 
 /// Checks that there was enough to check, and no violation.
 fn assert_good(figures: &Figures) {
-    const OPERATIONS_MIN: u64 = 5_000;
     assert_eq!(figures.violations, 0, "{figures}");
     assert!(figures.operations > OPERATIONS_MIN, "{figures}");
     assert!(figures.failed < figures.operations / 2, "{figures}");

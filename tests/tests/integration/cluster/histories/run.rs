@@ -10,7 +10,7 @@ use farside_linearizability::Ended;
 use farside_tests::cluster::TestCluster;
 use farside_tests::etcd_process::Etcd;
 use farside_tests::network::Network;
-use farside_tests::{TEST_TIMEOUT, Worker, is_over_shm, wait_until};
+use farside_tests::{TEST_TIMEOUT, Worker, device, is_over_shm, wait_until};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -21,6 +21,8 @@ use crate::histories::workers::{Workers, keep};
 const SERVERS: usize = 3;
 const WORKERS: usize = 2;
 const ARGUMENTS: &str = "--memory 128MiB --grace-ms 20";
+/// A run continues until it has made more operations than this.
+pub(super) const OPERATIONS_MIN: u64 = 3_000;
 /// Limit on the servers that are out of order at once.
 const FAULTY_MAX: usize = 2;
 /// The time between two faults, in milliseconds, of a short run and of one with etcd.
@@ -79,13 +81,16 @@ impl Run {
         });
     }
 
-    /// Makes faults for `duration`, and further until servers and clients have had all of theirs.
+    /// Whether there is enough to check: operations, and each fault of servers and clients.
+    fn has_enough(&self) -> bool {
+        self.figures.has_kills_and_freezes() && self.workers.operations() > 2 * OPERATIONS_MIN
+    }
+
+    /// Makes faults for `duration`, and further until there is enough to check.
     pub(super) fn continue_for(&mut self, duration: Duration, random: &mut SmallRng) {
         let started = Instant::now();
         let (end, interval) = (started + duration, &INTERVAL_MS[usize::from(self.plan.has_etcd)]);
-        while Instant::now() < end
-            || (!self.figures.has_kills_and_freezes() && started.elapsed() < TEST_TIMEOUT)
-        {
+        while Instant::now() < end || (!self.has_enough() && started.elapsed() < TEST_TIMEOUT) {
             std::thread::sleep(Duration::from_millis(random.random_range(interval.clone())));
             self.workers.members.iter_mut().for_each(|member| member.worker.check());
             self.servers.iter_mut().for_each(ShardServer::check);
@@ -146,8 +151,10 @@ impl Run {
         self.servers.iter_mut().for_each(|server| server.process.start_again());
         self.read_all();
         // After a client's death, a server executes chains that have left until their deadlines.
+        // When a device executes the last one is not known.
         let is_over_shm = is_over_shm() && !self.plan.has_partitions;
-        let recorded = self.workers.recorded(Some(if is_over_shm { 0 } else { LATENESS_MAX_NS }));
+        let late_ns = if is_over_shm { 0 } else { LATENESS_MAX_NS };
+        let recorded = self.workers.recorded(device().is_none().then_some(late_ns));
         let history = &recorded.history;
         self.figures.operations = history.len() as u64;
         self.figures.unknown = recorded.count(Ended::Unknown);
