@@ -86,7 +86,7 @@ pub(super) fn longest_pause<'r>(records: impl Iterator<Item = &'r Record>) -> Du
     }
     let pauses = ends.values_mut().filter_map(|ends| {
         ends.sort_unstable();
-        ends.array_windows().map(|[before, after]| after - before).max()
+        ends.windows(2).map(|pair| pair[1] - pair[0]).max()
     });
     Duration::from_nanos(pauses.max().unwrap_or(0))
 }
