@@ -34,6 +34,8 @@ pub(super) struct Figures {
     pub(super) leaders_moved: u64,
     /// The longest time between two successful operations on a key.
     pub(super) longest_pause: Duration,
+    /// The time of the longest call with a known result. A call may be a batch.
+    pub(super) longest_call: Duration,
     pub(super) violations: u64,
     /// The time that the check of the history took.
     pub(super) checking: Duration,
@@ -57,6 +59,7 @@ impl Figures {
         self.etcd_frozen += other.etcd_frozen;
         self.leaders_moved += other.leaders_moved;
         self.longest_pause = self.longest_pause.max(other.longest_pause);
+        self.longest_call = self.longest_call.max(other.longest_call);
         self.violations += other.violations;
         self.checking += other.checking;
     }
@@ -91,6 +94,13 @@ pub(super) fn longest_pause<'r>(records: impl Iterator<Item = &'r Record>) -> Du
     Duration::from_nanos(pauses.max().unwrap_or(0))
 }
 
+/// Returns the time of the longest call with a known result.
+pub(super) fn longest_call<'r>(records: impl Iterator<Item = &'r Record>) -> Duration {
+    let known = records.filter(|record| record.result != Ended::Unknown);
+    let times = known.filter_map(|it| it.returned.map(|returned| returned - it.invoke));
+    Duration::from_nanos(times.max().unwrap_or(0))
+}
+
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [from_clients, from_etcd, from_both] = self.partitions;
@@ -99,7 +109,8 @@ impl fmt::Display for Figures {
             "{} operations ({} unknown, {} failed; {} sessions full), {} new keys, {} clients \
              killed, {} servers killed, {} stopped, {} frozen ({} for over 5 s), {} moved to \
              another address, {} cut off from clients, {} from etcd, {} from both, {} members of \
-             etcd killed, {} frozen, {} changes of the leader, longest pause of a key {:.2?}",
+             etcd killed, {} frozen, {} changes of the leader, longest pause of a key {:.2?}, \
+             longest call {:.2?}",
             self.operations,
             self.unknown,
             self.failed,
@@ -118,6 +129,7 @@ impl fmt::Display for Figures {
             self.etcd_frozen,
             self.leaders_moved,
             self.longest_pause,
+            self.longest_call,
         )?;
         let rate = self.operations as f64 / self.checking.as_secs_f64();
         write!(f, ", {} violations; {rate:.0} operations checked a second", self.violations)

@@ -15,7 +15,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use super::faults::{EtcdMembers, ShardServer};
-use super::figures::{Figures, longest_pause};
+use super::figures::{Figures, longest_call, longest_pause};
 use crate::histories::workers::{Workers, keep};
 
 const SERVERS: usize = 3;
@@ -160,8 +160,9 @@ impl Run {
         self.figures.unknown = recorded.count(Ended::Unknown);
         self.figures.failed = recorded.count(Ended::Failed);
         self.figures.full = recorded.full;
-        let of_workers = history.iter().filter(|record| !self.workers.is_reader(record.process));
-        self.figures.longest_pause = longest_pause(of_workers);
+        let of_workers = || history.iter().filter(|record| !self.workers.is_reader(record.process));
+        self.figures.longest_pause = longest_pause(of_workers());
+        self.figures.longest_call = longest_call(of_workers());
         let started = Instant::now();
         if let Err(violation) = farside_linearizability::check(history) {
             println!("VIOLATION: {violation}\nThe history is in {}", keep(history).display());
