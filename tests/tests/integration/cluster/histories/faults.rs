@@ -1,6 +1,7 @@
 //! The faults of servers and of members of etcd, each of which ends after a random time.
 
-use std::path::PathBuf;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use farside_tests::ServerProcess;
@@ -114,15 +115,21 @@ impl ShardServer {
                 let kind = random.random_range(0..3);
                 figures.partitions[kind] += 1;
                 let network = self.network.as_ref().unwrap();
-                let lost: &[Traffic] = [
-                    &[Traffic::Clients][..],
-                    &[Traffic::Records],
-                    &[Traffic::Clients, Traffic::Records],
-                ][kind];
+                // Those of clients, those of the records, or all.
+                let lost = [&Traffic::ALL[..1], &Traffic::ALL[1..], &Traffic::ALL][kind];
                 lost.iter().for_each(|traffic| network.lose_packets_of(*traffic));
             }
         }
         self.fault = Some((fault, Instant::now() + lasts));
+    }
+
+    /// Waits until a server that was told to stop has ended, and checks the end.
+    fn check_end(&mut self, was_told: bool) {
+        let (status, log) = (self.process.wait(), self.process.log());
+        // The signal may come before the process can handle it, or before it has begun to serve.
+        let is_early = status.signal().is_some() || log.contains("was told to stop before");
+        assert!(!was_told || status.success() || is_early, "{status}: {log}");
+        assert!(!log.contains("panicked"), "{log}");
     }
 
     /// Ends the fault if its time is over.
@@ -136,10 +143,7 @@ impl ShardServer {
         let Some((fault, _)) = self.fault.take_if(|(_, until)| *until <= now) else { return };
         match fault {
             ServerFault::Stopped | ServerFault::Killed => {
-                if fault == ServerFault::Stopped {
-                    // It fails if it had not begun to serve.
-                    self.process.wait();
-                }
+                self.check_end(fault == ServerFault::Stopped);
                 if self.keeps_its_address || random.random_range(0..4) == 0 {
                     self.process.start_again();
                 } else {
@@ -158,7 +162,7 @@ fn start(
     cluster: &TestCluster,
     network: Option<&Network>,
     uri: &str,
-    file: &std::path::Path,
+    file: &Path,
 ) -> ServerProcess {
     match network {
         Some(network) => cluster.start_behind(network, uri, file),
