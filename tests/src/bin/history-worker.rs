@@ -26,6 +26,7 @@ use farside::ConnectError::Unreachable;
 use farside::OperationError::{Contended, Indeterminate};
 use farside::{Client, ClientBuilder, Contact, Error, Session, SetupError};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
+use farside_tests::device;
 use farside_tests::faults::{Faults, Rates};
 use farside_tests::recorder::{COUNTERS, HOT_KEYS, RecordingSession, create_mapped, new_key};
 use rand::rngs::SmallRng;
@@ -102,6 +103,8 @@ fn main() {
     };
     let (folder, mode) = (Path::new(folder), *MODE.get_or_init(|| mode));
     let timeout = match mode {
+        // In emulation a connection takes longer.
+        Mode::Cluster if device().is_some() => 10 * CONNECT_TIMEOUT_IN_CLUSTER,
         Mode::Cluster => CONNECT_TIMEOUT_IN_CLUSTER,
         _ => CONNECT_TIMEOUT,
     };

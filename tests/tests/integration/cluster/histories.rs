@@ -17,7 +17,7 @@ mod run;
 use std::time::{Duration, Instant};
 
 use farside_tests::etcd_process::is_left_out;
-use farside_tests::{left_out_over_rdma, network_or_left_out};
+use farside_tests::{left_out_over_rdma, network_or_left_out, scaled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -34,7 +34,7 @@ fn run(plan: Plan, duration: Duration, seed: u64) -> Figures {
 /// Checks that there was enough to check, and no violation.
 fn assert_good(figures: &Figures) {
     assert_eq!(figures.violations, 0, "{figures}");
-    assert!(figures.operations > OPERATIONS_MIN, "{figures}");
+    assert!(figures.operations > scaled(OPERATIONS_MIN), "{figures}");
     assert!(figures.failed < figures.operations / 2, "{figures}");
 }
 

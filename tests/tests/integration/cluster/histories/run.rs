@@ -10,7 +10,7 @@ use farside_linearizability::Ended;
 use farside_tests::cluster::TestCluster;
 use farside_tests::etcd_process::Etcd;
 use farside_tests::network::Network;
-use farside_tests::{TEST_TIMEOUT, Worker, device, is_over_shm, wait_until};
+use farside_tests::{TEST_TIMEOUT, Worker, device, is_over_shm, scaled, wait_until};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -83,7 +83,8 @@ impl Run {
 
     /// Whether there is enough to check: operations, and each fault of servers and clients.
     fn has_enough(&self) -> bool {
-        self.figures.has_kills_and_freezes() && self.workers.operations() > 2 * OPERATIONS_MIN
+        self.figures.has_kills_and_freezes()
+            && self.workers.operations() > 2 * scaled(OPERATIONS_MIN)
     }
 
     /// Makes faults for `duration`, and further until there is enough to check.
