@@ -304,7 +304,7 @@ fn problem_of(config: &ClientConfig, shard: u16, record: &ShardRecord) -> Option
         }
     };
     Some(format!(
-        "the server of shard {shard} at {server} cannot be used ({}): {advice} `kv-cli cluster \
+        "the server of shard {shard} at {server} cannot be used: {}; {advice} `kv-cli cluster \
          assign {shard} --empty`",
         one_line(error.as_ref())
     ))
