@@ -46,7 +46,12 @@ impl Records {
     pub fn shard(&self, shard: u16) -> Result<(ShardRecord, Revision), RecordError> {
         let key = ShardRecord::key(shard);
         let revision = self.by_key.get(&key).map_or(0, |found| found.revision);
-        Ok((self.get(&key)?, revision))
+        let record: ShardRecord = self.get(&key)?;
+        if record.copies.len() > 1 {
+            let why = format!("it has {} copies, and a shard has one", record.copies.len());
+            return Err(RecordError::Damaged { key, why });
+        }
+        Ok((record, revision))
     }
 
     /// The records of the servers that run. A damaged one is an error in its place.

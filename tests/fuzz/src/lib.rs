@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a panic here is a finding")]
 
+mod cluster;
 mod config;
 mod control;
 mod layout;
@@ -54,6 +55,8 @@ pub const TARGETS: &[Target] = &[
     target("reply", control::reply, control::replies),
     target("hello", control::hello, control::hellos),
     target("welcome", control::welcome, control::welcomes),
+    target("map", cluster::map, cluster::maps),
+    target("cluster_records", cluster::cluster_records, cluster::some_cluster_records),
     target("tcp_requests", tcp::execute_requests, tcp::some_requests),
     target("tcp_replies", tcp::decode_replies, tcp::some_replies),
     target("server_config", config::server, config::servers),
