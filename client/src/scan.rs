@@ -1,6 +1,7 @@
 //! Iteration over all entries.
 
 use std::fmt;
+use std::ops::Range;
 
 use farside_protocol::{Failure, LANE, ScanCursor, next_entry};
 
@@ -9,8 +10,8 @@ use crate::{Entry, Result, Session};
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
     session: &'s mut Session,
-    /// The shard that is being read. The shards follow each other.
-    shard: usize,
+    /// The shards that were not read completely. The first one is being read.
+    shards: Range<usize>,
     /// The region of the shard, once it was read.
     region_id: Option<[u8; 16]>,
     cursor: ScanCursor,
@@ -26,16 +27,24 @@ impl fmt::Debug for Scan<'_> {
 }
 
 impl<'s> Scan<'s> {
+    /// A scan of all shards.
     pub(crate) fn new(session: &'s mut Session, prefix: &[u8]) -> Self {
-        let (cursor, prefix) = (ScanCursor::default(), prefix.to_vec());
-        Self { session, shard: 0, region_id: None, cursor, prefix, has_ended: false }
+        let (shards, cursor, prefix) =
+            (0..session.shards(), ScanCursor::default(), prefix.to_vec());
+        Self { session, shards, region_id: None, cursor, prefix, has_ended: false }
+    }
+
+    /// A scan of one shard, or of the last one if there is none with this number.
+    pub(crate) fn of_shard(session: &'s mut Session, shard: u16) -> Self {
+        let shard = usize::from(shard).min(session.shards() - 1);
+        Self { shards: shard..shard + 1, ..Self::new(session, &[]) }
     }
 
     /// Reads the next entry of the shard. The inner error concerns that entry only, and the scan
     /// continues. The outer error is the connection's, and ends the scan.
     fn step(&mut self) -> Result<Result<Option<Entry>>> {
-        let Self { session, shard, region_id, cursor, .. } = self;
-        let step = session.run_on_shard(*shard, |handle| {
+        let Self { session, shards, region_id, cursor, .. } = self;
+        let step = session.run_on_shard(shards.start, |handle| {
             // The cursor's positions mean nothing in another region.
             let found_id = handle.region.format.region_id;
             if *region_id.get_or_insert(found_id) != found_id {
@@ -51,13 +60,14 @@ impl<'s> Scan<'s> {
                 }
             }
         })?;
-        step.ok_or_else(|| session.shared.disconnected(*shard))
+        step.ok_or_else(|| session.shared.disconnected(shards.start))
     }
 
     /// Goes on to the next shard. Returns false if there is none.
     fn next_shard(&mut self) -> bool {
-        (self.shard, self.region_id, self.cursor) = (self.shard + 1, None, ScanCursor::default());
-        self.shard < self.session.shards()
+        (self.region_id, self.cursor) = (None, ScanCursor::default());
+        self.shards.next();
+        !self.shards.is_empty()
     }
 }
 

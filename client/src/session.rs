@@ -511,6 +511,24 @@ impl Session {
         Ok(Scan::new(self, prefix.as_ref()))
     }
 
+    /// Iterates over the keys and values of one shard, as [`Session::scan`] over all. So a program
+    /// can read the shards in parallel, with a session for each. Without a cluster shard 0 has all
+    /// keys. A number that no shard has stands for the last shard.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("one", "1")?;
+    /// assert_eq!(session.scan_shard(0)?.count(), 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`]. [`Error::Unavailable`](crate::Error::Unavailable) if the shard cannot
+    /// be reached; it ends the scan.
+    pub fn scan_shard(&mut self, shard: u16) -> Result<Scan<'_>> {
+        Ok(Scan::of_shard(self, shard))
+    }
+
     /// Counts of the verbs of this session. Without a cluster they start again when it reconnects.
     ///
     /// ```

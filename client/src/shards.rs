@@ -1,5 +1,6 @@
 //! The connections of a client, one for each shard. A server without a cluster is a single shard.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ const UNWANTED_MAX: Duration = Duration::from_secs(10);
 /// The connection to one shard.
 pub(crate) struct ShardLink {
     pub(crate) connections: Reconnecting<ServerConnection>,
+    /// How often a new connection led to another region than the one before.
+    regions_replaced: AtomicU64,
     revival: Mutex<Revival>,
 }
 
@@ -41,7 +44,12 @@ pub(crate) enum ShardState {
 
 impl ShardLink {
     pub(crate) fn new(connection: Option<ServerConnection>) -> Self {
-        Self { connections: Reconnecting::new(connection), revival: Mutex::default() }
+        let (connections, regions_replaced) = (Reconnecting::new(connection), AtomicU64::new(0));
+        Self { connections, regions_replaced, revival: Mutex::default() }
+    }
+
+    pub(crate) fn regions_replaced(&self) -> u64 {
+        self.regions_replaced.load(Ordering::Relaxed)
     }
 
     fn revival(&self) -> MutexGuard<'_, Revival> {
@@ -150,8 +158,24 @@ impl ClientInner {
         revival.is_running
     }
 
-    /// Connects to the server of a shard, with as many attempts as the timeout allows.
+    /// Connects to the server of a shard, and notes whether its region was replaced.
     fn establish(
+        self: &Arc<Self>,
+        shard: usize,
+        timeout: Duration,
+    ) -> std::result::Result<ServerConnection, ConnectError> {
+        let link = &self.links[shard];
+        let former = link.connections.last();
+        let connection = self.connect_within(shard, timeout)?;
+        let region_id = connection.welcome.region_id;
+        if former.is_some_and(|former| former.welcome.region_id != region_id) {
+            link.regions_replaced.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(connection)
+    }
+
+    /// Connects to the server of a shard, with as many attempts as the timeout allows.
+    fn connect_within(
         self: &Arc<Self>,
         shard: usize,
         timeout: Duration,

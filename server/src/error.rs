@@ -115,10 +115,6 @@ pub enum ServerError {
 pub enum RestoreError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    #[error("the file cannot be opened: {0}")]
-    Open(io::Error),
-    #[error("it is no regular file: name a file that `kv-cli snapshot` wrote")]
-    NotAFile,
     #[error("the server was told to stop before all of it was restored; nothing was kept")]
     Stopped,
     #[error(

@@ -4,12 +4,11 @@
 //! new region.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::BufRead;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use farside_config::ServerConfig;
 use farside_fabric::shm::{RegionMemory, ShmFabric};
@@ -55,7 +54,7 @@ fn restore(
     stop: &AtomicBool,
 ) -> Result<RegionMemory, RestoreError> {
     // Reads the whole file before it makes a region, so that a damaged file is refused early.
-    let mut reader = open(snapshot)?;
+    let mut reader = Reader::open_file(snapshot)?;
     while next_record(&mut reader, stop)?.is_some() {}
     let (total, limits) = (reader.records(), reader.limits());
     tracing::info!(keys = total, "restoring a snapshot");
@@ -129,15 +128,6 @@ impl BlockSource for DepotBlockSource {
     }
 }
 
-fn open(snapshot: &Path) -> Result<Reader<BufReader<File>>, RestoreError> {
-    // A pipe is refused: opening it could block without end, and the snapshot is read twice.
-    if !fs::metadata(snapshot).map_err(RestoreError::Open)?.is_file() {
-        return Err(RestoreError::NotAFile);
-    }
-    let file = File::open(snapshot).map_err(RestoreError::Open)?;
-    Ok(Reader::open(BufReader::new(file))?)
-}
-
 /// Returns the next record, or [`RestoreError::Stopped`] if the server is to stop.
 fn next_record<'r>(
     reader: &'r mut Reader<impl BufRead>,
@@ -158,17 +148,17 @@ fn store_all(
 ) -> Result<(), RestoreError> {
     let (engine, region) =
         open_region(opened).map_err(|failure| restore_error(failure, 0, total))?;
-    let mut reader = open(snapshot)?;
+    let mut reader = Reader::open_file(snapshot)?;
     let mut records = 0;
-    while let Some(Record { key, value, expires_at_ms }) = next_record(&mut reader, stop)? {
+    while let Some(record) = next_record(&mut reader, stop)? {
         records += 1;
-        let expires_at = UNIX_EPOCH + Duration::from_millis(expires_at_ms);
-        let lifetime = match expires_at_ms {
-            0 => Lifetime::Forever,
-            _ if expires_at <= SystemTime::now() => continue,
-            _ => Lifetime::until(expires_at),
+        let lifetime = match record.expires_at() {
+            None => Lifetime::Forever,
+            Some(at) if at <= SystemTime::now() => continue,
+            Some(at) => Lifetime::until(at),
         };
-        let stored = engine.at(&region).perform(Action::Put(lifetime), region.hashed(key), value);
+        let key = region.hashed(record.key);
+        let stored = engine.at(&region).perform(Action::Put(lifetime), key, record.value);
         stored.map_err(|failure| restore_error(failure, records, total))?;
     }
     Ok(())
@@ -214,6 +204,7 @@ mod tests {
     //! Checks that a restore neither removes nor replaces files of another server, and that a
     //! restore that fails or is stopped leaves no file.
 
+    use std::fs::{self, File};
     use std::os::unix::fs::MetadataExt;
 
     use farside_config::size::ByteSize;

@@ -16,7 +16,7 @@ Exit codes:
   3  no server: none answers, it went away, or it refuses the connection
   4  damage: something in the region is invalid; the command did what it could
   5  any other failure
-  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump or a snapshot
+  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump, a snapshot or a restore
 
 The server's address comes from --server, or FARSIDE_SERVER, or the config file: --config, or
 ~/.config/farside/client.toml, or /etc/farside/client.toml. Only the config file can have a secret.
@@ -88,18 +88,26 @@ pub(crate) enum Command {
     /// Store every file below a folder under its relative path, or every record of a file
     ///
     /// A .jsonl file has {"key":..,"value":..} on each line, or key_base64 and value_base64 for
-    /// bytes that are not text. Symbolic links are skipped.
+    /// bytes that are not text. Symbolic links are skipped. If a server goes away meanwhile, the
+    /// keys of the others go on, and its own keys are stored when it is back.
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     ///
     /// Times of expiry are not written: values that `load` stores again never expire. A snapshot
     /// keeps the times.
     Dump(Dump),
-    /// Write all keys, values and times of expiry to a file for `kv-server --restore`
+    /// Write all keys, values and times of expiry to a file, for `restore` or `kv-server --restore`
     ///
-    /// Clients may continue to work: each key gets a value that it had at some moment of the
-    /// snapshot. A key that is present the whole time is never missing.
+    /// A cluster of several shards gives a folder with a file for each shard, which are written in
+    /// parallel. Clients may continue to work: each key gets a value that it had at some moment of
+    /// the snapshot. A key that is present the whole time is never missing.
     Snapshot(Snapshot),
+    /// Store all keys, values and times of expiry of a snapshot
+    ///
+    /// The store may be one server or a cluster of any number of shards. It must be empty, unless
+    /// --force is given. All of the snapshot is checked before anything is stored. Expired values
+    /// are skipped. Any other key that cannot be stored ends the command.
+    Restore(Restore),
     /// Collect blocks that dead clients held, and wait until this is done
     ///
     /// The server also does this by itself after a client dies. Clients continue to work; one that
@@ -230,7 +238,7 @@ pub(crate) struct KeyValue {
     #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
     /// Time after which the value expires, such as 500ms, 90s, 15m, 1.5h or 7d. Default: never
-    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) ttl: Option<Duration>,
 }
 
@@ -274,6 +282,15 @@ pub(crate) struct Load {
     /// Skip values over the region's limit, instead of failing at the end
     #[arg(long)]
     pub(crate) skip_too_large: bool,
+    #[command(flatten)]
+    pub(crate) retries: Retries,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Retries {
+    /// How long to try again to store keys whose server is down, such as 500ms, 90s or 15m
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
+    pub(crate) retry_for: Duration,
 }
 
 #[derive(Debug, clap::Args)]
@@ -288,16 +305,28 @@ pub(crate) struct Dump {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Snapshot {
-    /// The file to create
-    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// The file to create; for a cluster of several shards the folder to create
+    #[arg(value_name = "FILE|DIR", value_hint = ValueHint::AnyPath)]
     pub(crate) to: PathBuf,
-    /// Replace the file if it exists
+    /// Replace the file, or the folder of a former snapshot, if it exists
     #[arg(long)]
     pub(crate) force: bool,
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Restore {
+    /// A file or folder that `snapshot` wrote
+    #[arg(value_name = "FILE|DIR", value_hint = ValueHint::AnyPath)]
+    pub(crate) from: PathBuf,
+    /// Store into a store that has keys: those of the snapshot get its values, others stay
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) retries: Retries,
+}
+
 /// Parses a number of milliseconds, seconds, minutes, hours or days, rounded up to a millisecond.
-fn parse_ttl(text: &str) -> Result<Duration, String> {
+fn parse_time(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, u64); 5] =
         [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
     let with_unit = |(unit, unit_ms): (&str, u64)| {
@@ -345,8 +374,8 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_is_a_positive_number_with_a_unit() {
-        let ms = |text| parse_ttl(text).ok().map(|ttl| ttl.as_millis());
+    fn a_time_is_a_positive_number_with_a_unit() {
+        let ms = |text| parse_time(text).ok().map(|ttl| ttl.as_millis());
         let seconds = |text| ms(text).map(|ms| ms / 1000);
         assert_eq!(["90s", "15m", "12h", "7d"].map(seconds), [90, 900, 43_200, 604_800].map(Some));
         let right = [1500, 500, 1, 1, 5_400_000, 18].map(Some);

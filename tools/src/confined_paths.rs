@@ -117,9 +117,8 @@ impl Folder {
         let mode = mode_to_keep(statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        for number in 0..NAMES_MAX {
+        for unfinished in unfinished_names() {
             // A file of this name may exist: it can be that of a key.
-            let unfinished = format!(".kv-cli-{}.{number}.unfinished", std::process::id());
             let file = match openat(&self.0, &unfinished, flags, FILE_MODE) {
                 Err(Errno::EXIST) => continue,
                 file => File::from(file?),
@@ -133,6 +132,12 @@ impl Folder {
         }
         Err(io::Error::new(io::ErrorKind::AlreadyExists, "all names of unfinished files are taken"))
     }
+}
+
+/// Returns the names that a file or folder may have until it is finished.
+pub(crate) fn unfinished_names() -> impl Iterator<Item = String> {
+    let process = std::process::id();
+    (0..NAMES_MAX).map(move |number| format!(".kv-cli-{process}.{number}.unfinished"))
 }
 
 /// A file that has a temporary name until it is finished. It is removed if it is dropped before.

@@ -2,10 +2,11 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Mutex;
 
 use anyhow::Context;
 use farside::OperationError::Layout;
-use farside::{Entry, Error, Session};
+use farside::{Entry, Error, Scan};
 use farside_tools::encoding::brief;
 use farside_tools::records::{Record, has_json_lines};
 use indicatif::ProgressBar;
@@ -14,6 +15,7 @@ use crate::args::{self, Args};
 use crate::connect;
 use crate::files::{DumpFolder, check_free, write_whole};
 use crate::output::{self, ExitStatus, Failures, count};
+use crate::parallel::lock;
 use crate::stopping::StopSignal;
 
 /// `dump`.
@@ -25,20 +27,21 @@ pub(crate) fn dump(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStat
     }
     let mut session = connect::reader(args)?.session()?;
     let folder = is_folder.then(|| DumpFolder::open(&options.to, options.force)).transpose()?;
-    let (bar, stop) = (output::progress("dumping"), StopSignal::listen()?);
+    let progress = DumpProgress::new("dumping")?;
     if let Some(folder) = folder {
         let write = |entry: &Entry| folder.write(&entry.key, &entry.value);
-        let tally = for_each_entry(&mut session, (&bar, &stop), write);
-        let tally = tally.with_context(|| format!("{name} is incomplete"))?;
-        return Ok(tally.conclude("file", &options.to));
+        let written = progress.for_each_entry(session.scan()?, write);
+        written.with_context(|| format!("{name} is incomplete"))?;
+        return Ok(progress.conclude("file", &options.to));
     }
-    let tally = write_whole(&options.to, |file| {
-        for_each_entry(&mut session, (&bar, &stop), |entry| {
+    let written = write_whole(&options.to, |file| {
+        progress.for_each_entry(session.scan()?, |entry| {
             let line = Record::new(&entry.key, &entry.value).to_line();
             file.write_all(line.as_bytes()).map_err(|error| Fatal(error).into())
         })
     });
-    Ok(tally.with_context(|| format!("cannot write {name}"))?.conclude("record", &options.to))
+    written.with_context(|| format!("cannot write {name}"))?;
+    Ok(progress.conclude("record", &options.to))
 }
 
 /// A failure that every further entry would have too, so it ends the command.
@@ -46,39 +49,60 @@ pub(crate) fn dump(args: &Args, options: &args::Dump) -> anyhow::Result<ExitStat
 #[error(transparent)]
 pub(crate) struct Fatal(pub(crate) std::io::Error);
 
-/// Calls `write` with every entry, until a signal stops the scan. Prints and counts the failure of
-/// an entry, and continues with the next entry.
-pub(crate) fn for_each_entry(
-    session: &mut Session,
-    (bar, stop): (&ProgressBar, &StopSignal),
-    mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
-) -> anyhow::Result<DumpTally> {
-    let mut tally = DumpTally::default();
-    for entry in session.scan()? {
-        stop.check()?;
-        let (name, result) = match entry {
-            Ok(entry) => {
-                let result = write(&entry);
-                tally.bytes += if result.is_ok() { entry.value.len() as u64 } else { 0 };
-                (format!("the key `{}`", brief(&entry.key)), result)
-            }
-            Err(error @ Error::Operation(Layout(_))) => ("an entry".into(), Err(error.into())),
-            Err(error) => return Err(error.into()),
-        };
-        match result {
-            Ok(()) => {
-                tally.written += 1;
-                bar.inc(1);
-            }
-            Err(error) if error.is::<Fatal>() || is_disk_full(&error) => return Err(error),
-            Err(error) => {
-                tally.outcome = tally.outcome.or_failed(output::exit_code(&error));
-                tally.failures.add(bar, format_args!("{name} is left out"), &error);
+/// The progress of a dump or snapshot. Several threads may share it.
+pub(crate) struct DumpProgress {
+    pub(crate) bar: ProgressBar,
+    pub(crate) stop: StopSignal,
+    tally: Mutex<DumpTally>,
+}
+
+impl DumpProgress {
+    /// From now on signals are recorded.
+    pub(crate) fn new(doing: &'static str) -> anyhow::Result<Self> {
+        let (bar, stop) = (output::progress(doing), StopSignal::listen()?);
+        Ok(Self { bar, stop, tally: Mutex::default() })
+    }
+
+    /// Calls `write` with every entry, until a signal stops the scan. Prints and counts the failure
+    /// of an entry, and continues with the next entry.
+    pub(crate) fn for_each_entry(
+        &self,
+        entries: Scan<'_>,
+        mut write: impl FnMut(&Entry) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        for entry in entries {
+            self.stop.check()?;
+            let (name, result) = match entry {
+                Ok(entry) => {
+                    let result = write(&entry).map(|()| entry.value.len() as u64);
+                    (format!("the key `{}`", brief(&entry.key)), result)
+                }
+                Err(error @ Error::Operation(Layout(_))) => ("an entry".into(), Err(error.into())),
+                Err(error) => return Err(error.into()),
+            };
+            let tally = &mut *lock(&self.tally);
+            match result {
+                Ok(bytes) => {
+                    tally.bytes += bytes;
+                    tally.written += 1;
+                    self.bar.inc(1);
+                }
+                Err(error) if error.is::<Fatal>() || is_disk_full(&error) => return Err(error),
+                Err(error) => {
+                    tally.outcome = tally.outcome.or_failed(output::exit_code(&error));
+                    let origin = format_args!("{name} is left out");
+                    tally.failures.add(&self.bar, origin, &error);
+                }
             }
         }
+        Ok(())
     }
-    bar.finish_and_clear();
-    Ok(tally)
+
+    /// Prints a summary. Returns how the command ended.
+    pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
+        self.bar.finish_and_clear();
+        lock(&self.tally).conclude(noun, to)
+    }
 }
 
 fn is_disk_full(error: &anyhow::Error) -> bool {
@@ -87,8 +111,8 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
 }
 
 /// Counts of the entries that were written, and of those that failed.
-#[derive(Debug, Default)]
-pub(crate) struct DumpTally {
+#[derive(Default)]
+struct DumpTally {
     written: u64,
     bytes: u64,
     failures: Failures,
@@ -97,7 +121,7 @@ pub(crate) struct DumpTally {
 
 impl DumpTally {
     /// Prints a summary. Returns how the command ended.
-    pub(crate) fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
+    fn conclude(&self, noun: &str, to: &Path) -> ExitStatus {
         self.failures.print_rest();
         let (written, bytes) = (count(self.written, noun), output::bytes(self.bytes));
         output::print_message(format_args!(

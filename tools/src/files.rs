@@ -1,5 +1,5 @@
 //! Keys as files below a folder: reads them for `load`, writes them for `dump`. Also writes single
-//! files, which get their name once they are complete.
+//! files, and folders, which get their name once they are complete.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufWriter, Write};
@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use farside_tools::paths::{PATH_BYTES_MAX, path_of};
-use rustix::fs::FileType;
+use rustix::fs::{CWD, FileType, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
-use crate::confined_paths::Folder;
+use crate::confined_paths::{Folder, unfinished_names};
 use crate::output::Usage;
 
 /// The mode of the folder that a dump creates: only its user has access.
@@ -116,6 +117,63 @@ pub(crate) fn write_whole<T>(
     new.file.sync_all()?;
     new.finish()?;
     Ok(written)
+}
+
+/// A folder that has a temporary name beside its final one until it is finished. It is removed if
+/// it is dropped before.
+pub(crate) struct NewFolder {
+    /// The temporary name. Once the folder is finished, a former folder has it, or nothing.
+    unfinished: PathBuf,
+    name: PathBuf,
+}
+
+impl NewFolder {
+    /// Creates the folder.
+    pub(crate) fn create(name: &Path) -> io::Result<Self> {
+        let (parent, _) = split(name)?;
+        for unfinished in unfinished_names() {
+            let unfinished = parent.join(unfinished);
+            match DirBuilder::new().mode(FOLDER_MODE).create(&unfinished) {
+                Ok(()) => return Ok(Self { unfinished, name: name.to_owned() }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Returns the path of a file in the folder.
+    pub(crate) fn path_of(&self, file: &str) -> PathBuf {
+        self.unfinished.join(file)
+    }
+
+    /// Gives the folder its final name, once its entries are on the disk. Removes what had this name
+    /// before.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        File::open(&self.unfinished)?.sync_all()?;
+        if fs::symlink_metadata(&self.name).is_err() {
+            return fs::rename(&self.unfinished, &self.name);
+        }
+        let swapped = renameat_with(CWD, &self.unfinished, CWD, &self.name, RenameFlags::EXCHANGE);
+        match swapped {
+            // Some file systems, such as NFS, cannot swap two names.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                let former = Self::create(&self.name)?;
+                fs::rename(&self.name, &former.unfinished)?;
+                fs::rename(&self.unfinished, &self.name).inspect_err(|_| {
+                    // If this fails, too, the former folder stays under its temporary name.
+                    let _ = fs::rename(&former.unfinished, &self.name);
+                })
+            }
+            swapped => Ok(swapped?),
+        }
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.unfinished);
+    }
 }
 
 /// Fails if a file has this name and must not be replaced.
@@ -323,6 +381,27 @@ mod tests {
         write("two").unwrap();
         assert_eq!((mode(), count()), (0o664, 1));
         assert_eq!(fs::read(&name).unwrap(), b"two");
+    }
+
+    #[test]
+    fn a_folder_gets_its_name_only_when_it_is_complete() {
+        let parent = tempfile::tempdir().unwrap();
+        let name = parent.path().join("snap");
+        let count = || fs::read_dir(parent.path()).unwrap().count();
+        let write = |text: &str| {
+            let new = NewFolder::create(&name).unwrap();
+            fs::write(new.path_of("file"), text).unwrap();
+            assert_ne!(fs::read(name.join("file")).unwrap_or_default(), text.as_bytes());
+            new
+        };
+        drop(write("dropped"));
+        assert_eq!(count(), 0);
+        write("one").finish().unwrap();
+        drop(write("dropped"));
+        assert_eq!(fs::read(name.join("file")).unwrap(), b"one");
+        write("two").finish().unwrap();
+        assert_eq!((fs::read(name.join("file")).unwrap(), count()), (b"two".to_vec(), 1));
+        assert_eq!(fs::metadata(&name).unwrap().permissions().mode() & 0o777, 0o700);
     }
 
     #[test]

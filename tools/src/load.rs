@@ -1,6 +1,5 @@
 //! `load`: stores files or lines of JSON, with many PUTs in flight.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -8,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use farside::Error;
 use farside::OperationError::{Contended, KeyEmpty, KeyTooLong, OutOfSpace, ValueTooLong};
-use farside::{Error, Pipeline, PipelineFull, Ticket};
 use farside_config::command_line::exit_code;
-use farside_tools::records::{has_json_lines, read_json_lines};
+use farside_tools::records::{JsonLines, Pair, has_json_lines};
 use indicatif::ProgressBar;
 
 use crate::args::{self, Args};
@@ -19,6 +18,7 @@ use crate::connect;
 use crate::files::Tree;
 use crate::keys::read_at_most;
 use crate::output::{self, ExitStatus, Failures, Usage, count};
+use crate::puts::{Put, PutSource, check_regions, is_of_one_shard, store_all};
 
 /// `load`.
 pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStatus> {
@@ -27,47 +27,52 @@ pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStat
     if !metadata.is_dir() && !has_json_lines(&options.from) {
         return Err(Usage::error(format!("{name} is neither a folder nor a .jsonl file")));
     }
-    let mut session = connect::writer(args)?.session()?;
+    let client = connect::writer(args)?;
+    let mut session = client.session()?;
     let value_bytes_max = session.limits().value_bytes_max;
     let bar = output::progress("loading");
-    let mut loader = Loader {
-        pipeline: session.pipeline()?,
-        bar: &bar,
-        in_flight: HashMap::new(),
-        keys: HashSet::new(),
-        skip_too_large: options.skip_too_large,
-        tally: LoadTally { value_bytes_max, ..Default::default() },
+    let (skip_too_large, retry_for) = (options.skip_too_large, options.retries.retry_for);
+    let mut tally = LoadTally { value_bytes_max, ..Default::default() };
+    let tree = match metadata.is_dir() {
+        true => Some(list(&options.from, &bar, &mut tally)?),
+        false => None,
     };
-    if metadata.is_dir() {
-        load_folder(&options.from, &mut loader, value_bytes_max)?;
-        loader.finish()?;
-    } else {
-        let file = File::open(&options.from).with_context(|| format!("cannot open {name}"))?;
-        let read = read_json_lines(BufReader::new(file), |record| {
-            loader.put_or_fail(Origin::Line(record.line), record.pair)
-        });
-        loader.finish()?;
-        read.with_context(|| format!("{name}"))?;
-    }
+    let input: Box<dyn Iterator<Item = anyhow::Result<Item>>> = match &tree {
+        Some(tree) => Box::new(tree.files.iter().map(|file| {
+            let pair = read_file_of(tree, file, value_bytes_max);
+            Ok((Origin::File(options.from.join(file)), pair))
+        })),
+        None => {
+            let file = File::open(&options.from).with_context(|| format!("cannot open {name}"))?;
+            Box::new(JsonLines::new(BufReader::new(file)).map(|record| {
+                let record = record.with_context(|| format!("{name}"))?;
+                Ok((Origin::Line(record.line), record.pair))
+            }))
+        }
+    };
+    let mut loader = Loader { input, bar: &bar, skip_too_large, tally };
+    let stored = store_all(&mut session, &mut loader, retry_for);
+    let tally = loader.tally;
+    stored.with_context(|| format!("after {}", count(tally.stored, "key")))?;
     bar.finish_and_clear();
-    Ok(loader.tally.conclude())
+    let status = tally.conclude();
+    check_regions(&client)?;
+    Ok(status)
 }
 
-fn load_folder(root: &Path, loader: &mut Loader<'_>, bytes_max: usize) -> anyhow::Result<()> {
+fn list(root: &Path, bar: &ProgressBar, tally: &mut LoadTally) -> anyhow::Result<Tree> {
     let mut tree = Tree::list(root).with_context(|| format!("cannot read {}", root.display()))?;
-    loader.tally.links = tree.links;
-    loader.tally.others = tree.others;
+    (tally.links, tally.others) = (tree.links, tree.others);
     for (folder, error) in std::mem::take(&mut tree.failures) {
-        loader.count_failure(&Origin::File(root.join(folder)), &error.into());
+        tally.failures.add(bar, Origin::File(root.join(folder)), &error.into());
     }
-    output::set_total(loader.bar, tree.files.len() as u64);
-    for file in &tree.files {
-        let key = file.as_os_str().as_bytes().to_vec();
-        let value = tree.open(file).map_err(Into::into);
-        let pair = value.and_then(|file| Ok((key, read_file(file, bytes_max)?)));
-        loader.put_or_fail(Origin::File(root.join(file)), pair)?;
-    }
-    Ok(())
+    output::set_total(bar, tree.files.len() as u64);
+    Ok(tree)
+}
+
+fn read_file_of(tree: &Tree, file: &Path, bytes_max: usize) -> anyhow::Result<Pair> {
+    let key = file.as_os_str().as_bytes().to_vec();
+    Ok((key, read_file(tree.open(file)?, bytes_max)?))
 }
 
 /// A file is longer than a value of this region may be.
@@ -107,82 +112,18 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A PUT in flight.
-struct PutInFlight {
-    origin: Origin,
-    key: Vec<u8>,
-    value_bytes: u64,
-}
+/// A key and its value, or why it has none.
+type Item = (Origin, anyhow::Result<Pair>);
 
 struct Loader<'a> {
-    pipeline: Pipeline<'a>,
+    input: Box<dyn Iterator<Item = anyhow::Result<Item>> + 'a>,
     bar: &'a ProgressBar,
-    in_flight: HashMap<Ticket, PutInFlight>,
-    /// The keys of the PUTs in flight. A second PUT of one of them must wait, because two PUTs in
-    /// flight take effect in any order.
-    keys: HashSet<Vec<u8>>,
     /// Values over the region's limit do not count as failures.
     skip_too_large: bool,
     tally: LoadTally,
 }
 
 impl Loader<'_> {
-    /// Starts a PUT of the pair. If `pair` is an error, counts it.
-    fn put_or_fail(
-        &mut self,
-        origin: Origin,
-        pair: anyhow::Result<(Vec<u8>, Vec<u8>)>,
-    ) -> anyhow::Result<()> {
-        let (key, value) = match pair {
-            Ok(pair) => pair,
-            Err(error) => {
-                self.count_failure(&origin, &error);
-                return Ok(());
-            }
-        };
-        while self.keys.contains(&key) {
-            self.take_one()?;
-        }
-        loop {
-            match self.pipeline.put(&key, &value) {
-                Ok(ticket) => {
-                    self.keys.insert(key.clone());
-                    let value_bytes = value.len() as u64;
-                    self.in_flight.insert(ticket, PutInFlight { origin, key, value_bytes });
-                    return Ok(());
-                }
-                Err(PipelineFull) => self.take_one()?,
-            }
-        }
-    }
-
-    /// Waits for one PUT. Returns its error if the next PUTs would fail in the same way; otherwise
-    /// prints and counts it.
-    fn take_one(&mut self) -> anyhow::Result<()> {
-        let completed = self.pipeline.wait().context("the pipeline lost an operation")?;
-        let (ticket, result) = (completed.ticket, completed.result.map(|_| ()));
-        let put =
-            self.in_flight.remove(&ticket).context("the pipeline returned an unknown operation")?;
-        self.keys.remove(&put.key);
-        match result {
-            Ok(()) => {
-                self.bar.inc(1);
-                self.tally.stored += 1;
-                self.tally.stored_bytes += put.value_bytes;
-                Ok(())
-            }
-            Err(error) if concerns_one_key(&error) => {
-                self.count_failure(&put.origin, &error.into());
-                Ok(())
-            }
-            Err(error) => {
-                let stored = count(self.tally.stored, "key");
-                let origin = put.origin;
-                Err(anyhow::Error::from(error).context(format!("{origin} (after {stored})")))
-            }
-        }
-    }
-
     fn count_failure(&mut self, origin: &Origin, error: &anyhow::Error) {
         self.bar.inc(1);
         if self.skip_too_large && is_too_large(error) {
@@ -191,11 +132,36 @@ impl Loader<'_> {
         }
         self.tally.failures.add(self.bar, origin, error);
     }
+}
 
-    fn finish(&mut self) -> anyhow::Result<()> {
-        while !self.in_flight.is_empty() {
-            self.take_one()?;
+impl PutSource for Loader<'_> {
+    type Origin = Origin;
+
+    fn next(&mut self) -> anyhow::Result<Option<Put<Origin>>> {
+        while let Some((origin, pair)) = self.input.next().transpose()? {
+            match pair {
+                Ok((key, value)) => {
+                    return Ok(Some(Put { origin, key, value, expires_at: None }));
+                }
+                Err(error) => self.count_failure(&origin, &error),
+            }
         }
+        Ok(None)
+    }
+
+    fn stored(&mut self, put: &Put<Origin>) {
+        self.bar.inc(1);
+        self.tally.stored += 1;
+        self.tally.stored_bytes += put.value.len() as u64;
+    }
+
+    /// Returns the error if the next PUTs would fail in the same way; otherwise prints and counts
+    /// it.
+    fn failed(&mut self, put: &Put<Origin>, error: Error) -> anyhow::Result<()> {
+        if !concerns_one_key(&error) && !is_of_one_shard(&error) {
+            return Err(anyhow::Error::from(error).context(put.origin.to_string()));
+        }
+        self.count_failure(&put.origin, &error.into());
         Ok(())
     }
 }

@@ -14,9 +14,13 @@ mod gc;
 mod keys;
 mod load;
 mod output;
+mod parallel;
+mod puts;
 mod raw;
+mod restore;
 mod scan;
 mod snapshot;
+mod snapshot_folder;
 mod standard_streams;
 mod stat;
 mod stopping;
@@ -97,6 +101,7 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Gc => gc::gc(args),
         Command::Compact => gc::compact(args),
         Command::Snapshot(options) => snapshot::snapshot(args, options),
+        Command::Restore(options) => restore::restore(args, options),
         Command::Verify { region } => verify::verify(args, region.as_deref()),
         Command::Cluster(command) => cluster::cluster(args, command),
         Command::Doctor => doctor::doctor(args),

@@ -85,32 +85,50 @@ pub struct NumberedRecord {
     pub pair: anyhow::Result<Pair>,
 }
 
-/// Calls `handle` with every record in lines of JSON. Skips empty lines.
-///
-/// # Errors
-/// The errors of `handle` and of reading, and a line that is too long for a record.
-pub fn read_json_lines(
-    mut from: impl BufRead,
-    mut handle: impl FnMut(NumberedRecord) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let mut text = Vec::new();
-    for line in 1.. {
-        text.clear();
-        if from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text)? == 0 {
-            break;
-        }
-        if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
-            bail!("line {line} is over {LINE_BYTES_MAX} bytes long, longer than any key and value");
-        }
-        let record = match text.strip_prefix(BYTE_ORDER_MARK) {
-            Some(rest) if line == 1 => rest,
-            _ => &text,
-        };
-        if !record.trim_ascii().is_empty() {
-            handle(NumberedRecord { line, pair: Record::from_line(record) })?;
+/// The records in lines of JSON. Skips empty lines. An error is one of reading, or a line that is
+/// too long for a record; it is the last item to be taken.
+pub struct JsonLines<R> {
+    from: R,
+    /// The number of the last line.
+    line: u64,
+    text: Vec<u8>,
+}
+
+impl<R: BufRead> JsonLines<R> {
+    /// Reads from here.
+    pub fn new(from: R) -> Self {
+        Self { from, line: 0, text: Vec::new() }
+    }
+
+    fn next_record(&mut self) -> anyhow::Result<Option<NumberedRecord>> {
+        let Self { from, line, text } = self;
+        loop {
+            *line += 1;
+            text.clear();
+            if from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', text)? == 0 {
+                return Ok(None);
+            }
+            if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
+                bail!("line {line} is over {LINE_BYTES_MAX} bytes long: longer than any record");
+            }
+            let record = match text.strip_prefix(BYTE_ORDER_MARK) {
+                Some(rest) if *line == 1 => rest,
+                _ => text,
+            };
+            if !record.trim_ascii().is_empty() {
+                let pair = Record::from_line(record);
+                return Ok(Some(NumberedRecord { line: *line, pair }));
+            }
         }
     }
-    Ok(())
+}
+
+impl<R: BufRead> Iterator for JsonLines<R> {
+    type Item = anyhow::Result<NumberedRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_record().transpose()
+    }
 }
 
 /// Whether a file has lines of JSON, by its name.
@@ -126,16 +144,13 @@ mod tests {
 
     /// Returns the number of each line, with its key and value or its error.
     fn read_all(text: &[u8]) -> Vec<String> {
-        let mut seen = Vec::new();
-        let read = read_json_lines(text, |NumberedRecord { line, pair }| {
-            seen.push(match pair {
-                Ok((key, value)) => format!("{line}:{key:?}={value:?}"),
-                Err(error) => format!("{line}:{}", one_line(error.as_ref())),
-            });
-            Ok(())
+        let seen = JsonLines::new(text).map(|record| match record.unwrap() {
+            NumberedRecord { line, pair: Ok((key, value)) } => format!("{line}:{key:?}={value:?}"),
+            NumberedRecord { line, pair: Err(error) } => {
+                format!("{line}:{}", one_line(error.as_ref()))
+            }
         });
-        read.unwrap();
-        seen
+        seen.collect()
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! Signals: code that writes a file checks whether a signal came, so that it leaves no half-written
-//! file.
+//! file. In the same way the threads of a command notice that one of them has failed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use farside_config::command_line::exit_code;
 use farside_config::signals::is_ignored;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::signal_name;
+
+/// What [`StopSignal`] has after [`StopSignal::cancel`]: no number of a signal.
+const CANCELLED: usize = usize::MAX;
 
 /// The signal that asked this process to end, if one came.
 #[derive(Debug, Default)]
@@ -29,25 +33,39 @@ impl StopSignal {
         Ok(stop)
     }
 
-    /// Fails if a signal has come.
+    /// Fails if a signal has come, or the command was cancelled.
     pub(crate) fn check(&self) -> Result<(), Stopped> {
         match self.0.load(Ordering::Relaxed) {
             0 => Ok(()),
-            signal => Err(Stopped { signal: signal as u8 }),
+            CANCELLED => Err(Stopped::Cancelled),
+            signal => Err(Stopped::Signal(signal as u8)),
         }
+    }
+
+    /// Makes the other threads of the command end: one has failed. Its error is the command's.
+    pub(crate) fn cancel(&self) {
+        // A signal that came before stays.
+        let _ = self.0.compare_exchange(0, CANCELLED, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// A signal ended the command.
+/// Why a command has to end.
 #[derive(Debug, thiserror::Error)]
-#[error("stopped by {}", signal_name((*signal).into()).unwrap_or("a signal"))]
-pub(crate) struct Stopped {
-    signal: u8,
+pub(crate) enum Stopped {
+    /// A signal came.
+    #[error("stopped by {}", signal_name((*.0).into()).unwrap_or("a signal"))]
+    Signal(u8),
+    /// Another thread of the command has failed.
+    #[error("another part of the command has failed")]
+    Cancelled,
 }
 
 impl Stopped {
     /// Returns the exit code by which shells report a process that a signal ended.
     pub(crate) fn exit_code(&self) -> u8 {
-        128 + self.signal
+        match self {
+            Self::Signal(signal) => 128 + signal,
+            Self::Cancelled => exit_code::FAILED,
+        }
     }
 }

@@ -147,6 +147,22 @@ impl<'c> Admin<'c> {
         })
     }
 
+    /// How often this client, when it connected again, found another region than before. Then what
+    /// was stored in the former one is gone: its server had no region file, or an operator gave the
+    /// shard up. Sends nothing. In a cluster the sum over all shards.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// let mut session = client.session()?;
+    /// session.put_many((0..1000_u32).map(|number| (number.to_le_bytes(), "value")))?;
+    /// assert_eq!(client.admin().regions_replaced(), 0, "some of these keys are gone");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn regions_replaced(&self) -> u64 {
+        let links = &self.client.shared.links;
+        self.concerned().map(|shard| links[shard].regions_replaced()).sum()
+    }
+
     /// Moves blocks out of chunks that are mostly free, as far as other chunks of their class have
     /// room. The moves are ordinary updates: values and their expiry stay, versions change. An
     /// emptied chunk can hold blocks of another size 288 x GRACE after its last block has left.

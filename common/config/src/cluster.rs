@@ -41,8 +41,8 @@ pub(super) fn validate(config: &ServerConfig) -> Result<(), ConfigError> {
         return Err(bad_value("label", format_args!("{label:?}"), advice));
     }
     if let Some(file) = &config.restore {
-        let advice = "a snapshot has keys of all shards: start the servers of the cluster without \
-                      it, and store the keys with a client";
+        let advice = "a snapshot may have keys of all shards: start the servers of the cluster \
+                      without it, and then run `kv-cli restore`";
         return Err(bad_value("restore", file.display(), advice));
     }
     config.listen.iter().try_for_each(check_address)

@@ -1,6 +1,6 @@
 //! Snapshot files: keys, values and their times of expiry, compressed and checksummed.
 //!
-//! `kv-cli snapshot` writes them, `kv-server --restore` reads them. They are independent of the
+//! `kv-cli snapshot` writes them, `kv-cli restore` and `kv-server --restore` read them. They are independent of the
 //! size and the format of the region that they came from.
 //!
 //! # The bytes
@@ -23,6 +23,7 @@ mod tests;
 mod writer;
 
 use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
@@ -87,6 +88,14 @@ pub struct Record<'a> {
     pub expires_at_ms: u64,
 }
 
+impl Record<'_> {
+    /// Returns when the value expires; `None` for never.
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        let after_epoch = Duration::from_millis(self.expires_at_ms);
+        (self.expires_at_ms > 0).then(|| UNIX_EPOCH + after_epoch)
+    }
+}
+
 /// Why a snapshot cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -94,6 +103,12 @@ pub enum SnapshotError {
     /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// The file cannot be opened.
+    #[error("the file cannot be opened: {0}")]
+    Open(#[source] io::Error),
+    /// It is a folder, a pipe or a device.
+    #[error("it is no regular file: name a file that `kv-cli snapshot` wrote")]
+    NotAFile,
     /// The file does not start like a snapshot.
     #[error("it is no snapshot: make one with `kv-cli snapshot FILE`")]
     NotASnapshot,

@@ -1,6 +1,8 @@
 //! Reads snapshot files.
 
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 
 use zerocopy::{FromZeros, IntoBytes};
 use zstd::Decoder;
@@ -18,6 +20,19 @@ pub struct Reader<R: BufRead> {
     /// The key and value of the record that was read last.
     content: Vec<u8>,
     records: u64,
+}
+
+impl Reader<BufReader<File>> {
+    /// Opens a snapshot file. Refuses a pipe, because opening it could block without end.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Open`], [`SnapshotError::NotAFile`], and those of [`Reader::open`].
+    pub fn open_file(path: &Path) -> Result<Self, SnapshotError> {
+        if !fs::metadata(path).map_err(SnapshotError::Open)?.is_file() {
+            return Err(SnapshotError::NotAFile);
+        }
+        Self::open(BufReader::new(File::open(path).map_err(SnapshotError::Open)?))
+    }
 }
 
 impl<R: BufRead> Reader<R> {

@@ -6,7 +6,7 @@ use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_tools::encoding::{Encoding, escape};
 use farside_tools::paths::path_of;
-use farside_tools::records::{NumberedRecord, Pair, Record, read_json_lines};
+use farside_tools::records::{JsonLines, NumberedRecord, Pair, Record};
 
 use crate::{check_error_line, decoded};
 
@@ -24,11 +24,7 @@ impl Gathered {
     /// Reads lines of JSON, and checks the errors.
     fn from_lines(lines: &[u8]) -> Self {
         let mut gathered = Self::default();
-        read_json_lines(lines, |numbered| {
-            gathered.take(numbered);
-            Ok(())
-        })
-        .unwrap();
+        JsonLines::new(lines).for_each(|numbered| gathered.take(numbered.unwrap()));
         gathered
     }
 
