@@ -8,3 +8,4 @@ mod histories;
 mod membership;
 mod records;
 mod rolling_restart;
+mod snapshots;
