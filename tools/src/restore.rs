@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use farside::{Client, Error, Limits};
-use farside_snapshot::{Reader, Record};
+use farside_snapshot::{Reader, Record, stored_checksum};
 use farside_tools::encoding::brief;
 use indicatif::ProgressBar;
 
@@ -16,7 +16,7 @@ use crate::connect;
 use crate::output::{self, ExitStatus, Usage, count};
 use crate::parallel::for_all;
 use crate::puts::{Put, PutSource, check_regions, store_all};
-use crate::snapshot_folder::{SnapshotFile, files_of};
+use crate::snapshot_folder::{MANIFEST, ShardFile, SnapshotFile, files_of};
 use crate::stopping::StopSignal;
 
 /// `restore`: checks the whole snapshot and the store, and then stores all keys.
@@ -98,10 +98,9 @@ fn check(file: &SnapshotFile, limits: &Limits, stop: &StopSignal) -> anyhow::Res
             ));
         }
     }
-    if let Some(expected) = file.expected
-        && (reader.created_at_s(), reader.records()) != expected
-    {
-        bail!("it is a file of another snapshot than the other files of the folder");
+    let found = ShardFile { keys: reader.records(), checksum: stored_checksum(&file.path)? };
+    if file.expected.is_some_and(|expected| expected != found) {
+        bail!("it is not the file that {MANIFEST} names, but that of another shard or snapshot");
     }
     // Not before the end of the file: a damaged record may have any length.
     too_long.map_or(Ok(reader.records()), |error| Err(Usage::error(error)))

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use farside::{Client, Role};
-use farside_snapshot::{Limits, Record, SnapshotError, Writer};
+use farside_snapshot::{Limits, Record, SnapshotError, Writer, stored_checksum};
 use farside_tools::check::Scope;
 
 use crate::args::{self, Args};
@@ -15,7 +15,7 @@ use crate::files::{NewFolder, check_free, write_whole};
 use crate::output::{self, ExitStatus};
 use crate::parallel::for_all;
 use crate::raw::RawRegion;
-use crate::snapshot_folder::{MANIFEST, Manifest, check_replaceable, file_name};
+use crate::snapshot_folder::{MANIFEST, Manifest, ShardFile, check_replaceable, file_name};
 use crate::stopping::StopSignal;
 
 /// `snapshot`: writes all entries to a file or folder, which gets its name only when it is
@@ -86,11 +86,12 @@ impl Snapshot {
         check_replaceable(&options.to)?;
         let folder = NewFolder::create(&options.to)?;
         self.show_total(args);
-        let keys = for_all((0..shards).collect(), &self.progress.stop, |shard| {
+        let files = for_all((0..shards).collect(), &self.progress.stop, |shard| {
             let path = folder.path_of(&file_name(shard.into()));
-            write_whole(&path, |file| self.write_shard(shard, file))
+            let keys = write_whole(&path, |file| self.write_shard(shard, file))?;
+            Ok(ShardFile { keys, checksum: stored_checksum(&path)? })
         })?;
-        let manifest = Manifest::new(cluster_id(args)?, self.created_at_s, keys);
+        let manifest = Manifest::new(cluster_id(args)?, self.created_at_s, files);
         write_whole(&folder.path_of(MANIFEST), |file| {
             serde_json::to_writer(&mut *file, &manifest)?;
             Ok(writeln!(file)?)

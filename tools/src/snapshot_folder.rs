@@ -29,15 +29,24 @@ pub(crate) struct Manifest {
     format: u32,
     /// The id of the cluster.
     cluster: String,
-    /// When the snapshot was begun, in seconds since 1970. All files have the same time in them.
+    /// When the snapshot was begun, in seconds since 1970.
     created_at_s: u64,
-    /// The number of keys in the file of each shard.
-    keys: Vec<u64>,
+    /// What identifies the file of each shard.
+    shards: Vec<ShardFile>,
+}
+
+/// The file of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShardFile {
+    pub(crate) keys: u64,
+    /// The checksum at the end of the file.
+    pub(crate) checksum: u32,
 }
 
 impl Manifest {
-    pub(crate) fn new(cluster: String, created_at_s: u64, keys: Vec<u64>) -> Self {
-        Self { format: FORMAT, cluster, created_at_s, keys }
+    pub(crate) fn new(cluster: String, created_at_s: u64, shards: Vec<ShardFile>) -> Self {
+        Self { format: FORMAT, cluster, created_at_s, shards }
     }
 
     fn read(folder: &Path) -> anyhow::Result<Self> {
@@ -68,8 +77,8 @@ pub(crate) fn file_name(shard: usize) -> String {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFile {
     pub(crate) path: PathBuf,
-    /// What the manifest says: the time in the file, and its number of keys.
-    pub(crate) expected: Option<(u64, u64)>,
+    /// What the manifest says of it.
+    pub(crate) expected: Option<ShardFile>,
 }
 
 /// Returns the files of a snapshot: those of a folder, or the file of one server.
@@ -77,12 +86,12 @@ pub(crate) fn files_of(snapshot: &Path) -> anyhow::Result<Vec<SnapshotFile>> {
     if !snapshot.is_dir() {
         return Ok(vec![SnapshotFile { path: snapshot.to_owned(), expected: None }]);
     }
-    let Manifest { created_at_s, keys, .. } = Manifest::read(snapshot)?;
-    let file = |(shard, keys)| SnapshotFile {
+    let shards = Manifest::read(snapshot)?.shards.into_iter().enumerate();
+    let file = |(shard, expected)| SnapshotFile {
         path: snapshot.join(file_name(shard)),
-        expected: Some((created_at_s, keys)),
+        expected: Some(expected),
     };
-    Ok(keys.into_iter().enumerate().map(file).collect())
+    Ok(shards.map(file).collect())
 }
 
 /// Fails if something has this name, unless it is the folder of a snapshot and nothing else.
@@ -102,7 +111,7 @@ fn is_snapshot_only(folder: &Path) -> anyhow::Result<bool> {
     if !fs::symlink_metadata(folder)?.is_dir() {
         return Ok(false);
     }
-    let files = (0..Manifest::read(folder)?.keys.len()).map(file_name);
+    let files = (0..Manifest::read(folder)?.shards.len()).map(file_name);
     let names: HashSet<String> = files.chain([MANIFEST.to_owned()]).collect();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -125,14 +134,15 @@ mod tests {
         check_replaceable(&folder).unwrap();
         fs::create_dir(&folder).unwrap();
         assert!(check_replaceable(&folder).is_err(), "an empty folder");
-        let manifest = Manifest::new("id".to_owned(), 7, vec![1, 2]);
+        let shards = [3, 4].map(|checksum| ShardFile { keys: 2, checksum });
+        let manifest = Manifest::new("id".to_owned(), 7, shards.into());
         let text = serde_json::to_string(&manifest).unwrap();
         fs::write(folder.join(MANIFEST), &text).unwrap();
         fs::write(folder.join(file_name(1)), "").unwrap();
         check_replaceable(&folder).unwrap();
         let files = files_of(&folder).unwrap();
         assert_eq!(files[1].path, folder.join("shard-0001.snap"));
-        assert_eq!([files[0].expected, files[1].expected], [Some((7, 1)), Some((7, 2))]);
+        assert_eq!([files[0].expected, files[1].expected], shards.map(Some));
         for other in ["shard-0002.snap", "notes"] {
             fs::write(folder.join(other), "").unwrap();
             assert!(check_replaceable(&folder).is_err(), "{other}");

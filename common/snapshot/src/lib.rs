@@ -27,11 +27,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-pub use reader::Reader;
+pub use reader::{Reader, stored_checksum};
 pub use writer::Writer;
 
 const MAGIC: [u8; 8] = *b"farsnap\0";
 const VERSION: u32 = 3;
+/// The length of zstd's checksum, at the end of the file.
+const CHECKSUM_BYTES: usize = 4;
 /// Limit on the length of a key and its value together, in bytes. It is above what a block holds.
 const RECORD_BYTES_MAX: usize = 6 << 20;
 /// The base 2 logarithm of zstd's window, in bytes. A reader allocates the window, and refuses a

@@ -2,14 +2,15 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use zerocopy::{FromZeros, IntoBytes};
 use zstd::Decoder;
 
 use crate::{
-    FileHeader, FrameHeader, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError,
-    VERSION, WINDOW_LOG,
+    CHECKSUM_BYTES, FileHeader, FrameHeader, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader,
+    SnapshotError, VERSION, WINDOW_LOG,
 };
 
 /// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
@@ -33,6 +34,21 @@ impl Reader<BufReader<File>> {
         }
         Self::open(BufReader::new(File::open(path).map_err(SnapshotError::Open)?))
     }
+}
+
+/// Returns the checksum at the end of a file, which a [`Reader`] compares with the content. So it
+/// identifies a snapshot that was read completely. It proves nothing about one that was not.
+///
+/// # Errors
+/// [`SnapshotError::Open`] if the file cannot be read, or is shorter than a checksum.
+pub fn stored_checksum(path: &Path) -> Result<u32, SnapshotError> {
+    let mut checksum = [0; CHECKSUM_BYTES];
+    let read = File::open(path).and_then(|file| {
+        let end = file.metadata()?.len();
+        file.read_exact_at(&mut checksum, end.saturating_sub(CHECKSUM_BYTES as u64))
+    });
+    read.map_err(SnapshotError::Open)?;
+    Ok(u32::from_le_bytes(checksum))
 }
 
 impl<R: BufRead> Reader<R> {

@@ -73,6 +73,24 @@ fn a_file_that_ends_early_is_refused() {
 }
 
 #[test]
+fn the_checksum_at_the_end_differs_between_snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("snap");
+    let checksum_of = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        stored_checksum(&path)
+    };
+    let records = |value: u8| snapshot_of(&[(vec![1], vec![value], 0)]);
+    let [one, again, two] = [1, 1, 2].map(|value| checksum_of(&records(value)).unwrap());
+    assert!(one == again && one != two);
+    assert!(matches!(checksum_of(b"abc"), Err(SnapshotError::Open(_))));
+    assert!(
+        Reader::open_file(folder.path())
+            .is_err_and(|error| { matches!(error, SnapshotError::NotAFile) })
+    );
+}
+
+#[test]
 fn bytes_after_the_end_are_refused() {
     let bytes = snapshot_of(&sample()[..9]);
     for extra in [&b"x"[..], &bytes, &bytes[size_of::<FileHeader>()..]] {

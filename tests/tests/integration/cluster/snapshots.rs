@@ -201,7 +201,7 @@ fn a_damaged_snapshot_is_refused_before_a_key_is_stored() {
     );
     refuses(&Vec::clear, snap, 5, &["cannot be opened"]);
     refuses(&|bytes| bytes[0] = b'x', snap, 5, &["it is no snapshot"]);
-    refuses(&|bytes| bytes.clone_from(&of_other_shard), snap, 5, &["of another snapshot"]);
+    refuses(&|bytes| bytes.clone_from(&of_other_shard), snap, 5, &["of another shard"]);
     refuses(&Vec::clear, "snapshot.json", 5, &["no snapshot of a cluster"]);
     refuses(&|bytes| bytes.truncate(20), "snapshot.json", 5, &["is not what"]);
     // A valid snapshot that the store does not allow.
