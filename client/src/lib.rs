@@ -60,6 +60,7 @@
 //! | remove several | [`delete_many`](Session::delete_many) |
 //! | remove all with a prefix | [`delete_prefix`](Session::delete_prefix) |
 //! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |
+//! | iterate over one shard | [`scan_shard`](Session::scan_shard) |
 //! | wait for a change | [`watch`](Session::watch), [`watch_since`](Session::watch_since) |
 //! | run a list at once | [`batch`](Session::batch), which returns a [`Batch`] |
 //! | keep many in flight | [`pipeline`](Session::pipeline), which returns a [`Pipeline`] |

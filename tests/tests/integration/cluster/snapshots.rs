@@ -323,6 +323,21 @@ fn a_load_goes_on_when_a_server_restarts() {
 }
 
 #[test]
+fn a_load_goes_on_when_the_only_server_restarts() {
+    let mut server = ServerProcess::start_with_file("--memory 16MiB");
+    let mut load = Load::start(std::slice::from_ref(&server), server.folder());
+    load.write(0..1000);
+    server.kill();
+    // Not more than the pipe holds: nothing is read meanwhile.
+    load.write(1000..1500);
+    server.restart();
+    load.write(1500..2500);
+    load.finish().expect_line(0, &["2500 keys loaded"]);
+    let mut session = server.session();
+    assert!((0..2500).all(|number| session.exists(key(number)).unwrap()));
+}
+
+#[test]
 fn a_load_reports_the_keys_of_a_server_that_stays_down() {
     let (cluster, mut servers) = TestCluster::with_servers(3);
     let missing = keys_of(&cluster, shard_of(&cluster, &servers[1], 3), 0..KEYS);
