@@ -147,8 +147,8 @@ impl NewFolder {
         self.unfinished.join(file)
     }
 
-    /// Gives the folder its final name, once its entries are on the disk. Removes what had this name
-    /// before.
+    /// Gives the folder its final name, once its entries are on the disk. Removes what had this
+    /// name before.
     pub(crate) fn finish(self) -> io::Result<()> {
         File::open(&self.unfinished)?.sync_all()?;
         if fs::symlink_metadata(&self.name).is_err() {

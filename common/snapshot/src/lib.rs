@@ -1,7 +1,7 @@
 //! Snapshot files: keys, values and their times of expiry, compressed and checksummed.
 //!
-//! `kv-cli snapshot` writes them, `kv-cli restore` and `kv-server --restore` read them. They are independent of the
-//! size and the format of the region that they came from.
+//! `kv-cli snapshot` writes them, `kv-cli restore` and `kv-server --restore` read them. They are
+//! independent of the size and the format of the region that they came from.
 //!
 //! # The bytes
 //! All integers are little-endian.

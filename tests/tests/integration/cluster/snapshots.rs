@@ -249,6 +249,31 @@ fn only_another_snapshot_is_replaced_by_a_snapshot() {
     assert_eq!(count_keys(&mut connect(&single)), KEYS as usize + 1);
 }
 
+/// The keys of a shard's file are in one shard again, if the cluster is the same.
+#[test]
+fn a_lost_shard_is_restored_from_its_file() {
+    let (cluster, mut servers) = TestCluster::with_servers(2);
+    let mut session = connect(&servers);
+    fill(&mut session);
+    let folder = cluster.folder().join("snapshot");
+    run(&servers, "snapshot", &folder, &[]).succeeded();
+    let lost = shard_of(&cluster, &servers[1], 2);
+    let kept = keys_of(&cluster, 1 - lost, 0..KEYS)[0];
+    session.put(key(kept), "is newer").unwrap();
+    let spare = cluster.start("");
+    servers[1].kill();
+    cluster.wait_for_owner(lost, &spare);
+    servers[1] = spare;
+    let file = folder.join(format!("shard-{lost:04}.snap"));
+    run(&servers, "restore", &file, &["--force"]).succeeded();
+    let mut session = connect(&servers);
+    for number in 0..KEYS {
+        let value = session.get(key(number)).unwrap().expect("it was restored, or kept");
+        let expected = if number == kept { "is newer".to_owned() } else { number.to_string() };
+        assert_eq!(value, expected.as_str());
+    }
+}
+
 #[test]
 fn expired_values_of_a_file_are_skipped_and_counted() {
     let (cluster, servers) = TestCluster::with_servers(2);
