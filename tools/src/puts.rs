@@ -100,7 +100,13 @@ pub(crate) fn store_all<S: PutSource>(
     while !puts.are_done() {
         source.check()?;
         match session.pipeline() {
-            Ok(pipeline) => puts.run(pipeline, source)?,
+            Ok(pipeline) => {
+                if puts.retries.is_empty() {
+                    // The last outage ended without a value that failed.
+                    puts.outages.remove(&None);
+                }
+                puts.run(pipeline, source)?;
+            }
             Err(error) if server_down(&error).is_some() && !puts.is_over(None) => {
                 std::thread::sleep(RETRY_PAUSE);
             }
@@ -110,12 +116,12 @@ pub(crate) fn store_all<S: PutSource>(
     puts.end.unwrap_or(Ok(()))
 }
 
-/// Fails if a server came back without its former content while values were stored.
+/// Fails if a server came back without its former content while this client was connected.
 pub(crate) fn check_regions(client: &Client) -> anyhow::Result<()> {
     if client.admin().regions_replaced() > 0 {
         bail!(
-            "a server came back with an empty region meanwhile, so keys that were stored there \
-             before are gone: repeat the command"
+            "a server came back with another region meanwhile, and what was stored there before \
+             is gone: repeat the command"
         );
     }
     Ok(())

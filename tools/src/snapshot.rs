@@ -14,6 +14,7 @@ use crate::dump::{DumpProgress, Fatal};
 use crate::files::{NewFolder, check_free, write_whole};
 use crate::output::{self, ExitStatus};
 use crate::parallel::for_all;
+use crate::puts::check_regions;
 use crate::raw::RawRegion;
 use crate::snapshot_folder::{MANIFEST, Manifest, ShardFile, check_replaceable, file_name};
 use crate::stopping::StopSignal;
@@ -132,6 +133,7 @@ impl Snapshot {
             Ok(())
         })?;
         writer.finish()?.flush()?;
+        check_regions(&self.client)?;
         Ok(keys)
     }
 }
