@@ -101,8 +101,7 @@ impl Session {
         let mut budget = ReconnectBudget::default();
         // One call of `operation`, so that it is inlined.
         loop {
-            // If the connection is lost, the trust in the server has ended, and the operation
-            // fails.
+            // If the connection is lost, the trust has ended, and the operation fails.
             let failure = match self.regions.latest(shard) {
                 Some(open) if !self.regions.engine.pipelined.get() => {
                     match operation(self.regions.at(open), hashed) {
@@ -131,8 +130,7 @@ impl Session {
         }
     }
 
-    /// Handles the failure of an operation, if it has one, and reconnects if the connection was
-    /// lost.
+    /// Handles the failure of an operation, if it has one. Reconnects if the connection was lost.
     #[cold]
     fn recover(
         &mut self,
