@@ -197,3 +197,12 @@ impl Run {
         }
     }
 }
+
+impl Drop for Run {
+    /// Prints the servers' logs if the test has failed.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.servers.iter().for_each(|server| println!("{}", server.process.log()));
+        }
+    }
+}
