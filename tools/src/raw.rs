@@ -55,10 +55,23 @@ impl RawRegion {
             }
             map => map?.0,
         };
-        let open = |(shard, view): (usize, &ShardView)| {
-            Self::attach(options.of_shard(shard as u16, view, |_| true)?).ok()
-        };
+        let open = |(shard, view)| Self::open_shard(&options, shard, view);
         Ok(map.shards.iter().enumerate().map(open).collect())
+    }
+
+    /// Connects to the server of a shard, by this view of it. `None` if this host does not reach it.
+    fn open_shard(options: &ConnectOptions, shard: usize, view: &ShardView) -> Option<Self> {
+        let of_view = |view: &ShardView| options.of_shard(shard as u16, view, |_| true);
+        let options = of_view(view)?;
+        let attached = match options.connect() {
+            // The server that sent the map had not read the newest records yet. This one has.
+            Err(ConnectError::Refused { source: Refusal::OtherView { .. }, .. }) => {
+                let (map, _) = options.fetch_map(options.timeout).ok()?;
+                return Self::attach(of_view(map.shards.get(shard)?)?).ok();
+            }
+            attached => attached.ok()?,
+        };
+        Some(Self { options, attached })
     }
 
     /// Connects with these options.

@@ -1,8 +1,8 @@
 //! `kv-cli cluster`: what an operator does, from making the records to the loss of a server.
 
-use farside_tests::cluster::TestCluster;
+use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{TEST_TIMEOUT, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, wait_until};
 use rustix::process::Signal;
 
 fn cluster(arguments: &[&str]) -> CommandOutput {
@@ -102,4 +102,32 @@ fn a_shard_is_taken_from_a_server_that_runs() {
     assert_eq!(servers[0].wait().code(), Some(1), "{}", servers[0].log());
     let again = cluster(&["assign", &test_cluster.uri(), "0", "--empty"]);
     assert!(again.code == Some(0) && again.text().contains("vacant already"), "{again:?}");
+}
+
+/// The server that gives the map does not reach the records, and another one was restarted since.
+#[test]
+fn verify_and_stat_reach_a_server_that_is_newer_than_the_map() {
+    let test_cluster = TestCluster::create(2);
+    let link = test_cluster.folder().join("link");
+    std::os::unix::fs::symlink(test_cluster.records_folder(), &link).unwrap();
+    let folder = test_cluster.folder().join("cut-off");
+    std::fs::create_dir(&folder).unwrap();
+    let arguments = format!("--cluster file://{} --memory 16MiB --grace-ms 20", link.display());
+    let cut_off = ServerProcess::spawn_in(&folder, &arguments, |command| command);
+    test_cluster.wait_for_owner(0, &cut_off);
+    let mut restarted = test_cluster.start_with_file(&test_cluster.folder().join("region"));
+    test_cluster.wait_for_owner(1, &restarted);
+    let mut connection = MapConnection::open(&cut_off);
+    let before = test_cluster.shard(1).number;
+    connection.wait_for_map("both servers", |map| map.shards[1].number == before);
+    std::fs::remove_file(link).unwrap();
+    restarted.kill();
+    restarted.start_again();
+    test_cluster.wait_for(1, "a newer view", |record| record.number > before);
+    wait_until("the server serves its newer view", TEST_TIMEOUT, || {
+        attach(&restarted, Some(view_of(1, &test_cluster.shard(1)))).is_ok()
+    });
+    cut_off.assert_verifies();
+    assert_eq!(cut_off.cli(&["stat", "--json"]).succeeded().text().lines().count(), 2);
+    assert_eq!(connection.map.shards[1].number, before);
 }
