@@ -3,6 +3,7 @@
 //! Opens the sessions, then uses every shard in each of them. Before, between and after, prints the
 //! process's descriptors, threads, resident and pinned memory. `tools/scripts/cluster-footprint.sh`
 //! starts the servers.
+#![allow(clippy::print_stdout, reason = "this is its output")]
 
 use std::error::Error;
 use std::path::Path;

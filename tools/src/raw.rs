@@ -59,7 +59,8 @@ impl RawRegion {
         Ok(map.shards.iter().enumerate().map(open).collect())
     }
 
-    /// Connects to the server of a shard, by this view of it. `None` if this host does not reach it.
+    /// Connects to the server of a shard, by this view of it. `None` if this host does not reach
+    /// it.
     fn open_shard(options: &ConnectOptions, shard: usize, view: &ShardView) -> Option<Self> {
         let of_view = |view: &ShardView| options.of_shard(shard as u16, view, |_| true);
         let options = of_view(view)?;

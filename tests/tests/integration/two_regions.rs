@@ -223,7 +223,7 @@ fn a_put_completes_if_the_trust_ends_while_it_is_posted() {
     endpoint.tick();
     let put = operation.cached_put(Lifetime::Forever).unwrap().expect("its location is cached");
     handle.region.trust.end();
-    let _ = operation.post_cached_put(&put).unwrap();
+    drop(operation.post_cached_put(&put).unwrap());
     wait_until("the chain completes", TEST_TIMEOUT, || endpoint.try_step(|_| ()));
     let result = endpoint.take_result(LANE).unwrap();
     assert!(operation.complete_cached_put(&put, result).unwrap().is_none());
