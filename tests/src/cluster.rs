@@ -111,6 +111,13 @@ impl TestCluster {
         ServerProcess::spawn_behind(network, port, &folder, &arguments)
     }
 
+    /// Starts a server with this region file, at an address of TCP. Its clocks are so far ahead.
+    pub fn start_ahead(&self, ahead: Duration, file: &Path) -> ServerProcess {
+        let (uri, file) = (self.uri(), file.display());
+        let arguments = format!("--cluster {uri} {} --region-file {file}", self.arguments);
+        ServerProcess::spawn_ahead(ahead, &self.new_folder(), &arguments)
+    }
+
     /// Starts a server with this region file.
     pub fn start_with_file(&self, file: &Path) -> ServerProcess {
         self.start(&format!("--region-file {}", file.display()))

@@ -58,6 +58,15 @@ pub fn left_out_without_root(why: &str) -> bool {
     left_out_if(!rustix::process::geteuid().is_root(), "without root", why)
 }
 
+/// Returns whether this test is left out because the system makes no time namespaces, and prints
+/// that it is.
+pub fn left_out_without_time_namespaces() -> bool {
+    let arguments = ["--time", "--boottime", "60", "--monotonic", "60", "true"];
+    let made = std::process::Command::new("unshare").args(arguments).output();
+    let is_made = made.is_ok_and(|made| made.status.success());
+    left_out_if(!is_made, "without time namespaces", "it has hosts with different clocks")
+}
+
 /// Makes a network. Without root or `ip`, or if the system refuses, prints that this test is left
 /// out.
 pub fn network_or_left_out() -> Option<Network> {

@@ -29,7 +29,8 @@ mod worker;
 
 pub use left_out::{
     OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_over_rdma, left_out_over_tcp,
-    left_out_without_netem, left_out_without_root, left_out_without_shm, network_or_left_out,
+    left_out_without_netem, left_out_without_root, left_out_without_shm,
+    left_out_without_time_namespaces, network_or_left_out,
 };
 pub use server_process::ServerProcess;
 pub use worker::Worker;

@@ -57,12 +57,12 @@ fn run(program: &str, arguments: &str) -> Result<String, String> {
     Err(format!("{program} {arguments}: {}", error.lines().next().unwrap_or_default()))
 }
 
-/// Returns a command that runs a program in a namespace. The program replaces `ip`, so that it has
-/// the process id of the child. `None` for the test's own namespace.
-pub(crate) fn command_in(namespace: Option<&str>, program: impl AsRef<OsStr>) -> Command {
-    let Some(namespace) = namespace else { return Command::new(program) };
-    let mut command = Command::new("ip");
-    command.args(["netns", "exec", namespace]).arg(program);
+/// Returns a command that runs a program by another one, such as `ip netns exec NAME`, whose words
+/// these are. The program replaces the other one, so that it has the process id of the child.
+pub(crate) fn command_by(words: &[String], program: impl AsRef<OsStr>) -> Command {
+    let [first, rest @ ..] = words else { return Command::new(program) };
+    let mut command = Command::new(first);
+    command.args(rest).arg(program);
     command
 }
 
@@ -150,9 +150,9 @@ impl Network {
         [0, 1, 2].map(|host| format!("10.{of}.{}.{}", first >> 8, (first & 0xff) + host))
     }
 
-    /// Returns the name of the namespace that is the server's host.
-    pub fn namespace(&self) -> &str {
-        &self.namespace
+    /// Returns the words before a command that runs on the server's host.
+    pub(crate) fn on_host(&self) -> Vec<String> {
+        ["ip", "netns", "exec", &self.namespace].map(str::to_owned).into()
     }
 
     /// Returns the address at which a server is reached from the test.

@@ -9,7 +9,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
 use crate::command::{CommandOutput, command};
-use crate::network::{Network, command_in};
+use crate::free_tcp_address;
+use crate::network::{Network, command_by};
 use crate::{TEST_TIMEOUT, binary, device, is_over_shm, new_address, send_signal};
 
 /// Returns a server's arguments. Over RDMA, raises GRACE to its default: in emulation a READ often
@@ -33,8 +34,8 @@ pub struct ServerProcess {
     _own_folder: Option<TempDir>,
     address: String,
     arguments: Vec<String>,
-    /// The network namespace of the server, if it is not that of the test.
-    namespace: Option<String>,
+    /// The words before the server's command, such as `ip netns exec NAME`.
+    launcher: Vec<String>,
     child: Child,
 }
 
@@ -77,27 +78,35 @@ impl ServerProcess {
         arguments: &str,
         configure: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Self {
-        Self::spawn_at(new_address(folder), None, folder, arguments, configure)
+        Self::spawn_at(new_address(folder), Vec::new(), folder, arguments, configure)
     }
 
     fn spawn_at(
         address: String,
-        namespace: Option<&str>,
+        launcher: Vec<String>,
         folder: &Path,
         arguments: &str,
         configure: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Self {
         let (folder, arguments) = (folder.to_owned(), adapted(arguments));
-        let mut command = kv_server(namespace, &folder, &address, &arguments);
+        let mut command = kv_server(&launcher, &folder, &address, &arguments);
         let child = configure(&mut command).spawn().unwrap();
-        let namespace = namespace.map(str::to_owned);
-        Self { folder, _own_folder: None, address, arguments, namespace, child }
+        Self { folder, _own_folder: None, address, arguments, launcher, child }
     }
 
     /// Starts a server in an existing folder, on the server's host of a network and at this port.
     pub fn spawn_behind(network: &Network, port: u16, folder: &Path, arguments: &str) -> Self {
-        let (address, namespace) = (network.server_address_at(port), network.namespace());
-        Self::spawn_at(address, Some(namespace), folder, arguments, |command| command)
+        let (address, launcher) = (network.server_address_at(port), network.on_host());
+        Self::spawn_at(address, launcher, folder, arguments, |command| command)
+    }
+
+    /// Starts a server in an existing folder, at an address of TCP. Its clocks are so far ahead, as
+    /// those of a host that booted earlier may be.
+    pub fn spawn_ahead(ahead: Duration, folder: &Path, arguments: &str) -> Self {
+        let seconds = ahead.as_secs().to_string();
+        let launcher = ["unshare", "--time", "--boottime", &seconds, "--monotonic", &seconds];
+        let launcher = launcher.map(str::to_owned).into();
+        Self::spawn_at(free_tcp_address(), launcher, folder, arguments, |command| command)
     }
 
     /// Starts a server with a region file on the server's host of a network. It also listens at
@@ -107,9 +116,8 @@ impl ServerProcess {
         let folder = own_folder.path().to_owned();
         let (region, local) = (folder.join("region"), Network::LOCAL_ADDRESS);
         let arguments = format!("--listen {local} --region-file {} {arguments}", region.display());
-        let (address, namespace) = (network.server_address(), network.namespace());
-        let mut server =
-            Self::spawn_at(address, Some(namespace), &folder, &arguments, |command| command);
+        let (address, launcher) = (network.server_address(), network.on_host());
+        let mut server = Self::spawn_at(address, launcher, &folder, &arguments, |command| command);
         server._own_folder = Some(own_folder);
         server.connected()
     }
@@ -226,8 +234,7 @@ impl ServerProcess {
 
     /// Starts the server again, without waiting until it serves.
     pub fn start_again(&mut self) {
-        let namespace = self.namespace.as_deref();
-        let mut command = kv_server(namespace, &self.folder, &self.address, &self.arguments);
+        let mut command = kv_server(&self.launcher, &self.folder, &self.address, &self.arguments);
         self.child = command.spawn().unwrap();
     }
 
@@ -276,15 +283,10 @@ impl ServerProcess {
     }
 }
 
-fn kv_server(
-    namespace: Option<&str>,
-    folder: &Path,
-    address: &str,
-    arguments: &[String],
-) -> Command {
+fn kv_server(launcher: &[String], folder: &Path, address: &str, arguments: &[String]) -> Command {
     let log = folder.join("log");
     let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
-    let mut command = command_in(namespace, binary("kv-server"));
+    let mut command = command_by(launcher, binary("kv-server"));
     command.args(["--listen", address]).args(arguments).env_remove("NOTIFY_SOCKET");
     // Not the test's stdout: a server that outlives a failing test would keep it open.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

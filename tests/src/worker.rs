@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::Signal;
 
 use crate::ServerProcess;
-use crate::network::{Network, command_in};
+use crate::network::{Network, command_by};
 
 /// A worker process; killed when dropped.
 pub struct Worker {
@@ -50,7 +50,7 @@ impl Worker {
         number: u64,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
-        let mut command = command_in(Some(network.namespace()), program);
+        let mut command = command_by(&network.on_host(), program);
         command.arg(Network::LOCAL_ADDRESS).args(arguments);
         Self::spawn(command, folder, number)
     }

@@ -73,7 +73,7 @@ fn a_shard_whose_server_is_frozen_is_given_up_and_a_spare_takes_it() {
     let spare = test_cluster.start("");
     let mut session = servers[0].session();
     session.put("key", "of the former owner").unwrap();
-    servers[0].signal(Signal::STOP);
+    servers[0].pause();
     let checked = cluster(&["check", &uri]);
     assert!(checked.text().contains("cannot be used"), "{checked:?}");
     let assigned = cluster(&["assign", &uri, "0", "--empty"]);

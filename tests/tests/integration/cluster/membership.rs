@@ -14,7 +14,8 @@ use farside_layout::{SUPERBLOCK_BYTES, Superblock};
 use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
 use farside_tests::engine::connect_options;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, left_out_over_rdma, raise_descriptor_limit, wait_until,
+    ServerProcess, TEST_TIMEOUT, left_out_over_rdma, left_out_without_time_namespaces,
+    raise_descriptor_limit, wait_until,
 };
 use rustix::process::Signal;
 
@@ -90,6 +91,37 @@ fn a_server_without_a_cluster_knows_of_none() {
         Err(ConnectError::Refused { source, .. }) => assert_eq!(source, Refusal::NoCluster),
         other => panic!("{:?}", other.map(|(map, _)| map)),
     }
+}
+
+/// Servers on hosts whose clocks differ by hours. A server that starts again on another host finds
+/// times in its region that lie in its future.
+#[test]
+fn clocks_of_hosts_may_differ_by_hours() {
+    if left_out_without_time_namespaces() {
+        return;
+    }
+    const HOUR: Duration = Duration::from_secs(3600);
+    let cluster = TestCluster::create(3);
+    let file = |number: u32| cluster.folder().join(format!("region{number}"));
+    let start = |number: u32, ahead: u32| cluster.start_ahead(ahead * HOUR, &file(number));
+    let mut servers = [start(0, 0), start(1, 1), start(2, 5)];
+    cluster.wait_for_servers();
+    let mut session = servers[0].session();
+    let key = |number: u32| number.to_le_bytes();
+    (0..300).for_each(|number| session.put(key(number), "first").unwrap());
+    for number in 0..300 {
+        assert_eq!(session.get(key(number)).unwrap().unwrap(), "first");
+    }
+    assert_eq!(servers[2].terminate(), Some(0), "{}", servers[2].log());
+    servers[2] = start(2, 0);
+    wait_until("all shards are back", TEST_TIMEOUT, || {
+        (0..300).all(|number| session.put(key(number), "second").is_ok())
+    });
+    assert_eq!(session.scan().unwrap().map(Result::unwrap).count(), 300);
+    for number in 0..300 {
+        assert_eq!(session.get(key(number)).unwrap().unwrap(), "second");
+    }
+    servers[0].assert_verifies();
 }
 
 #[test]
