@@ -18,7 +18,7 @@ use crate::Contact;
 use crate::connection::ServerConnection;
 use crate::control::{ClusterLink, ControlQueue};
 
-/// The timeout of one attempt to connect to a server of a cluster, or to get its map.
+/// The timeout of the first attempt to connect to a server of a cluster, or to get its map.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long answers of further seeds are awaited after the first one.
 const FURTHER_SEEDS_TIMEOUT: Duration = Duration::from_millis(300);
@@ -30,6 +30,23 @@ const REFRESH_INTERVAL: Duration = Duration::from_millis(30);
 const ASKED_MAX: usize = 3;
 /// Limit on the addresses that are asked for their maps at once.
 const ADDRESSES_MAX: usize = 8;
+
+/// An attempt to connect to the server of a shard.
+#[derive(Clone, Copy)]
+pub(crate) struct Attempt {
+    /// For how long attempts were made before this one.
+    pub(crate) tried: Duration,
+    /// Until when an operation waits for it, if one does.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Attempt {
+    /// Returns the timeout, or less if the operation does not wait so long.
+    fn at_most(self, timeout: Duration) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(timeout, |left| left.min(timeout))
+    }
+}
 
 /// A kind of fabric. A session reaches all shards over one.
 type Kind = fn(&Address) -> bool;
@@ -148,19 +165,22 @@ impl Cluster {
     pub(crate) fn try_connect(
         self: &Arc<Self>,
         shard: usize,
+        attempt: Attempt,
         options: &ConnectOptions,
         cache_bytes: usize,
     ) -> Result<ServerConnection, ConnectError> {
         let view = self.view(shard);
         let number = view.number;
         let Some(copy) = view.copies.first() else {
-            self.refresh(shard, number, options);
+            self.refresh(shard, number, attempt, options);
             let why = std::io::Error::other("the shard has no server at present");
             return Err(unreachable("its server".to_owned(), Contact::None, Some(why)));
         };
         let at = options.of_shard(shard as u16, &view, self.is_reachable);
         let at = at.ok_or(ConnectError::OtherFabric)?;
-        let failed = match self.attach(copy, at.clone()).and_then(|(attached, options)| {
+        let timeout = attempt.at_most(attempt_timeout(attempt.tried, options));
+        let attached = self.attach(copy, at.clone(), timeout);
+        let failed = match attached.and_then(|(attached, options)| {
             self.connect(shard, number, attached, &options, cache_bytes)
         }) {
             Err(
@@ -180,11 +200,11 @@ impl Cluster {
         };
         // The server at the address may know a newer view, or belong to another cluster by now.
         if matches!(failed, ConnectError::Refused { source: Refusal::OtherView { .. }, .. })
-            && let Ok((map, _)) = at.fetch_map(ATTEMPT_TIMEOUT)
+            && let Ok((map, _)) = at.fetch_map(attempt.at_most(ATTEMPT_TIMEOUT))
         {
             self.merge(&map);
         }
-        self.refresh(shard, number, options);
+        self.refresh(shard, number, attempt, options);
         match failed {
             unreachable @ ConnectError::Unreachable { .. } => Err(unreachable),
             error => {
@@ -198,11 +218,12 @@ impl Cluster {
         &self,
         copy: &ShardCopy,
         options: ConnectOptions,
+        timeout: Duration,
     ) -> Result<(Attached, ConnectOptions), ConnectError> {
         // An answer comes after this moment, so the server ran then.
         let trust = Trust::until(boot_time_ns().saturating_add(self.trust_ns()));
         let options = ConnectOptions { trust, ..options };
-        let attached = options.attach(ATTEMPT_TIMEOUT.min(options.timeout))?;
+        let attached = options.attach(timeout)?;
         let welcome = &attached.welcome;
         let is_it = welcome.cluster == self.lock().cluster
             && options.view.is_some_and(|view| {
@@ -235,12 +256,15 @@ impl Cluster {
 
     /// Asks for a map in which this shard has a view after `number`: the servers that this client
     /// is connected to, or otherwise all addresses that it knows. Returns once there is one, or
-    /// after a fraction of a second.
+    /// after a fraction of a second, or when the operation waits no longer.
     ///
     /// One thread of the client asks at a time; the others wait for its result.
-    fn refresh(&self, shard: usize, number: u64, options: &ConnectOptions) {
+    fn refresh(&self, shard: usize, number: u64, attempt: Attempt, options: &ConnectOptions) {
+        if attempt.at_most(MAP_TIMEOUT).is_zero() {
+            return;
+        }
         let Ok(mut refreshed_at) = self.refreshed_at.try_lock() else {
-            self.wait_for_view(shard, number, MAP_TIMEOUT);
+            self.wait_for_view(shard, number, attempt.at_most(MAP_TIMEOUT));
             return;
         };
         if let Some(before) = *refreshed_at {
@@ -248,7 +272,7 @@ impl Cluster {
             std::thread::sleep((REFRESH_INTERVAL + jitter).saturating_sub(before.elapsed()));
         }
         let asked = self.ask_connected();
-        if !(asked && self.wait_for_view(shard, number, MAP_TIMEOUT)) {
+        if !(asked && self.wait_for_view(shard, number, attempt.at_most(MAP_TIMEOUT))) {
             let known = self.map();
             let copies = known.shards.iter().flat_map(|view| &view.copies);
             let hosts = copies.flat_map(|copy| copy.reachable().take(1));
@@ -257,7 +281,7 @@ impl Cluster {
             let from = boot_time_ns() as usize % addresses.len().max(1);
             let some = addresses.iter().cycle().skip(from).take(ADDRESSES_MAX.min(addresses.len()));
             let answers = fetch_maps(some.cloned().collect(), options, ATTEMPT_TIMEOUT);
-            while let Ok((_, answer)) = answers.recv_timeout(ATTEMPT_TIMEOUT) {
+            while let Ok((_, answer)) = answers.recv_timeout(attempt.at_most(ATTEMPT_TIMEOUT)) {
                 if let Ok(map) = answer {
                     self.merge(&map);
                 }
@@ -290,6 +314,12 @@ impl Cluster {
 fn unreachable(server: String, contact: Contact, source: Option<std::io::Error>) -> ConnectError {
     let (tried, source) = (Duration::ZERO, source.map(Arc::new));
     ConnectError::Unreachable { server, contact, tried, source }
+}
+
+/// The timeout of an attempt, after attempts for `tried`. On a slow network, or at a busy server,
+/// the first ones may be too short.
+fn attempt_timeout(tried: Duration, options: &ConnectOptions) -> Duration {
+    ATTEMPT_TIMEOUT.max(tried).min(options.timeout)
 }
 
 /// Asks all these addresses for their maps at the same time. The answers come as they are.
@@ -328,7 +358,8 @@ pub(crate) fn discover(options: &ConnectOptions) -> Result<Discovered, ConnectEr
     let seeds: Vec<_> = std::iter::once(&options.address).chain(&options.others).cloned().collect();
     let mut attempts = farside_control::attach::Attempts::within(options.timeout);
     loop {
-        let error = match ask_seeds(&seeds, options) {
+        let timeout = attempt_timeout(started.elapsed(), options);
+        let error = match ask_seeds(&seeds, options, timeout) {
             Err(error @ ConnectError::Unreachable { .. }) => error,
             discovered => return discovered,
         };
@@ -338,8 +369,11 @@ pub(crate) fn discover(options: &ConnectOptions) -> Result<Discovered, ConnectEr
     }
 }
 
-fn ask_seeds(seeds: &[Address], options: &ConnectOptions) -> Result<Discovered, ConnectError> {
-    let timeout = ATTEMPT_TIMEOUT.min(options.timeout);
+fn ask_seeds(
+    seeds: &[Address],
+    options: &ConnectOptions,
+    timeout: Duration,
+) -> Result<Discovered, ConnectError> {
     let answers = fetch_maps(seeds.to_vec(), options, timeout);
     let mut maps: Vec<(ClusterMap, Vec<Address>)> = Vec::new();
     let (mut failed, mut has_no_cluster) = (None, false);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use farside_control::attach::ConnectError;
 
 use crate::client::ClientInner;
+use crate::cluster::Attempt;
 use crate::connection::ServerConnection;
 use crate::reconnecting::Reconnecting;
 use crate::{Contact, Error, Result};
@@ -72,7 +73,7 @@ impl ClientInner {
         }
         let made = link.connections.get(
             |connection| connection.control.is_lost(),
-            || self.establish(shard, self.connect_options.timeout),
+            || self.establish(shard, Some(Instant::now() + self.connect_options.timeout)),
         );
         let made = made.map_err(|error| self.connect_error(shard, error));
         if let Err(error @ Error::Unavailable { .. }) = &made {
@@ -141,10 +142,9 @@ impl ClientInner {
     /// Makes one round of attempts to connect. Returns whether to make another.
     fn try_to_revive(self: &Arc<Self>, shard: usize) -> bool {
         let link = &self.links[shard];
-        let made = link.connections.get(
-            |connection| connection.control.is_lost(),
-            || self.establish(shard, self.connect_options.timeout),
-        );
+        let made = link
+            .connections
+            .get(|connection| connection.control.is_lost(), || self.establish(shard, None));
         let mut revival = link.revival();
         let failed = made.err().map(|error| self.connect_error(shard, error));
         let is_connected = failed.is_none();
@@ -162,11 +162,11 @@ impl ClientInner {
     fn establish(
         self: &Arc<Self>,
         shard: usize,
-        timeout: Duration,
+        until: Option<Instant>,
     ) -> std::result::Result<ServerConnection, ConnectError> {
         let link = &self.links[shard];
         let former = link.connections.last();
-        let connection = self.connect_within(shard, timeout)?;
+        let connection = self.connect_within(shard, until)?;
         let region_id = connection.welcome.region_id;
         if former.is_some_and(|former| former.welcome.region_id != region_id) {
             link.regions_replaced.fetch_add(1, Ordering::Relaxed);
@@ -174,11 +174,12 @@ impl ClientInner {
         Ok(connection)
     }
 
-    /// Connects to the server of a shard, with as many attempts as the timeout allows.
+    /// Connects to the server of a shard, with as many attempts as the timeout allows. An operation
+    /// waits until the given time, if any.
     fn connect_within(
         self: &Arc<Self>,
         shard: usize,
-        timeout: Duration,
+        until: Option<Instant>,
     ) -> std::result::Result<ServerConnection, ConnectError> {
         let cache_bytes = self.cache_bytes_of_shard();
         let Some(cluster) = &self.cluster else {
@@ -187,9 +188,11 @@ impl ClientInner {
             return Ok(connection);
         };
         let started = Instant::now();
-        let mut attempts = farside_control::attach::Attempts::within(timeout);
+        let mut attempts = farside_control::attach::Attempts::within(self.connect_options.timeout);
         loop {
-            let error = match cluster.try_connect(shard, &self.connect_options, cache_bytes) {
+            let attempt = Attempt { tried: started.elapsed(), until };
+            let options = &self.connect_options;
+            let error = match cluster.try_connect(shard, attempt, options, cache_bytes) {
                 Err(error @ ConnectError::Unreachable { .. }) => error,
                 connected => return connected,
             };

@@ -2,13 +2,13 @@
 //! a client finds servers that come back elsewhere.
 
 use std::collections::HashMap;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Error, Session};
 use farside_control::attach::ConnectError;
 use farside_tests::cluster::TestCluster;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, is_over_shm, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, is_over_shm, wait_until};
 
 const KEYS: u32 = 300;
 /// How long a server may stand still before it asks the records whose its shard is, and a margin.
@@ -262,4 +262,36 @@ fn one_bad_seed_does_no_harm() {
     let none = Client::builder().server(&bad.join(","));
     let error = none.connect_timeout(Duration::from_millis(300)).connect().unwrap_err();
     assert!(error.to_string().contains("://"), "{error}");
+}
+
+/// Forwards each connection to a server, whose bytes come late.
+fn start_relay(server: String, late: Duration) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) = (client.unwrap(), TcpStream::connect(&server).unwrap());
+            let (mut to, mut from) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut client, &mut server));
+            std::thread::spawn(move || {
+                std::thread::sleep(late);
+                std::io::copy(&mut from, &mut to)
+            });
+        }
+    });
+    address
+}
+
+/// Every attempt to get the map takes longer than the first attempt may.
+#[test]
+fn a_seed_that_answers_late_is_a_seed() {
+    let cluster = TestCluster::create(1);
+    let address = free_tcp_address();
+    let _server = cluster.start(&format!("--listen {address}"));
+    cluster.wait_for_servers();
+    let host = address.strip_prefix("tcp://").unwrap().to_owned();
+    let relay = start_relay(host, Duration::from_millis(700));
+    let client = Client::builder().server(&format!("tcp://{relay}"));
+    let client = client.connect_timeout(TEST_TIMEOUT).connect().unwrap();
+    client.session().unwrap().put("key", "value").unwrap();
 }
