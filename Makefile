@@ -39,8 +39,10 @@ test: ## Checks format, lints, packages and documentation; runs all tests, over 
 	    CARGO_NET_OFFLINE=true tools/scripts/package.sh --no-build && \
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --bins --tests --locked && \
-	    echo "left out until the tests over RDMA run, which keep one core busy: pairs::" && \
-	    FARSIDE_BUILT=1 cargo test --workspace --locked -- --skip pairs:: && \
+	    echo "left out until the tests over RDMA run, which keep one core busy:" \
+	        "pairs:: etcd_failures:: etcd_login::" && \
+	    FARSIDE_BUILT=1 cargo test --workspace --locked -- \
+	        --skip pairs:: --skip etcd_failures:: --skip etcd_login:: && \
 	    FARSIDE_BUILT=1 tests/over-tcp
 	cargo clippy --workspace --no-default-features --all-targets --locked -- -D warnings
 	. tools/scripts/verbs-env.sh && tools/scripts/beside.sh sh -c \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command, and at the same time with one core: the longest tests of the simulator, random
-# schedules for two minutes, and the build with the oldest supported Rust. A test with a virtual
-# machine keeps only one core busy. Fails if any of them fails.
+# schedules for two minutes, the tests with an etcd that fails, and the build with the oldest
+# supported Rust. A test with a virtual machine keeps only one core busy. Fails if any of them fails.
 #
 #   tools/scripts/beside.sh COMMAND...
 #
@@ -15,6 +15,9 @@ export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-120}
 {
     nice cargo test --locked --workspace --test simulation -- \
         --test-threads=1 --nocapture pairs:: random::seeds &&
+        # They wait most of the time.
+        nice cargo test --locked --workspace --test stores -- \
+            --test-threads=4 etcd_failures:: etcd_login:: &&
         CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
 } >"$output" 2>&1 &
 failed=0
