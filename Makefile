@@ -44,7 +44,6 @@ test: ## Checks format, lints, packages and documentation; runs all tests, over 
 	    FARSIDE_BUILT=1 cargo test --workspace --locked -- \
 	        --skip pairs:: --skip etcd_failures:: --skip etcd_login:: && \
 	    FARSIDE_BUILT=1 tests/over-tcp
-	cargo clippy --workspace --no-default-features --all-targets --locked -- -D warnings
 	. tools/scripts/verbs-env.sh && tools/scripts/beside.sh sh -c \
 	    'tests/vm/suite && tests/vm/two-hosts'
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command, and at the same time with one core: the longest tests of the simulator, random
-# schedules for two minutes, the tests with an etcd that fails, and the build with the oldest
-# supported Rust. A test with a virtual machine keeps only one core busy. Fails if any of them fails.
+# schedules for two minutes, the tests with an etcd that fails, lints without RDMA, and the build
+# with the oldest supported Rust. A test with a virtual machine keeps only one core busy. Fails if
+# any of them fails.
 #
 #   tools/scripts/beside.sh COMMAND...
 #
@@ -18,6 +19,8 @@ export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-120}
         # They wait most of the time.
         nice cargo test --locked --workspace --test stores -- \
             --test-threads=4 etcd_failures:: etcd_login:: &&
+        CARGO_BUILD_JOBS=1 nice cargo clippy --workspace --no-default-features --all-targets \
+            --locked -- -D warnings &&
         CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
 } >"$output" 2>&1 &
 failed=0
