@@ -108,7 +108,12 @@ fn put_new_keys(
         before = now;
         *puts += 1;
         count += 1;
-        refused += u64::from(outcome.is_err());
+        if let Err(error) = outcome {
+            if refused == 0 {
+                println!("    refused after {:.1} s: {error}", started.elapsed().as_secs_f64());
+            }
+            refused += 1;
+        }
     }
     let step = (count / LOOKUPS).max(1);
     let mut bytes = 0;

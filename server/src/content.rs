@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use farside_fabric::ChainError;
 use farside_fabric::shm::Region;
-use farside_layout::hash::KeyHasher;
+use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockHeader, BlockRef, Format, Geometry, Slot, class_for,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, Format, Geometry, SizeClass,
+    Slot, class_for,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -15,7 +16,6 @@ use crate::walk::Budget;
 /// The fields of a block on which its removal depends.
 pub(crate) struct BlockFields {
     pub(crate) generation: u32,
-    pub(crate) written_at_ms: u64,
     pub(crate) expires_at_ms: u64,
 }
 
@@ -76,30 +76,47 @@ impl BlockReader {
         let fits_slot = block.has_generation(generation)
             && class_for(content.key().len(), content.value().len()) == Some(block.class)
             && slot.is_of(hash);
-        Ok(fits_slot.then(|| BlockFields {
-            generation,
-            written_at_ms: content.written_at_ms(),
-            expires_at_ms: content.expires_at_ms(),
-        }))
+        Ok(fits_slot.then(|| BlockFields { generation, expires_at_ms: content.expires_at_ms() }))
+    }
+
+    /// Reads the block at an address whose slot is not known, into `words`. Returns the hash of its
+    /// key, and its generation; `None` if no whole block of the class is there.
+    pub(crate) fn read_at(
+        &self,
+        address: BlockAddress,
+        class: SizeClass,
+        words: &mut Vec<u64>,
+    ) -> Result<Option<(KeyHash, u32)>, ChainError> {
+        words.resize(BLOCK_HEADER_BYTES as usize / 8, 0);
+        self.region.read(address.offset(), words)?;
+        let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
+        let bytes = header.block_bytes().next_multiple_of(8);
+        if bytes > class.block_bytes() {
+            return Ok(None);
+        }
+        words.resize((bytes / 8) as usize, 0);
+        self.region.read(address.offset(), words)?;
+        let Ok(content) = Block::decode(words.as_bytes(), address) else { return Ok(None) };
+        let is_of_class = class_for(content.key().len(), content.value().len()) == Some(class);
+        let found = || (self.hasher.hash(content.key()), content.header_word().generation);
+        Ok(is_of_class.then(found))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Checks the bounds of a step of expiry and of a request for eviction: how much they read,
-    //! remove and walk. Guards against slots that all lead to one large block: the server read
-    //! gigabytes and answered no client meanwhile.
+    //! Checks the bounds of a step of expiry: how much it reads, removes and walks. Guards against
+    //! slots that all lead to one large block: the server read gigabytes and answered no client
+    //! meanwhile.
 
     use farside_config::ServerConfig;
     use farside_config::size::ByteSize;
     use farside_fabric::shm::{HugePages, RegionMemory};
     use farside_layout::{
-        BLOCK_BYTES_MAX, BlockAddress, BlockStamp, HINT_OFFSET, SLOTS_PER_SUBTABLE, SizeClass,
-        SlotWord, seal,
+        BLOCK_BYTES_MAX, BlockStamp, HINT_OFFSET, SLOTS_PER_SUBTABLE, SlotWord, seal,
     };
 
     use super::*;
-    use crate::eviction::Evictor;
     use crate::expiry::Reaper;
     use crate::index::SubtableImage;
     use crate::own_endpoint::OwnEndpoint;
@@ -113,7 +130,6 @@ mod tests {
     struct OneBlockRegion {
         opened: ServedRegion,
         own: OwnEndpoint,
-        class: SizeClass,
         _memory: RegionMemory,
     }
 
@@ -152,7 +168,7 @@ mod tests {
                 region.store(offset + HINT_OFFSET, hash.hint(2)).unwrap();
             }
             let own = OwnEndpoint::over_memory(region);
-            Self { opened, own, class, _memory: memory }
+            Self { opened, own, _memory: memory }
         }
 
         fn reader(&self) -> BlockReader {
@@ -171,16 +187,6 @@ mod tests {
                 steps.push(reaper.step(&self.opened.index, &self.own).unwrap().len());
             }
             steps
-        }
-
-        /// Makes two requests for as many blocks as possible. Returns how many keys each removes.
-        fn evict(&self) -> [usize; 2] {
-            let (mut reaper, mut evictor) = (self.reaper(), Evictor::new(self.reader(), HOUR));
-            let mut make_room = || {
-                let Self { opened, own, class, .. } = self;
-                evictor.make_room(*class, u32::MAX, &opened.index, own, &mut reaper).unwrap().len()
-            };
-            [make_room(), make_room()]
         }
     }
 
@@ -204,24 +210,5 @@ mod tests {
     fn a_step_of_expiry_walks_64_subtables() {
         let steps = OneBlockRegion::new(64, 0, 0, 2 << 20).reap();
         assert_eq!(steps.len(), SUBTABLES_PER_CHUNK / 64);
-    }
-
-    /// The request removes one of five blocks that it reads: two of the eight blocks in 32 MiB.
-    #[test]
-    fn a_request_for_room_reads_no_more_than_32_mib_of_blocks() {
-        assert_eq!(OneBlockRegion::new(BLOCK_BYTES_MAX, 40, 0, 2 << 20).evict()[0], 2);
-    }
-
-    #[test]
-    fn a_request_for_room_removes_no_more_than_1024_keys() {
-        let words = 16 * SLOTS_PER_SUBTABLE;
-        assert_eq!(OneBlockRegion::new(64, words, 0, 2 << 20).evict()[0], 1024);
-    }
-
-    /// The second request continues where the first one ended.
-    #[test]
-    fn a_request_for_room_walks_no_more_than_32_mib_of_index() {
-        let subtables = 32 << 20 >> 13;
-        assert_eq!(OneBlockRegion::new(64, 5, subtables, 64 << 20).evict(), [0, 1]);
     }
 }

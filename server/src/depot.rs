@@ -3,6 +3,7 @@
 //! It reaches the chunk table and the block headers only through [`RegionAccess`]. So it works over
 //! any memory: the server's region, or a simulated one.
 
+mod cache;
 mod chunks;
 mod class_pool;
 mod lost;
@@ -119,9 +120,14 @@ pub struct Depot {
     whole_spans: BTreeSet<(Nanos, u32)>,
     /// How many chunks have lost their class since the server started.
     pub(crate) chunks_emptied: u64,
-    /// Whether classes leave enough chunks for an index that has a key for each block, as in a
-    /// cache.
-    reserves_for_index: bool,
+    /// How many chunks have subtables.
+    chunks_index: u64,
+    /// In a cache: how many free chunks are kept for classes that have few.
+    reserve: Option<u64>,
+    /// The first chunks of all spans that drain.
+    draining: BTreeSet<u32>,
+    /// How many chunks these spans have.
+    chunks_draining: u64,
 }
 
 impl Depot {
@@ -137,7 +143,10 @@ impl Depot {
             pools: (0..SizeClass::COUNT).map(|_| ClassPool::default()).collect(),
             whole_spans: BTreeSet::new(),
             chunks_emptied: 0,
-            reserves_for_index: false,
+            chunks_index: 0,
+            reserve: None,
+            draining: BTreeSet::new(),
+            chunks_draining: 0,
         };
         for (chunk, chunk_use) in (0..).zip(uses) {
             match chunk_use {
@@ -145,18 +154,15 @@ impl Depot {
                     depot.free_chunks.insert(chunk);
                     depot.chunks[chunk as usize] = Chunk::Free;
                 }
-                ChunkUse::Subtables => depot.chunks[chunk as usize] = Chunk::Subtables,
+                ChunkUse::Subtables => {
+                    depot.chunks[chunk as usize] = Chunk::Subtables;
+                    depot.chunks_index += 1;
+                }
                 ChunkUse::Continued => {}
                 ChunkUse::Blocks(class) => depot.add_span(chunk, *class, now),
             }
         }
         depot
-    }
-
-    /// Limits the chunks with blocks, so that the index has room to grow. A cache uses all of its
-    /// blocks, so without this limit it would leave no chunk for subtables.
-    pub(crate) fn reserve_for_index(&mut self) {
-        self.reserves_for_index = true;
     }
 
     fn pool(&mut self, class: SizeClass) -> &mut ClassPool {
@@ -169,6 +175,7 @@ impl Depot {
         let pool = self.pool(class);
         pool.blocks += class.blocks_per_span();
         pool.in_depot += class.blocks_per_span();
+        pool.spans.push(chunk);
         pool.list(chunk, &mut span, 0);
         span.whole_since = Some(now);
         self.whole_spans.insert((now, chunk));
@@ -185,7 +192,7 @@ impl Depot {
     ) -> Option<T> {
         let Some(Chunk::Span(span)) = self.chunks.get_mut(chunk as usize) else { return None };
         let pool = &mut self.pools[usize::from(span.class.index())];
-        let before = span.available();
+        let before = span.offered();
         let output = change(span, pool);
         pool.list(chunk, span, before);
         span.changed_at = span.changed_at.max(now);
@@ -288,7 +295,9 @@ impl Depot {
                 match blocks {
                     RestingBlocks::Given(blocks) => self.make_ready(class, blocks, ready_at),
                     RestingBlocks::Lost { chunk, blocks, .. } => {
-                        self.change_span(chunk, ready_at, |span, _| span.add_uncarved(&blocks));
+                        self.change_span(chunk, ready_at, |span, _| {
+                            span.add_uncarved(blocks.iter());
+                        });
                     }
                 }
             }
@@ -391,12 +400,6 @@ impl Depot {
 }
 
 impl Depot {
-    /// Whether any block of the class is linked or with a client.
-    pub(crate) fn has_blocks_outside(&self, class: SizeClass) -> bool {
-        let pool = &self.pools[usize::from(class.index())];
-        pool.in_depot < pool.blocks
-    }
-
     /// Returns the counts for a request for blocks of a class, or for a chunk.
     pub(crate) fn returned(&self, class: Option<SizeClass>) -> ReturnCounts {
         let blocks = class.map(|class| self.pools[usize::from(class.index())].returned);
@@ -421,16 +424,12 @@ impl Depot {
     /// Returns the number of chunks that still have a class although all of their blocks are
     /// available.
     pub(crate) fn chunks_emptying(&self) -> u64 {
-        let chunks = |chunk: u32| match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) => span.class.chunks_per_span(),
-            _ => 0,
-        };
-        self.whole_spans.iter().map(|(_, chunk)| chunks(*chunk)).sum()
+        self.whole_spans.iter().map(|(_, chunk)| self.chunks_of_span(*chunk)).sum()
     }
 
     /// Returns the number of chunks with subtables.
     pub(crate) fn chunks_index(&self) -> u64 {
-        self.chunks.iter().filter(|chunk| matches!(chunk, Chunk::Subtables)).count() as u64
+        self.chunks_index
     }
 
     /// Returns the block counts of each class that has chunks.

@@ -1,118 +1,305 @@
-//! Eviction: makes room in a full region that is used as a cache, by removing keys that were
-//! written long ago.
+//! Eviction: makes room in a full region that is used as a cache.
 //!
-//! When a client asks for blocks and the depot has none, the server reads a sample of the blocks of
-//! the class, and unlinks the oldest ones: a fifth of them at most.
+//! The server evicts ahead of demand. It keeps as many free blocks of each class as clients will
+//! take while evicted blocks rest for GRACE. Requests of clients set this amount, and begin the
+//! work; the serving thread then does it in steps of [`STEP_NS`], between two turns of messages.
+//! Without requests it sleeps.
+//!
+//! Candidates are blocks from random places of the class's chunks. Only their headers are read, and
+//! [`policy`] decides which of them go. For these the server finds the slot by the key, as a client
+//! does. So no eviction walks the index. [`drains`] moves memory between classes.
+
+mod demand;
+mod drains;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
-use farside_layout::{BlockRef, SizeClass, SlotState, SlotWord};
+use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, SizeClass};
+use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::{BlockFields, BlockReader};
+use crate::content::BlockReader;
+use crate::depot::{BlockError, Depot};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
-use crate::walk::{Budget, Cursor};
+use demand::ClassDemand;
+use drains::{Drains, PLAN_NS};
+use policy::{CANDIDATES_PER_EVICTION, Candidate};
 
-/// Limit on the keys that are removed for one request.
-const EVICTIONS_MAX: usize = 1024;
-/// How many blocks are read for each block that is unlinked.
-const SAMPLE: usize = 5;
-/// How many bytes of blocks are read for one request; the last block may exceed this limit. The
-/// limit is enough for the sample of a session's request, which is for 2 MiB of blocks or for one
-/// block.
-const SAMPLE_BYTES_MAX: u64 = 32 << 20;
-/// Limit on the subtables that are read for one request: 32 MiB.
-const SUBTABLES_MAX: usize = 4096;
+/// How long a step evicts. Clients wait meanwhile for the answers to their messages. A session asks
+/// for blocks some 200 PUTs before it has none, so an answer should take less time than those.
+const STEP_NS: Nanos = 100_000;
+/// Limit on the keys of one class that a step evicts before the others have their turn.
+const BATCH: usize = 64;
+/// How many neighbouring blocks are candidates together. With more, a batch has candidates from
+/// fewer places, which clients may have filled at the same time.
+const RUN: u64 = 8;
+/// How many runs without any candidate end the search for more.
+const EMPTY_RUNS_MAX: usize = 64;
 
-/// A slot whose key may be removed.
-struct Candidate {
-    written_at_ms: u64,
-    slot: u64,
-    word: SlotWord,
-    block: BlockRef,
-    generation: u32,
-    deadline: Nanos,
+/// What eviction works with.
+pub(crate) struct Tools<'t> {
+    pub(crate) index: &'t Index,
+    pub(crate) own: &'t OwnEndpoint,
+    pub(crate) reaper: &'t mut Reaper,
+    pub(crate) depot: &'t mut Depot,
+}
+
+/// The result of an attempt to evict the keys of some blocks.
+struct Evictions {
+    /// How many blocks were looked at.
+    tried: usize,
+    /// How many of them had a key, which was removed.
+    evicted: usize,
 }
 
 /// Chooses the keys to remove, and removes them.
 pub(crate) struct Evictor {
     reader: BlockReader,
+    grace: Nanos,
     /// How old a word may be for a CAS that expects it (invariant I4).
     proof_age_max_ns: Nanos,
-    /// The slot at which the next sample begins. A sample reads on from the end of the last one,
-    /// and round the end of the index. The hash of a key decides its place there, so a sample has
-    /// keys of every age.
-    cursor: Cursor,
+    demands: [ClassDemand; SizeClass::COUNT],
+    /// The classes that may have too few free blocks.
+    low: Vec<SizeClass>,
+    drains: Drains,
+    /// When to look for spans to drain, if there were requests.
+    plan_at: Option<Nanos>,
+    planned_at: Nanos,
+    /// A class whose blocks clients should return, because a span cannot become empty otherwise.
+    recall: Option<SizeClass>,
+    random: u64,
+    /// The content of the block that was read last.
+    words: Vec<u64>,
     /// The number of keys that were removed.
     pub(crate) evicted: u64,
 }
 
 impl Evictor {
-    pub(crate) fn new(reader: BlockReader, proof_age_max_ns: Nanos) -> Self {
-        Self { reader, proof_age_max_ns, cursor: Cursor::default(), evicted: 0 }
+    /// `times` are GRACE, and how old a word may be for a CAS that expects it.
+    pub(crate) fn new(reader: BlockReader, times: (Nanos, Nanos)) -> Self {
+        let (grace, proof_age_max_ns) = times;
+        Self {
+            reader,
+            grace,
+            proof_age_max_ns,
+            demands: [ClassDemand::default(); _],
+            low: Vec::new(),
+            drains: Drains::default(),
+            plan_at: None,
+            planned_at: 0,
+            recall: None,
+            random: 0x9e37_79b9_7f4a_7c15,
+            words: Vec::new(),
+            evicted: 0,
+        }
     }
 
-    /// Unlinks up to `count` blocks of the class. The blocks have not rested.
-    pub(crate) fn make_room(
+    /// Notes a request for `count` blocks, which got `given`.
+    pub(crate) fn note_request(
         &mut self,
         class: SizeClass,
-        count: u32,
-        index: &Index,
-        own: &OwnEndpoint,
-        reaper: &mut Reaper,
-    ) -> Result<Vec<FreeBlock>, ChainError> {
-        let wanted = (count as usize).min(EVICTIONS_MAX);
-        let mut sample = self.sample(class, wanted * SAMPLE, index, own)?;
-        sample.sort_unstable_by_key(|candidate| candidate.written_at_ms);
-        let evictions = sample.len().div_ceil(SAMPLE).min(wanted);
-        let mut blocks = Vec::with_capacity(evictions);
-        for Candidate { slot, word, block, generation, deadline, .. } in sample {
-            if blocks.len() == evictions {
+        (count, given): (u32, usize),
+        depot: &Depot,
+        now: Nanos,
+    ) {
+        let demand = &mut self.demands[usize::from(class.index())];
+        demand.note(count.into(), given as u64, self.grace, now);
+        let is_low = self.missing(class, depot) > 0;
+        if is_low && !self.low.contains(&class) {
+            self.low.push(class);
+        }
+        if is_low || depot.chunks_missing() > 0 {
+            self.plan_at.get_or_insert(self.planned_at.saturating_add(PLAN_NS));
+        }
+    }
+
+    /// Returns how many blocks of the class have to be evicted so that enough are free or rest.
+    fn missing(&self, class: SizeClass, depot: &Depot) -> u64 {
+        let demand = &self.demands[usize::from(class.index())];
+        let (available, resting) = depot.blocks_to_give(class);
+        let target = demand.target(depot.blocks_lasting(class), self.grace);
+        target.saturating_sub(available + resting)
+    }
+
+    /// Returns when to call [`Evictor::step`]; `None` if nothing is to be done.
+    pub(crate) fn next_step_at(&self) -> Option<Nanos> {
+        let low = (!self.low.is_empty()).then_some(0);
+        [low, self.plan_at, self.drains.next_at()].into_iter().flatten().min()
+    }
+
+    /// Evicts keys for [`STEP_NS`], if there is so much to do. Returns the class whose blocks
+    /// clients should return, if there is one.
+    pub(crate) fn step(&mut self, tools: &mut Tools<'_>) -> Result<Option<SizeClass>, ChainError> {
+        let mut now = tools.own.now();
+        let until = now.saturating_add(STEP_NS);
+        if self.plan_at.is_some_and(|at| at <= now) {
+            (self.plan_at, self.planned_at) = (None, now);
+            if self.plan(tools, now)? {
+                self.plan_at = Some(now.saturating_add(PLAN_NS));
+            }
+        }
+        while now < until {
+            let next = (!self.low.is_empty()).then(|| self.low.remove(0));
+            if let Some(class) = next {
+                let evicted = self.make_room(class, tools, until)?;
+                if evicted > 0 && self.missing(class, tools.depot) > 0 {
+                    self.low.push(class);
+                }
+            }
+            let has_drained = self.drain(tools, now, until)?;
+            if next.is_none() && !has_drained {
                 break;
             }
-            // A value that was replaced meanwhile is not old any more.
-            if own.unlink_to_tombstone(slot, word, block, deadline)? {
-                let removed =
-                    reaper.schedule_tomb_clearing(slot, word, block, generation, own.now());
-                blocks.push(removed.block);
-            }
+            now = tools.own.now();
         }
-        self.evicted += blocks.len() as u64;
-        Ok(blocks)
+        Ok(self.recall.take())
     }
 
-    fn sample(
+    /// Evicts a first few keys of this class for a request that found no blocks. Returns how many
+    /// were evicted.
+    pub(crate) fn make_room_at_once(
         &mut self,
         class: SizeClass,
-        size: usize,
-        index: &Index,
-        own: &OwnEndpoint,
-    ) -> Result<Vec<Candidate>, ChainError> {
-        let mut sample = Vec::new();
-        let subtables = index.places.len().min(SUBTABLES_MAX);
-        let mut walk = self.cursor.walk_round(index, Budget::new(subtables, SAMPLE_BYTES_MAX));
-        let mut deadline = 0;
-        loop {
-            if walk.is_between_subtables() {
-                if sample.len() >= size {
-                    break;
-                }
-                deadline = own.now().saturating_add(self.proof_age_max_ns);
-            }
-            let Some((slot, content)) = walk.next()? else { break };
-            let word = content.word();
-            let Ok(block) = word.block() else { continue };
-            if word.state() != SlotState::Live || block.class != class {
-                continue;
-            }
-            if let Some(BlockFields { generation, written_at_ms, .. }) =
-                self.reader.read(&content, block, &mut walk.budget)?
-            {
-                let found = Candidate { written_at_ms, slot, word, block, generation, deadline };
-                sample.push(found);
+        tools: &mut Tools<'_>,
+    ) -> Result<usize, ChainError> {
+        let until = tools.own.now().saturating_add(STEP_NS);
+        self.make_room(class, tools, until)
+    }
+
+    /// Evicts keys of this class if too few blocks are free: up to [`BATCH`], and at least one
+    /// before it ends at `until`. Returns how many were evicted. Their blocks rest in the depot.
+    fn make_room(
+        &mut self,
+        class: SizeClass,
+        tools: &mut Tools<'_>,
+        until: Nanos,
+    ) -> Result<usize, ChainError> {
+        let wanted = self.missing(class, tools.depot).min(BATCH as u64) as usize;
+        let mut candidates = self.candidates(class, wanted * CANDIDATES_PER_EVICTION, tools)?;
+        let evictions = candidates.len().div_ceil(CANDIDATES_PER_EVICTION).min(wanted);
+        let first_to_go = policy::first_to_go(&mut candidates, evictions);
+        let addresses = first_to_go.iter().map(|candidate| candidate.address);
+        let give = |depot: &mut Depot, blocks, now| depot.give(class, blocks, false, now);
+        self.evict_each(addresses, class, tools, until, give).map(|done| done.evicted)
+    }
+
+    /// Evicts the keys of these blocks, one after the other until `until`. `give` puts the unlinked
+    /// blocks into the depot, also if an error ends this.
+    fn evict_each(
+        &mut self,
+        addresses: impl Iterator<Item = BlockAddress>,
+        class: SizeClass,
+        tools: &mut Tools<'_>,
+        until: Nanos,
+        give: impl FnOnce(&mut Depot, Vec<FreeBlock>, Nanos) -> Result<(), BlockError>,
+    ) -> Result<Evictions, ChainError> {
+        let (mut blocks, mut tried, mut result) = (Vec::new(), 0, Ok(()));
+        for address in addresses {
+            tried += 1;
+            result = self.evict(address, class, tools).map(|block| blocks.extend(block));
+            if result.is_err() || tools.own.now() >= until {
+                break;
             }
         }
-        Ok(sample)
+        let evicted = blocks.len();
+        self.evicted += evicted as u64;
+        if let Err(error) = give(tools.depot, blocks, tools.own.now()) {
+            tracing::error!("the depot refuses the block of an evicted key: {error}");
+        }
+        result.map(|()| Evictions { tried, evicted })
     }
+
+    /// Returns up to `count` blocks of the class that may be linked, from random places.
+    fn candidates(
+        &mut self,
+        class: SizeClass,
+        count: usize,
+        tools: &Tools<'_>,
+    ) -> Result<Vec<Candidate>, ChainError> {
+        let mut candidates = Vec::with_capacity(count);
+        let mut empty_runs = 0;
+        while candidates.len() < count && empty_runs < EMPTY_RUNS_MAX {
+            let Some(chunk) = self.random_span(class, tools) else { break };
+            let before = candidates.len();
+            self.add_run(chunk, class, (RUN, count), tools, &mut candidates)?;
+            empty_runs += usize::from(candidates.len() == before);
+        }
+        Ok(candidates)
+    }
+
+    /// Returns the first chunk of a span of the class that does not drain.
+    fn random_span(&mut self, class: SizeClass, tools: &Tools<'_>) -> Option<u32> {
+        let spans = tools.depot.spans(class);
+        let at = self.random_below(spans.len() as u64);
+        spans.get(at as usize).copied()
+    }
+
+    /// Adds a run of neighbouring blocks from a random place of the span, until there are
+    /// `count_max` candidates.
+    fn add_run(
+        &mut self,
+        chunk: u32,
+        class: SizeClass,
+        (length, count_max): (u64, usize),
+        tools: &Tools<'_>,
+        candidates: &mut Vec<Candidate>,
+    ) -> Result<(), ChainError> {
+        let from = self.random_below(class.blocks_per_span());
+        for (_, address) in tools.depot.blocks_outside(chunk, from, from + length) {
+            let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
+            self.reader.region.read(address.offset(), &mut words)?;
+            let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { continue };
+            // A client holds a marked block, or is about to unlink it. A few marked blocks are
+            // linked all the same: only a drain evicts their keys.
+            let is_used = header.written_at_ms() > 0 && !header.is_marked();
+            if is_used && candidates.len() < count_max {
+                candidates.push(Candidate::new(address, header));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the key whose block is at this address. Returns the block, which has not rested;
+    /// `None` if no slot leads to it.
+    ///
+    /// The block is read first, then the slot that its key leads to. Both readings and the CAS lie
+    /// within the age of a proof (invariant I4), so the generation that was read is the word's.
+    fn evict(
+        &mut self,
+        address: BlockAddress,
+        class: SizeClass,
+        Tools { index, own, reaper, .. }: &mut Tools<'_>,
+    ) -> Result<Option<FreeBlock>, ChainError> {
+        let deadline = own.now().saturating_add(self.proof_age_max_ns);
+        let Some((hash, generation)) = self.reader.read_at(address, class, &mut self.words)? else {
+            return Ok(None);
+        };
+        let block = BlockRef { address, class, generation_low: generation as u8 };
+        let Some((slot, word)) = index.find_linked(hash, block)? else { return Ok(None) };
+        if !own.unlink_to_tombstone(slot, word, block, deadline)? {
+            return Ok(None);
+        }
+        let removed = reaper.schedule_tomb_clearing(slot, word, block, generation, own.now());
+        Ok(Some(removed.block))
+    }
+
+    /// Returns a random number below `end`; 0 if `end` is 0.
+    fn random_below(&mut self, end: u64) -> u64 {
+        // xorshift64
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((u128::from(self.random) * u128::from(end)) >> 64) as u64
+    }
+}
+
+/// The server's wall clock, in milliseconds since 1970.
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

@@ -21,6 +21,15 @@ const SUBTABLES_PER_STEP: usize = 64;
 /// Limit on the removals of a step, because over RDMA each removal takes a round trip. The step
 /// completes the subtable in which it reaches this number.
 const REMOVALS_PER_STEP: usize = 256;
+/// How long a step clears tombstones, because a cache makes many of them. Eviction has as much
+/// time in each turn, and a tombstone takes longer to make than to clear. So the server does not
+/// fall behind, and an INSERT that waits for a tombstone waits for GRACE.
+const CLEARING_NS: Nanos = 100_000;
+/// How many tombstones are cleared before the clock is read again.
+const TOMBS_PER_BATCH: usize = 32;
+/// The tombstones of this share of GRACE are cleared together, so that the server wakes once for
+/// many.
+const CLEARINGS_PER_GRACE: u64 = 16;
 /// After a walk the next one waits this many times as long as the walk worked, and at least
 /// [`REST_NS_MIN`]. So expiry takes at most a twentieth of a processor.
 const REST_FACTOR: u64 = 19;
@@ -134,11 +143,7 @@ impl Reaper {
         own: &OwnEndpoint,
     ) -> Result<Vec<RemovedBlock>, ChainError> {
         let now = own.now();
-        // These tombstones have rested for GRACE, so no operation under way still uses them.
-        while let Some(tomb) = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now) {
-            // If a split has moved the slot meanwhile, nothing is left to do.
-            own.clear_tomb(tomb.slot, tomb.word)?;
-        }
+        self.clear_rested_tombs(own, now)?;
         let mut removed = Vec::new();
         let due = self.next_walk_at.is_some_and(|at| at <= now);
         let new_walk = || due.then(|| ExpiryWalk { moves: index.moves, ..Default::default() });
@@ -183,8 +188,22 @@ impl Reaper {
         Ok(removed)
     }
 
-    /// Schedules the clearing of a tombstone that was just made, GRACE later. Returns its block for
-    /// the depot.
+    /// Clears tombstones that have rested for GRACE, for [`CLEARING_NS`]. No operation under way
+    /// still uses them.
+    fn clear_rested_tombs(&mut self, own: &OwnEndpoint, now: Nanos) -> Result<(), ChainError> {
+        while own.now().saturating_sub(now) < CLEARING_NS {
+            for _ in 0..TOMBS_PER_BATCH {
+                let tomb = self.tombs.pop_front_if(|tomb| tomb.ready_at <= now);
+                let Some(tomb) = tomb else { return Ok(()) };
+                // If a split has moved the slot meanwhile, nothing is left to do.
+                own.clear_tomb(tomb.slot, tomb.word)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Schedules the clearing of a tombstone that was just made, GRACE later or a little more.
+    /// Returns its block for the depot.
     pub(crate) fn schedule_tomb_clearing(
         &mut self,
         slot: u64,
@@ -194,6 +213,9 @@ impl Reaper {
         now: Nanos,
     ) -> RemovedBlock {
         let ready_at = now.saturating_add(self.grace);
+        let ready_at = ready_at
+            .checked_next_multiple_of((self.grace / CLEARINGS_PER_GRACE).max(1))
+            .unwrap_or(ready_at);
         self.tombs.push_back(Tomb { ready_at, slot, word: word.with_state(SlotState::Tomb) });
         // The next content of the block gets another generation (invariant I2).
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };

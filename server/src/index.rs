@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use farside_fabric::shm::Region;
 use farside_fabric::{ChainError, Nanos};
+use farside_layout::hash::KeyHash;
 use farside_layout::{
-    CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES,
-    Slot, SlotState, slot_offset,
+    BlockRef, CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SLOTS_PER_ROW,
+    SUBTABLE_BYTES, Slot, SlotState, SlotWord, WINDOW_BYTES, Window, slot_offset,
 };
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
@@ -119,6 +120,32 @@ impl Index {
         let outside = ChainError::Outside { remote: entry, bytes: 8 };
         let directory = self.geometry.directory_offset(self.depth).ok_or(outside)?;
         Ok(DirectoryEntry::from_bits(self.region.load(directory + entry * 8)?))
+    }
+
+    /// Returns the slot that leads to this block, and its word, if the key with this hash has it.
+    /// `None` also while a split moves the key.
+    pub(crate) fn find_linked(
+        &self,
+        hash: KeyHash,
+        block: BlockRef,
+    ) -> Result<Option<(u64, SlotWord)>, ChainError> {
+        let subtable = self.entry(hash.directory_index(self.depth))?.offset();
+        if !self.is_place(subtable) {
+            return Ok(None);
+        }
+        let offset = subtable + hash.window_offset();
+        let mut words = [0; WINDOW_BYTES as usize / 8];
+        self.region.read(offset, &mut words)?;
+        let Ok(window) = Window::decode(words.as_bytes()) else { return Ok(None) };
+        let slots = window.rows.iter().flat_map(|row| &row.slots).enumerate();
+        let is_linked = |slot: &Slot| {
+            let word = slot.word();
+            word.state() == SlotState::Live
+                && word.block().is_ok_and(|found| found == block)
+                && slot.is_of(hash)
+        };
+        let mut found = slots.filter(|(_, slot)| is_linked(slot));
+        Ok(found.next().map(|(number, slot)| (offset + slot_offset(number), slot.word())))
     }
 
     /// Returns a directory entry, and how many entries lead to its subtable. The entry must be the

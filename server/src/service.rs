@@ -397,7 +397,10 @@ impl ControlService {
         if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
             self.call_roll(now);
         }
-        let (swept, request) = self.keeper.step(now)?;
+        let (swept, request, begins_recall) = self.keeper.step(now)?;
+        if begins_recall {
+            self.connections.ask_writers(ServerRequest::Return);
+        }
         swept.into_iter().for_each(|client| self.admission.clients.forget(client));
         match request {
             CollectorRequest::Nothing => {}

@@ -25,7 +25,7 @@ impl Budget {
     /// The budget of a walk before there are clients.
     pub(crate) const UNLIMITED: Self = Self::new(usize::MAX, u64::MAX);
 
-    pub(crate) const fn new(subtables: usize, bytes: u64) -> Self {
+    const fn new(subtables: usize, bytes: u64) -> Self {
         Self { subtables, bytes }
     }
 
@@ -53,12 +53,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Begins a step that ends at the end of the index at the latest.
     pub(crate) fn walk<'w>(&'w mut self, index: &'w Index, budget: Budget) -> Walk<'w> {
-        Walk { index, cursor: self, budget, image: None, goes_round: false }
-    }
-
-    /// Begins a step that continues at the start of the index after its end.
-    pub(crate) fn walk_round<'w>(&'w mut self, index: &'w Index, budget: Budget) -> Walk<'w> {
-        Walk { goes_round: true, ..self.walk(index, budget) }
+        Walk { index, cursor: self, budget, image: None }
     }
 }
 
@@ -69,7 +64,6 @@ pub(crate) struct Walk<'w> {
     pub(crate) budget: Budget,
     /// The subtable of the cursor, if this step has read it.
     image: Option<SubtableImage>,
-    goes_round: bool,
 }
 
 impl Walk<'_> {
@@ -77,9 +71,6 @@ impl Walk<'_> {
     pub(crate) fn next(&mut self) -> Result<Option<(u64, Slot)>, ChainError> {
         if self.budget.bytes == 0 {
             return Ok(None);
-        }
-        if self.goes_round && self.is_over() {
-            *self.cursor = Cursor::default();
         }
         let image = match self.image.take() {
             Some(image) => image,

@@ -88,6 +88,11 @@ impl BlockHeader {
     pub fn written_at_ms(&self) -> u64 {
         self.written_at_ms.get()
     }
+
+    /// Whether the block has a mark: it was unlinked, or is about to be.
+    pub fn is_marked(&self) -> bool {
+        Mark(self.superseded.get()).is_set()
+    }
 }
 
 /// The size of a block's header, in bytes.

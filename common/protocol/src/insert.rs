@@ -112,10 +112,8 @@ impl<F: Fabric> Operation<'_, F> {
             if first.slots.iter().any(undecided) {
                 return Ok(Inserted::Undecided);
             }
-            if first.slots.iter().any(|slot| slot.word().state() == SlotState::Tomb) {
-                // The TOMB becomes EMPTY within GRACE.
-                let pause = self.region.constants.grace_ns / TOMB_READS;
-                self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
+            if tombs(first) >= TOMBS_MIN {
+                self.wait_for_tomb().await;
                 return Ok(Inserted::Retry);
             }
             return Ok(Inserted::Full);
@@ -128,6 +126,12 @@ impl<F: Fabric> Operation<'_, F> {
             }
             ClaimResult::Occupied | ClaimResult::Late => Ok(Inserted::Retry),
         }
+    }
+
+    /// Pauses for a part of GRACE, within which a TOMB becomes EMPTY.
+    pub(super) async fn wait_for_tomb(&self) {
+        let pause = self.region.constants.grace_ns / TOMB_READS;
+        self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
     }
 
     /// Inserts the key, if it is absent, into a slot of its home row that was probably never used.
@@ -411,6 +415,15 @@ fn was_claimed_by_hint(word: SlotWord) -> bool {
 
 /// How often an INSERT READs a full window with a TOMB during GRACE. After GRACE the TOMB is EMPTY.
 const TOMB_READS: Nanos = 16;
+/// An INSERT waits for a TOMB if a full window has this many. With fewer it asks for a split. A
+/// server that evicts makes a few all the time, and each wait takes up to GRACE. Many mean that the
+/// window will soon have room without more index.
+const TOMBS_MIN: usize = 3;
+
+/// Returns how many words of a window are TOMB.
+pub(super) fn tombs(window: &ObservedWindow) -> usize {
+    window.slots.iter().filter(|slot| slot.word().state() == SlotState::Tomb).count()
+}
 
 /// Limit on the attempts of a chain that was late, but has to be executed.
 const LATE_ATTEMPTS_MAX: u32 = 1000;

@@ -4,6 +4,7 @@ use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Fabric, Nanos};
 use farside_layout::SplitOutcome;
 
+use super::insert::tombs;
 use super::window::ObservedWindow;
 use super::{Operation, ProtocolResult, RetryState};
 use crate::failure::Failure;
@@ -21,7 +22,7 @@ const LATER_NS: Nanos = 1_000_000;
 impl<F: Fabric> Operation<'_, F> {
     /// Asks the server to split the subtable of a full window: one message each way, and a READ of
     /// the window every [`ANSWER_POLL_NS`]. Returns false, after a pause, if the server has to be
-    /// asked again.
+    /// asked again. If the server cannot split it, waits for a TOMB in the window.
     ///
     /// # Errors
     /// [`OperationError::OutOfSpace`] if the server cannot split the subtable.
@@ -30,7 +31,17 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &ObservedWindow,
         tries: &mut RetryState,
     ) -> ProtocolResult<bool> {
-        self.ask_for_split(Prefix::of(self.hash.directory(), seen.local_depth), seen, tries).await
+        let prefix = Prefix::of(self.hash.directory(), seen.local_depth);
+        match self.ask_for_split(prefix, seen, tries).await {
+            Ok(false) if tombs(seen) > 0 => Ok(true),
+            Err(Failure::Error(error))
+                if matches!(*error, OperationError::OutOfSpace { .. }) && tombs(seen) > 0 =>
+            {
+                self.wait_for_tomb().await;
+                Ok(true)
+            }
+            outcome => outcome,
+        }
     }
 
     /// Pauses while a split moves keys to the subtable of this window. After [`FILLING_NS`] it asks

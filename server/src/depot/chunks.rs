@@ -2,13 +2,9 @@
 
 use farside_control::BLOCKS_PER_MESSAGE_MAX;
 use farside_fabric::{ChainError, Nanos};
-use farside_layout::{CHUNK_BYTES, ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
+use farside_layout::{ChunkEntry, ChunkUse, HeaderWord, Mark, SizeClass};
 
 use super::{Chunk, Depot, REQUEST_SHARE_DIVISOR, RegionAccess};
-
-/// The largest number of bytes that the index takes for a key, as an estimate: 54 bytes when all
-/// subtables have just been split, and a few for emptied places that rest for GRACE.
-const INDEX_BYTES_PER_KEY: u64 = 60;
 
 impl Depot {
     /// Returns how many blocks the class could give now. For blocks of two chunks this is a lower
@@ -21,7 +17,7 @@ impl Depot {
             let pairs_max = BLOCKS_PER_MESSAGE_MAX as u64 * REQUEST_SHARE_DIVISOR;
             self.free_pairs(pairs_max)
         };
-        pool.available + spans * class.blocks_per_span()
+        pool.available + spans.min(self.spans_max(class)) * class.blocks_per_span()
     }
 
     /// Counts the pairs of neighbours among the free chunks, up to `pairs_max`.
@@ -59,7 +55,7 @@ impl Depot {
                 .find(|chunk| self.free_chunks.contains(&(chunk + 1)))
         };
         let Some(chunk) = chunk else { return Ok(false) };
-        if self.reserves_for_index && !self.leaves_room_for_index(class) {
+        if self.spans_max(class) == 0 {
             return Ok(false);
         }
         let chunks = chunk..chunk + class.chunks_per_span() as u32;
@@ -82,15 +78,6 @@ impl Depot {
         }
         self.add_span(chunk, class, now);
         Ok(true)
-    }
-
-    /// Whether the index could still hold a key for each block if this class got another span.
-    fn leaves_room_for_index(&self, class: SizeClass) -> bool {
-        let blocks_now: u64 = self.pools.iter().map(|pool| pool.blocks).sum();
-        let blocks = blocks_now + class.blocks_per_span();
-        let needed = (blocks * INDEX_BYTES_PER_KEY).div_ceil(CHUNK_BYTES);
-        let chunks_left = (self.free_chunks.len() as u64).saturating_sub(class.chunks_per_span());
-        self.chunks_index() + chunks_left >= needed
     }
 
     /// Writes the block headers of a new class into chunks that had another use, because any bytes
@@ -138,6 +125,9 @@ impl Depot {
                 self.pool(class).remove(chunk, &span);
             }
         }
+        if self.draining.remove(&chunk) {
+            self.chunks_draining -= class.chunks_per_span();
+        }
         if let Some(since) = since {
             self.whole_spans.remove(&(since, chunk));
         }
@@ -158,6 +148,7 @@ impl Depot {
         memory.set_entry(chunk, ChunkEntry::new(ChunkUse::Subtables).with_age(age))?;
         self.free_chunks.remove(&chunk);
         self.chunks[chunk as usize] = Chunk::Subtables;
+        self.chunks_index += 1;
         Ok(Some(chunk))
     }
 }

@@ -93,7 +93,9 @@ pub(super) struct BlockSpan {
     pub(super) changed_at: Nanos,
     /// Since when all of its blocks are available.
     pub(super) whole_since: Option<Nanos>,
-    /// The level at which its pool lists it; `None` if it has no available block.
+    /// Whether its blocks are not given any more, so that its chunks become empty.
+    pub(super) is_draining: bool,
+    /// The level at which its pool lists it; `None` if it offers no block.
     level: Option<u64>,
 }
 
@@ -111,13 +113,19 @@ impl BlockSpan {
             suspects: None,
             changed_at: 0,
             whole_since: None,
+            is_draining: false,
             level: None,
         }
     }
 
-    /// The number of blocks that can be taken now.
+    /// The number of blocks that have rested, and are with the depot.
     pub(super) fn available(&self) -> u64 {
         self.ready.len() as u64 + self.uncarved_count
+    }
+
+    /// The number of blocks that can be taken now.
+    pub(super) fn offered(&self) -> u64 {
+        if self.is_draining { 0 } else { self.available() }
     }
 
     /// Takes the next uncarved block and returns its index.
@@ -131,8 +139,8 @@ impl BlockSpan {
 
     /// Makes lost blocks that have rested available. They are uncarved: their generations are in
     /// their headers.
-    pub(super) fn add_uncarved(&mut self, blocks: &Bits) {
-        for index in blocks.iter() {
+    pub(super) fn add_uncarved(&mut self, blocks: impl Iterator<Item = u64>) {
+        for index in blocks {
             self.uncarved.set(index);
             self.uncarved_count += 1;
             self.carve_from = self.carve_from.min(index);
@@ -179,8 +187,12 @@ pub(super) struct ClassPool {
     /// blocks come first, so blocks are taken from the fullest chunks. The other chunks become
     /// empty and can change their class.
     listed: BTreeSet<(u64, u32)>,
+    /// The first chunks of all spans that do not drain, in no order.
+    pub(super) spans: Vec<u32>,
     /// The number of blocks in all spans of the class.
     pub(super) blocks: u64,
+    /// The number of blocks in the spans that drain.
+    pub(super) blocks_draining: u64,
     /// The number of blocks that the depot has.
     pub(super) in_depot: u64,
     /// How many blocks have been returned since the server started.
@@ -198,9 +210,9 @@ impl ClassPool {
     }
 
     /// Updates the count of available blocks and the span's level. `before` is the number of blocks
-    /// that were available in the span before the change.
+    /// that the span offered before the change.
     pub(super) fn list(&mut self, chunk: u32, span: &mut BlockSpan, before: u64) {
-        let now = span.available();
+        let now = span.offered();
         self.available = self.available + now - before;
         let level = (now > 0).then(|| now * LEVELS / span.class.blocks_per_span());
         if level != span.level {
@@ -219,9 +231,21 @@ impl ClassPool {
     /// Removes a span, all of whose blocks are available.
     pub(super) fn remove(&mut self, chunk: u32, span: &BlockSpan) {
         self.unlist(chunk, span);
-        self.available -= span.available();
+        self.available -= span.offered();
         self.in_depot -= span.class.blocks_per_span();
         self.blocks -= span.class.blocks_per_span();
+        if span.is_draining {
+            self.blocks_draining -= span.class.blocks_per_span();
+        } else {
+            self.remove_lasting(chunk);
+        }
+    }
+
+    /// Removes a span from those that do not drain.
+    pub(super) fn remove_lasting(&mut self, chunk: u32) {
+        if let Some(at) = self.spans.iter().position(|other| *other == chunk) {
+            self.spans.swap_remove(at);
+        }
     }
 
     /// Adds a batch of resting blocks.

@@ -14,7 +14,7 @@ const GRACE: Nanos = 100;
 
 /// A chunk table and block headers without a region.
 #[derive(Default)]
-struct FakeMemory {
+pub(super) struct FakeMemory {
     entries: RefCell<HashMap<u32, ChunkEntry>>,
     headers: RefCell<HashMap<BlockAddress, HeaderWord>>,
 }
@@ -47,7 +47,7 @@ impl RegionAccess for FakeMemory {
 }
 
 impl FakeMemory {
-    fn write(&self, block: FreeBlock, superseded: bool) {
+    pub(super) fn write(&self, block: FreeBlock, superseded: bool) {
         let mark = if superseded { Mark::SUPERSEDED } else { Mark::CLEAR };
         let header = HeaderWord { mark, generation: block.generation };
         self.headers.borrow_mut().insert(block.address, header);
@@ -58,7 +58,7 @@ fn geometry(bytes: u64) -> Geometry {
     ServerConfig::default().format(bytes, [0; 16], [0; 16]).geometry()
 }
 
-fn depot(bytes: u64) -> Depot {
+pub(super) fn depot(bytes: u64) -> Depot {
     depot_with(bytes, |_| ChunkUse::Free)
 }
 
@@ -69,7 +69,7 @@ fn depot_with(bytes: u64, chunk_use: impl Fn(u32) -> ChunkUse) -> Depot {
     Depot::new(geometry, &uses, DepotOptions::new(GRACE, 0), 0)
 }
 
-fn class(bytes: u64) -> SizeClass {
+pub(super) fn class(bytes: u64) -> SizeClass {
     SizeClass::for_bytes(bytes).unwrap()
 }
 
@@ -89,7 +89,7 @@ fn take_each(
 }
 
 /// Takes blocks until the class has none left.
-fn take_all(depot: &mut Depot, class: SizeClass, now: Nanos) -> Vec<FreeBlock> {
+pub(super) fn take_all(depot: &mut Depot, class: SizeClass, now: Nanos) -> Vec<FreeBlock> {
     let mut all = Vec::new();
     loop {
         let taken = take(depot, class, u32::MAX, now);

@@ -10,7 +10,7 @@ use super::recalls::Recalls;
 use crate::collect::{Collector, CollectorRequest};
 use crate::content::BlockReader;
 use crate::depot::BlockError;
-use crate::eviction::Evictor;
+use crate::eviction::{Evictor, Tools};
 use crate::expiry::{Reaper, RemovedBlock};
 use crate::memory_level::{LevelChange, MemoryLevel};
 use crate::own_endpoint::OwnEndpoint;
@@ -42,7 +42,7 @@ pub(super) struct RegionKeeper {
 impl RegionKeeper {
     pub(super) fn new(config: &ServerConfig, mut opened: ServedRegion, own: OwnEndpoint) -> Self {
         if config.evict {
-            opened.depot.reserve_for_index();
+            opened.depot.keep_reserve();
         }
         let grace = opened.format.grace_ns();
         let reader = || BlockReader::new(&opened.region, &opened.format);
@@ -51,7 +51,9 @@ impl RegionKeeper {
             sweeper: Sweeper::default(),
             collector: Collector::new(own.fence_delay_ns()),
             reaper: Reaper::new(reader(), (grace, own.proof_age_max_ns(grace)), opened.is_new),
-            evictor: config.evict.then(|| Evictor::new(reader(), own.proof_age_max_ns(grace))),
+            evictor: config
+                .evict
+                .then(|| Evictor::new(reader(), (grace, own.proof_age_max_ns(grace)))),
             memory_level: MemoryLevel::default(),
             stuck_at_splits: None,
             statistics: ServerStatistics {
@@ -73,35 +75,43 @@ impl RegionKeeper {
         now: Nanos,
     ) -> Result<(ServerMessage, bool), ChainError> {
         self.figures_at = None;
-        let mut blocks = self.opened.take_blocks(class, count, now)?;
-        let rested = count == 0 || !blocks.is_empty();
-        if !rested {
-            blocks = self.evict(class, count)?;
+        let blocks = self.opened.take_blocks(class, count, now)?;
+        if let Some(evictor) = self.evictor.as_mut().filter(|_| count > 0) {
+            evictor.note_request(class, (count, blocks.len()), &self.opened.depot, now);
         }
         self.statistics.blocks_taken += blocks.len() as u64;
-        if rested || !blocks.is_empty() {
-            return Ok((ServerMessage::Blocks { class, rested, soon: false, blocks }, false));
+        if count == 0 || !blocks.is_empty() {
+            return Ok((ServerMessage::Blocks { class, rested: true, soon: false, blocks }, false));
         }
-        let begins_recall = self.begin_recall(Some(class), now);
+        let evicts = self.evict_for(class)?;
+        let begins_recall = !evicts && self.begin_recall(Some(class), now);
         let soon = self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
         self.statistics.requests_denied += u64::from(!soon);
         Ok((ServerMessage::Blocks { class, rested: true, soon, blocks }, begins_recall))
     }
 
-    /// Evicts keys that were written long ago, if the region is a cache. Returns their blocks,
-    /// which have not rested.
-    fn evict(&mut self, class: SizeClass, count: u32) -> Result<Vec<FreeBlock>, ChainError> {
-        let Some(evictor) = &mut self.evictor else { return Ok(Vec::new()) };
+    /// Evicts a first few keys for a request that found no blocks, if the region is a cache.
+    /// Returns whether evicted blocks rest, so that the client will get some.
+    fn evict_for(&mut self, class: SizeClass) -> Result<bool, ChainError> {
+        let Some(evictor) = &mut self.evictor else { return Ok(false) };
         let ServedRegion { index, depot, .. } = &mut self.opened;
-        if !depot.has_blocks_outside(class) {
-            return Ok(Vec::new());
-        }
-        let blocks = evictor.make_room(class, count, index, &self.own, &mut self.reaper)?;
-        // These blocks count as given to the depot and taken again: the collector does not suspect
-        // them, and `blocks_taken` minus `blocks_returned` is what clients and slots have.
-        blocks.iter().for_each(|block| depot.clear_suspicion(block.address));
-        self.statistics.blocks_returned += blocks.len() as u64;
-        Ok(blocks)
+        let (own, reaper) = (&self.own, &mut self.reaper);
+        let evicted = evictor.make_room_at_once(class, &mut Tools { index, own, reaper, depot })?;
+        self.statistics.blocks_returned += evicted as u64;
+        Ok(self.opened.depot.blocks_to_give(class).1 > 0)
+    }
+
+    /// Evicts keys ahead of demand. Returns whether to send a recall to all writers.
+    fn evict(&mut self, now: Nanos) -> Result<bool, ChainError> {
+        let Some(evictor) = &mut self.evictor else { return Ok(false) };
+        self.figures_at = None;
+        let ServedRegion { index, depot, region, geometry, .. } = &mut self.opened;
+        depot.refresh(now, &RegionTables { region, geometry })?;
+        let before = evictor.evicted;
+        let (own, reaper) = (&self.own, &mut self.reaper);
+        let recall = evictor.step(&mut Tools { index, own, reaper, depot })?;
+        self.statistics.blocks_returned += evictor.evicted - before;
+        Ok(recall.is_some_and(|class| self.begin_recall(Some(class), now)))
     }
 
     /// Gives the blocks of a client to the depot.
@@ -212,18 +222,27 @@ impl RegionKeeper {
     /// When to call [`RegionKeeper::step`]; `None` if no chore is planned.
     pub(super) fn next_step_at(&self) -> Option<Nanos> {
         let sweeper = self.sweeper.next_step_at();
-        [sweeper, self.next_collection_at(), self.reaper.next_step_at()].into_iter().flatten().min()
+        let (reaper, evictor) = (self.reaper.next_step_at(), self.next_eviction_at());
+        [sweeper, self.next_collection_at(), reaper, evictor].into_iter().flatten().min()
+    }
+
+    fn next_eviction_at(&self) -> Option<Nanos> {
+        self.evictor.as_ref().and_then(Evictor::next_step_at)
     }
 
     fn next_collection_at(&self) -> Option<Nanos> {
         self.collector.next_step_at(self.sweeper.is_done())
     }
 
-    /// Does the chores that are due. Returns the clients whose slots are swept, and what the
-    /// service must do for the collector.
-    pub(super) fn step(&mut self, now: Nanos) -> Result<(Vec<u16>, CollectorRequest), ChainError> {
+    /// Does the chores that are due. Returns the clients whose slots are swept, what the service
+    /// must do for the collector, and whether to send a recall to all writers.
+    pub(super) fn step(
+        &mut self,
+        now: Nanos,
+    ) -> Result<(Vec<u16>, CollectorRequest, bool), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let (mut swept, mut request) = (Vec::new(), CollectorRequest::Nothing);
+        let begins_recall = is_due(self.next_eviction_at()) && self.evict(now)?;
         if is_due(self.sweeper.next_step_at()) {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
@@ -241,7 +260,7 @@ impl RegionKeeper {
             let memory = RegionTables { region, geometry };
             request = self.collector.step(depot, index, &memory, now)?;
         }
-        Ok((swept, request))
+        Ok((swept, request, begins_recall))
     }
 
     /// Logs when the memory gets full, and when the index grows again.

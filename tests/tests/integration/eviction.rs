@@ -1,7 +1,13 @@
-//! Proves that with --evict a PUT finds room however much was stored, and that the evicted keys are
-//! those not written for a long time. `space.rs` proves that without it no key is evicted.
+//! Proves that with --evict a PUT finds room however much was stored, also if the size of the
+//! values changes, and that the evicted keys are those not written for a long time. `space.rs`
+//! proves that without it no key is evicted.
 
-use farside_tests::{ServerProcess, fill, scaled, self_describing};
+use std::time::Duration;
+
+use farside::Session;
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, scaled, self_describing, wait_until,
+};
 
 const BYTES: usize = 1000;
 
@@ -46,5 +52,103 @@ fn a_cache_of_small_values_never_runs_out_of_index() {
     assert!(last.count() > 800);
     let statistics = client.admin().statistics().unwrap();
     assert!(statistics.splits > 100 && statistics.chunks_index > 1, "{statistics:?}");
+    server.assert_verifies();
+}
+
+/// Half a minute, at 288 x GRACE, passes before a chunk serves another size. So the first values of
+/// a new size use a reserve, and get the memory of others later.
+#[test]
+fn memory_follows_the_sizes_that_are_stored() {
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5 --evict");
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let (mut next, mut stored) = (0u64, Vec::new());
+    let mut put = |session: &mut Session, bytes: usize| {
+        session.put(next.to_le_bytes(), self_describing::value(next, 0, 0, bytes)).unwrap();
+        next += 1;
+        next - 1
+    };
+    // Over RDMA, where each PUT takes long, larger values fill the region.
+    let small = if device().is_some() { 1000 } else { 64 };
+    while client.admin().statistics().unwrap().keys_evicted == 0 {
+        for _ in 0..1000 {
+            put(&mut session, small);
+        }
+    }
+    // No PUT is refused, and in the end most of the memory has values of the new size.
+    let chunks_of_blocks = |bytes: u64| {
+        let statistics = client.admin().statistics().unwrap();
+        let classes = statistics.classes.iter().filter(|class| class.class.block_bytes() >= bytes);
+        let used = classes.map(|class| class.blocks * class.class.block_bytes()).sum::<u64>() >> 21;
+        (used, statistics.chunks - statistics.chunks_index)
+    };
+    wait_until("most memory has the new size", TEST_TIMEOUT, || {
+        stored.extend((0..100).map(|_| put(&mut session, 4000)));
+        let (used, all) = chunks_of_blocks(4000);
+        used > all / 2
+    });
+    // The latest ones are stored, more of them than fit into the reserve.
+    let latest = &stored[stored.len().saturating_sub(1000)..];
+    let found = latest.iter().filter(|key| {
+        let value = session.get(key.to_le_bytes()).unwrap();
+        value.is_some_and(|value| self_describing::holds(**key, &value))
+    });
+    assert!(found.count() > latest.len() * 7 / 10);
+    // Both sizes at once.
+    let both: Vec<_> = (0..20_000).map(|n| put(&mut session, [small, 4000][n % 2])).collect();
+    let latest = both[both.len() - 100..].iter();
+    let found = latest.filter(|key| session.get(key.to_le_bytes()).unwrap().is_some());
+    assert!(found.count() > 70);
+    server.assert_verifies();
+}
+
+#[test]
+fn a_full_cache_has_free_blocks_ahead_of_demand_and_then_sleeps() {
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 10 --evict");
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let total = scaled(200_000).max(40_000);
+    fill(&mut session, 0..total, |_| [1; 1000]);
+    let statistics = client.admin().statistics().unwrap();
+    let class = statistics.classes.iter().find(|class| class.class.block_bytes() == 1280).unwrap();
+    assert!(statistics.keys_evicted > 0 && class.blocks_free > 0, "{statistics:?}");
+    // Nothing is evicted without requests.
+    let evicted = || client.admin().statistics().unwrap().keys_evicted;
+    let mut before = evicted();
+    wait_until("the server evicts no more", TEST_TIMEOUT, || {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = evicted();
+        std::mem::replace(&mut before, now) == now
+    });
+    if is_over_shm() {
+        let woken = server.wakeups();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(server.wakeups(), woken);
+    }
+    server.assert_verifies();
+}
+
+/// A chunk becomes empty only once clients return its free blocks, which idle sessions have.
+#[test]
+fn an_idle_session_keeps_no_memory_from_other_sizes() {
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5 --evict");
+    let client = server.client();
+    let mut idle: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
+    let mut next = 0u64;
+    let mut put = |session: &mut Session, bytes: usize| {
+        session.put(next.to_le_bytes(), vec![1; bytes]).unwrap();
+        next += 1;
+    };
+    let evicted = || client.admin().statistics().unwrap().keys_evicted;
+    while evicted() == 0 {
+        idle.iter_mut().for_each(|session| (0..250).for_each(|_| put(session, 1000)));
+    }
+    let mut busy = client.session().unwrap();
+    wait_until("most memory has the new size", TEST_TIMEOUT, || {
+        (0..100).for_each(|_| put(&mut busy, 10_000));
+        let statistics = client.admin().statistics().unwrap();
+        let old = statistics.classes.iter().find(|class| class.class.block_bytes() == 1280);
+        old.is_none_or(|old| old.blocks * 1280 < 8 << 20)
+    });
     server.assert_verifies();
 }

@@ -1,0 +1,254 @@
+//! Moves memory between size classes: chooses spans, and evicts all of their keys.
+//!
+//! A chunk waits for 288 x GRACE before it can serve another class (invariant I13). So the server
+//! looks ahead. It refills the reserve of free chunks as soon as a part of it is used. It also
+//! empties as many chunks as clients will fill while those wait.
+//!
+//! Memory goes from the class whose next keys to go have been idle for longest to a class that has
+//! to evict younger keys. In the end all classes evict keys of about the same age, as if they were
+//! in one list.
+
+use std::collections::VecDeque;
+
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::SizeClass;
+
+use super::policy::{self, Candidate};
+use super::{Evictor, Tools};
+use crate::depot::Depot;
+
+/// How often the server looks for spans to drain, at most.
+pub(super) const PLAN_NS: Nanos = 100_000_000;
+/// Limit on the spans that begin to drain each time: this share of all chunks, within the two
+/// limits below. Clients wait while the server looks for them.
+const BEGUN_SHARE_DIVISOR: u64 = 32;
+const BEGUN_MIN: u64 = 16;
+const BEGUN_MAX: u64 = 64;
+/// Limit on the chunks that drain for another class: three of four.
+const DRAINING_SHARE: (u64, u64) = (3, 4);
+/// Keys of the giving class have to be idle for longer than those of the taking class by a quarter,
+/// and by this time. Otherwise memory would move to and fro.
+const IDLE_MS_MIN: u64 = 100;
+/// How many candidates show the idle time of a class.
+const CANDIDATES_OF_CLASS: usize = 64;
+/// How many spans are compared to find one to drain, and by how many candidates each.
+const SPANS_COMPARED: usize = 4;
+const CANDIDATES_OF_SPAN: usize = 8;
+/// How many blocks are evicted before the clock is read again.
+const BLOCKS_PER_BATCH: usize = 64;
+/// Pause before the server looks again at blocks that clients hold.
+const RETRY_NS: Nanos = 50_000_000;
+/// After this many passes, 5 s or more, the span offers its blocks again.
+const PASSES_MAX: u32 = 100;
+
+/// A span that drains, while clients or slots still have blocks of it.
+pub(super) struct Drain {
+    chunk: u32,
+    class: SizeClass,
+    /// The index of the block with which the pass continues.
+    next: u64,
+    /// The number of complete passes.
+    passes: u32,
+    due_at: Nanos,
+}
+
+/// The spans that drain, sorted by the time at which they are due, nearly.
+#[derive(Default)]
+pub(super) struct Drains(VecDeque<Drain>);
+
+impl Drains {
+    /// Returns when to call [`Evictor::drain`]; `None` if no span has to be emptied.
+    pub(super) fn next_at(&self) -> Option<Nanos> {
+        self.0.front().map(|drain| drain.due_at)
+    }
+}
+
+impl Evictor {
+    /// Evicts some keys of the span that is due, until `until`. Returns whether a span was due.
+    pub(super) fn drain(
+        &mut self,
+        tools: &mut Tools<'_>,
+        now: Nanos,
+        until: Nanos,
+    ) -> Result<bool, ChainError> {
+        let Some(mut drain) = self.drains.0.pop_front_if(|drain| drain.due_at <= now) else {
+            return Ok(false);
+        };
+        if !tools.depot.is_draining(drain.chunk) {
+            return Ok(true);
+        }
+        let end = drain.class.blocks_per_span();
+        let outside = tools.depot.blocks_outside(drain.chunk, drain.next, end);
+        let batch: Vec<_> = outside.take(BLOCKS_PER_BATCH).collect();
+        let addresses = batch.iter().map(|(_, address)| *address);
+        let give =
+            |depot: &mut Depot, blocks: Vec<_>, now| depot.give_drained(drain.class, &blocks, now);
+        let done = self.evict_each(addresses, drain.class, tools, until, give)?;
+        let is_last = batch.len() < BLOCKS_PER_BATCH && done.tried == batch.len();
+        if let Some((last, _)) = batch[..done.tried].last().filter(|_| !is_last) {
+            drain.next = last + 1;
+            self.drains.0.push_front(drain);
+            return Ok(true);
+        }
+        (drain.next, drain.passes) = (0, drain.passes + 1);
+        if !tools.depot.is_draining(drain.chunk) {
+            return Ok(true);
+        }
+        // Clients hold the blocks that are left. Those that they link meanwhile are evicted in the
+        // next pass, and they return the others.
+        self.recall = Some(drain.class);
+        let is_over =
+            drain.passes >= PASSES_MAX && tools.depot.end_drain(drain.chunk, tools.own.now());
+        if !is_over {
+            drain.due_at = now.saturating_add(RETRY_NS);
+            self.drains.0.push_back(drain);
+        }
+        Ok(true)
+    }
+
+    /// Begins to drain spans if the reserve or a class needs more chunks. Returns whether it needs
+    /// more than begin at a time.
+    pub(super) fn plan(&mut self, tools: &mut Tools<'_>, now: Nanos) -> Result<bool, ChainError> {
+        let chunks = u64::from(tools.depot.chunks());
+        let idle_ms = self.idle_ms_of_classes(tools)?;
+        for _ in 0..(chunks / BEGUN_SHARE_DIVISOR).clamp(BEGUN_MIN, BEGUN_MAX) {
+            let is_missing = tools.depot.chunks_missing() > 0;
+            let taker = if is_missing { None } else { self.taker(&idle_ms, tools, now) };
+            let may_drain =
+                tools.depot.chunks_draining() * DRAINING_SHARE.1 < chunks * DRAINING_SHARE.0;
+            if !is_missing && (taker.is_none() || !may_drain) {
+                return Ok(false);
+            }
+            let Some(giver) = giver(&idle_ms, taker, tools) else { return Ok(false) };
+            let Some(chunk) = self.span_to_drain(giver, tools)? else { return Ok(false) };
+            // Large blocks need two neighbouring chunks, so the reserve should have a pair.
+            let needs_pair = taker.is_none_or(|(class, _)| class.chunks_per_span() > 1)
+                && !tools.depot.has_pair_coming();
+            if needs_pair && taker.is_some() && !can_be_pair(chunk, tools) {
+                continue;
+            }
+            self.begin(chunk, giver, tools, now);
+            if needs_pair
+                && !tools.depot.has_pair_coming()
+                && let Some((chunk, class)) = lasting_neighbour(chunk, tools)
+            {
+                self.begin(chunk, class, tools, now);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn begin(
+        &mut self,
+        chunk: u32,
+        class: SizeClass,
+        tools: &mut Tools<'_>,
+        now: Nanos,
+    ) {
+        tools.depot.begin_drain(chunk);
+        self.drains.0.push_back(Drain { chunk, class, next: 0, passes: 0, due_at: now });
+    }
+
+    /// Returns for how long the next keys to go have been idle, in each class; `None` for a class
+    /// without keys.
+    fn idle_ms_of_classes(
+        &mut self,
+        tools: &Tools<'_>,
+    ) -> Result<[Option<u64>; SizeClass::COUNT], ChainError> {
+        let wall_ms = super::wall_ms();
+        let mut idle_ms = [None; SizeClass::COUNT];
+        for class in SizeClass::all().filter(|class| !tools.depot.spans(*class).is_empty()) {
+            let mut candidates = self.candidates(class, CANDIDATES_OF_CLASS, tools)?;
+            idle_ms[usize::from(class.index())] = policy::idle_ms(&mut candidates, wall_ms);
+        }
+        Ok(idle_ms)
+    }
+
+    /// Returns the class that needs more chunks most: it has to evict the youngest keys, even if it
+    /// gets all chunks that are on their way. Returns the idle time of its keys as well.
+    fn taker(
+        &self,
+        idle_ms: &[Option<u64>; SizeClass::COUNT],
+        tools: &Tools<'_>,
+        now: Nanos,
+    ) -> Option<(SizeClass, u64)> {
+        let all_coming = tools.depot.chunks_coming();
+        let has_pair = tools.depot.has_pair_coming();
+        let takers = SizeClass::all().filter_map(|class| {
+            let demand = self.demands[usize::from(class.index())];
+            let blocks = demand.within(tools.depot.chunk_rest(), now);
+            let wanted = blocks.div_ceil(class.blocks_per_span()) * class.chunks_per_span();
+            // Single chunks are of no use to a class of blocks that need two.
+            let coming = if class.chunks_per_span() == 1 || has_pair { all_coming } else { 0 };
+            if wanted <= coming {
+                return None;
+            }
+            let chunks = tools.depot.spans(class).len() as u64 * class.chunks_per_span();
+            let idle_now = idle_ms[usize::from(class.index())].unwrap_or(0);
+            Some((class, idle_now * (chunks + coming) / chunks.max(1)))
+        });
+        takers.min_by_key(|(_, idle_ms)| *idle_ms)
+    }
+
+    /// Returns the span of the class whose keys have been idle for longest, of some spans.
+    fn span_to_drain(
+        &mut self,
+        class: SizeClass,
+        tools: &Tools<'_>,
+    ) -> Result<Option<u32>, ChainError> {
+        let wall_ms = super::wall_ms();
+        let mut found = None;
+        for _ in 0..SPANS_COMPARED {
+            let Some(chunk) = self.random_span(class, tools) else { break };
+            let mut candidates = Vec::<Candidate>::new();
+            for _ in 0..CANDIDATES_OF_SPAN {
+                self.add_run(chunk, class, (1, 1), tools, &mut candidates)?;
+            }
+            // A span without keys is the best.
+            let idle_ms = policy::idle_ms(&mut candidates, wall_ms).unwrap_or(u64::MAX);
+            if found.is_none_or(|(longest, _)| idle_ms > longest) {
+                found = Some((idle_ms, chunk));
+            }
+        }
+        Ok(found.map(|(_, chunk)| chunk))
+    }
+}
+
+/// Returns the class that can give a span: its next keys to go have been idle for longest. Without
+/// a taking class this is any one with two spans.
+fn giver(
+    idle_ms: &[Option<u64>; SizeClass::COUNT],
+    taker: Option<(SizeClass, u64)>,
+    tools: &Tools<'_>,
+) -> Option<SizeClass> {
+    let givers = SizeClass::all().zip(idle_ms).filter_map(|(class, idle_ms)| {
+        let can_give = tools.depot.spans(class).len() > 1;
+        // All blocks of a class without candidates are free.
+        let idle_ms = idle_ms.unwrap_or(u64::MAX);
+        let is_older = taker.is_none_or(|(taking, idle_there)| {
+            class != taking && idle_ms > idle_there + idle_there / 4 + IDLE_MS_MIN
+        });
+        (can_give && is_older).then_some((idle_ms, class))
+    });
+    givers.max().map(|(_, class)| class)
+}
+
+fn neighbours(chunk: u32) -> impl Iterator<Item = u32> {
+    [Some(chunk + 1), chunk.checked_sub(1)].into_iter().flatten()
+}
+
+/// Returns a span in the next chunk or the one before, which can drain, too.
+fn lasting_neighbour(chunk: u32, tools: &Tools<'_>) -> Option<(u32, SizeClass)> {
+    neighbours(chunk).find_map(|chunk| {
+        let class = tools.depot.class_of_span(chunk)?;
+        (tools.depot.spans(class).len() > 1).then_some((chunk, class))
+    })
+}
+
+/// Whether two neighbouring chunks will be free if the span at this chunk drains, and its neighbour
+/// where necessary.
+fn can_be_pair(chunk: u32, tools: &Tools<'_>) -> bool {
+    tools.depot.chunks_of_span(chunk) > 1
+        || lasting_neighbour(chunk, tools).is_some()
+        || neighbours(chunk).any(|chunk| tools.depot.is_coming(chunk))
+}

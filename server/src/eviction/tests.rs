@@ -1,0 +1,187 @@
+//! Checks which keys are evicted, that a damaged slot costs no other key, and that a span that
+//! drains becomes empty.
+
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_fabric::boot_time_ns;
+use farside_fabric::shm::{HugePages, RegionMemory};
+use farside_layout::hash::{KeyHash, KeyHasher};
+use farside_layout::{
+    BlockStamp, HINT_OFFSET, SlotState, SlotWord, WINDOW_SLOTS, seal, slot_offset,
+};
+
+use super::*;
+use crate::recovery::{self, ServedRegion};
+
+/// A time that is longer than these tests run.
+const HOUR: Nanos = 3_600_000_000_000;
+
+/// A region whose keys have 8 bytes, and its evictor.
+struct Cache {
+    opened: ServedRegion,
+    own: OwnEndpoint,
+    reaper: Reaper,
+    evictor: Evictor,
+    class: SizeClass,
+    _memory: RegionMemory,
+}
+
+impl Cache {
+    fn new(block_bytes: u64) -> Self {
+        let memory = RegionMemory::anonymous(16 << 20, HugePages::Never).unwrap();
+        // So many subtables that no window becomes full.
+        let config = ServerConfig { index: Some(ByteSize::mib(2)), ..Default::default() };
+        let mut opened = recovery::open(&memory, &config).unwrap();
+        opened.depot.keep_reserve();
+        let own = OwnEndpoint::over_memory(&opened.region);
+        let reader = || BlockReader::new(&opened.region, &opened.format);
+        let (reaper, evictor) = (
+            Reaper::new(reader(), (HOUR, HOUR), true),
+            Evictor::new(reader(), (opened.format.grace_ns(), HOUR)),
+        );
+        let class = SizeClass::for_bytes(block_bytes).unwrap();
+        Self { opened, own, reaper, evictor, class, _memory: memory }
+    }
+
+    fn hash(&self, key: u64) -> KeyHash {
+        KeyHasher::new(&self.opened.format.hash_key).hash(&key.to_le_bytes())
+    }
+
+    fn slots(&self, key: u64) -> impl Iterator<Item = u64> {
+        let (hash, index) = (self.hash(key), &self.opened.index);
+        let (subtable, _) = index.subtable_at(hash.directory_index(index.depth)).unwrap();
+        let window = subtable.offset() + hash.window_offset();
+        (0..WINDOW_SLOTS).map(move |number| window + slot_offset(number))
+    }
+
+    fn word(&self, slot: u64) -> SlotWord {
+        SlotWord::from_bits(self.opened.region.load(slot).unwrap())
+    }
+
+    /// Stores a key as clients do. Returns its block.
+    fn store(&mut self, key: u64, written_at_ms: u64) -> BlockRef {
+        let class = self.class;
+        let free = self.opened.take_blocks(class, 1, boot_time_ns()).unwrap()[0];
+        let FreeBlock { address, generation } = free;
+        let mut image = vec![0u64; (class.block_bytes() / 8) as usize];
+        image[BLOCK_HEADER_BYTES as usize / 8] = key;
+        let stamp = BlockStamp { address, generation, writer: 1, written_at_ms, expires_at_ms: 0 };
+        let value_bytes = class.block_bytes() - BLOCK_HEADER_BYTES - 8;
+        seal(image.as_mut_bytes(), 8, value_bytes as u32, stamp).unwrap();
+        self.opened.region.write(address.offset(), &image).unwrap();
+        let block = BlockRef { address, class, generation_low: generation as u8 };
+        self.link(key, block);
+        block
+    }
+
+    /// Lets a free slot of the key lead to this block.
+    fn link(&self, key: u64, block: BlockRef) {
+        let hash = self.hash(key);
+        let slot =
+            self.slots(key).find(|slot| self.word(*slot).state() == SlotState::Empty).unwrap();
+        let word = SlotWord::live_in(2, hash.fingerprint(), block, false);
+        self.opened.region.store(slot + HINT_OFFSET, hash.hint(2)).unwrap();
+        self.opened.region.store(slot, word.bits()).unwrap();
+    }
+
+    fn is_stored(&self, key: u64, block: BlockRef) -> bool {
+        self.opened.index.find_linked(self.hash(key), block).unwrap().is_some()
+    }
+
+    fn with<T>(&mut self, run: impl FnOnce(&mut Evictor, &mut Tools<'_>) -> T) -> T {
+        let ServedRegion { index, depot, .. } = &mut self.opened;
+        let (own, reaper) = (&self.own, &mut self.reaper);
+        run(&mut self.evictor, &mut Tools { index, own, reaper, depot })
+    }
+}
+
+#[test]
+fn a_request_that_finds_nothing_evicts_old_keys_and_their_blocks_rest() {
+    let mut cache = Cache::new(4096);
+    let class = cache.class;
+    let mut blocks = Vec::new();
+    while cache.opened.depot.blocks_to_give(class).0 > 0 {
+        let key = blocks.len() as u64;
+        blocks.push((key, cache.store(key, 1 + key)));
+    }
+    let now = boot_time_ns();
+    let none = cache.with(|evictor, tools| {
+        let before = evictor.make_room(class, tools, Nanos::MAX).unwrap();
+        evictor.note_request(class, (100, 0), tools.depot, now);
+        before
+    });
+    assert_eq!(none, 0, "there was no request");
+    assert_eq!((cache.evictor.next_step_at(), &cache.evictor.low[..]), (Some(0), &[class][..]));
+    let evicted = cache.with(|evictor, tools| evictor.make_room(class, tools, Nanos::MAX).unwrap());
+    assert!((50..=BATCH).contains(&evicted), "{evicted}");
+    assert_eq!(cache.opened.depot.blocks_to_give(class).1, evicted as u64);
+    let gone: Vec<u64> = blocks
+        .iter()
+        .filter(|(key, block)| !cache.is_stored(*key, *block))
+        .map(|(key, _)| *key)
+        .collect();
+    assert_eq!(gone.len(), evicted);
+    // The keys that go are from the oldest fifth, approximately.
+    assert!(gone.iter().sum::<u64>() / (evicted as u64) < blocks.len() as u64 / 4, "{gone:?}");
+    let is_tomb =
+        |key: &u64| cache.slots(*key).any(|slot| cache.word(slot).state() == SlotState::Tomb);
+    assert!(gone.iter().all(is_tomb));
+}
+
+#[test]
+fn a_slot_that_leads_to_the_block_of_another_key_is_left_alone() {
+    let mut cache = Cache::new(4096);
+    let block = cache.store(1, 5);
+    cache.link(2, block);
+    let class = cache.class;
+    let evict =
+        |cache: &mut Cache| cache.with(|evictor, tools| evictor.evict(block.address, class, tools));
+    let free = evict(&mut cache).unwrap().unwrap();
+    assert_eq!((free.address, free.generation as u8), (block.address, block.generation_low + 1));
+    assert!(!cache.is_stored(1, block) && evict(&mut cache).unwrap().is_none());
+    let words: Vec<_> = cache.slots(2).map(|slot| cache.word(slot)).collect();
+    assert!(words.iter().any(|word| word.state() == SlotState::Live));
+}
+
+#[test]
+fn a_span_that_drains_becomes_empty_once_clients_return_its_blocks() {
+    let mut cache = Cache::new(4096);
+    let class = cache.class;
+    let blocks: Vec<_> = (0..500).map(|key| (key, cache.store(key, 1 + key))).collect();
+    let held = cache.opened.take_blocks(class, 1, boot_time_ns()).unwrap();
+    let chunk = cache.opened.geometry.chunk_of(blocks[0].1.address.offset()).unwrap();
+    let recall = cache.with(|evictor, tools| {
+        evictor.begin(chunk, class, tools, 0);
+        while evictor.drain(tools, 1, Nanos::MAX).unwrap() {}
+        evictor.recall.take()
+    });
+    assert_eq!(recall, Some(class));
+    assert!(!blocks.iter().any(|(key, block)| cache.is_stored(*key, *block)));
+    assert!(cache.opened.depot.is_draining(chunk), "a client holds a block");
+    cache.opened.depot.give(class, held, true, boot_time_ns()).unwrap();
+    assert!(!cache.opened.depot.is_draining(chunk));
+    assert_eq!(cache.opened.depot.chunks_draining(), 1);
+    assert_eq!(cache.evictor.evicted, 500);
+}
+
+#[test]
+fn values_above_2_mib_get_two_neighbouring_chunks_of_a_cache_full_of_small_ones() {
+    let mut cache = Cache::new(4096);
+    let (small, large) = (cache.class, SizeClass::for_bytes(3 << 20).unwrap());
+    for key in 0.. {
+        if cache.opened.depot.blocks_to_give(small).0 == 0 {
+            break;
+        }
+        cache.store(key, 1 + key);
+    }
+    assert_eq!(cache.opened.take_blocks(large, 1, boot_time_ns()).unwrap(), []);
+    let rested_at = cache.with(|evictor, tools| {
+        let now = boot_time_ns();
+        evictor.note_request(large, (1, 0), tools.depot, now);
+        evictor.plan(tools, now).unwrap();
+        assert!(tools.depot.has_pair_coming());
+        while evictor.drain(tools, now, Nanos::MAX).unwrap() {}
+        boot_time_ns() + tools.depot.chunk_rest() + evictor.grace
+    });
+    assert_eq!(cache.opened.take_blocks(large, 1, rested_at).unwrap().len(), 1);
+}
