@@ -178,8 +178,11 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
             self.forget_cached(hash, read);
             return None;
         };
-        let is_present = !has_expired(fabric, found.expires_at_ms, read.posted);
-        Some(is_present.then_some(found))
+        if has_expired(fabric, found.expires_at_ms, read.posted) {
+            self.region.lookups.note_expired();
+            return Some(None);
+        }
+        Some(Some(found))
     }
 
     #[cold]
@@ -214,8 +217,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if generation != location.generation() || !is_linked || !self.region.is_fresh(posted, now) {
             return None;
         }
-        self.region.lookups.note_hit();
-        self.region.cache.prove(hash, location, posted);
+        self.region.note_cached_read(hash, location, posted);
         Some(Found::new(block.address, &found))
     }
 
@@ -276,8 +278,7 @@ impl<F: Fabric> Operation<'_, F> {
             self.handle().read(self.lane, &[word]).await?;
             let is_linked = self.first_words(Buffer::Window) == [target.word.bits()];
             if is_linked && self.is_fresh(posted) && self.is_proved(&target, self.now()) {
-                self.region.lookups.note_hit();
-                self.region.cache.prove(self.hash, location, posted);
+                self.region.note_cached_read(self.hash, location, posted);
                 let address = target.word.block()?.address;
                 return Ok(Some(Version::of(address, location.generation())));
             }
@@ -307,12 +308,16 @@ impl<F: Fabric> Operation<'_, F> {
     /// Returns the key's value if the cached location, if any, did not lead to it.
     async fn get_missed(&self, successor: Option<Successor>) -> ProtocolResult<Option<Found>> {
         self.region.lookups.note_miss();
-        if let Some(successor) = successor
-            && let Some((found, posted)) = self.read_successor(successor).await?
-        {
-            return Ok(self.unless_expired(found, posted));
-        }
-        self.get_uncached().await
+        let by_successor = match successor {
+            Some(successor) => self.read_successor(successor).await?,
+            None => None,
+        };
+        let found = match by_successor {
+            Some((found, posted)) => self.unless_expired(found, posted),
+            None => self.get_uncached().await?,
+        };
+        self.region.lookups.note_uncached_read(found.is_some());
+        Ok(found)
     }
 
     /// READs the slot and, in the same round trip, the block to which it probably leads. One more
@@ -351,8 +356,8 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(Some((found, posted)))
     }
 
-    /// Caches the location of the key: a READ that was posted at this time found it in this slot,
-    /// by the byte offsets of its window and in it.
+    /// Caches the location of the key, and reports the read: a READ that was posted at this time
+    /// found the key in this slot, by the byte offsets of its window and in it.
     fn note_found(
         &self,
         (base, in_window): (u64, u16),
@@ -376,6 +381,9 @@ impl<F: Fabric> Operation<'_, F> {
             self.region.cache.put(self.hash, location);
         }
         self.located.set(Some((location, Some(base))));
+        if let Ok(block) = word.block() {
+            self.region.lookups.reads.add(block.address);
+        }
     }
 
     /// The first `N` words of a buffer.

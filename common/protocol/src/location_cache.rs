@@ -25,43 +25,6 @@ use self::proofs::{ProofClock, empty, entry};
 
 pub(crate) use self::entry::{Location, PackedLocation};
 
-/// Counts of the location cache's hits and misses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct CacheStatistics {
-    /// Operations whose key's location was cached and right.
-    pub hits: u64,
-    /// Operations whose key's location was not cached, or wrong.
-    pub misses: u64,
-}
-
-/// The running counts of one session, from which [`CacheStatistics`] are made. Only the session's
-/// thread changes them. Other threads may read them.
-#[derive(Default)]
-pub struct Lookups {
-    hits: AtomicU64,
-    misses: AtomicU64,
-}
-
-impl Lookups {
-    /// Counts an operation whose key's location was cached and right.
-    #[inline]
-    pub fn note_hit(&self) {
-        self.hits.store(self.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// Counts another operation.
-    #[inline]
-    pub fn note_miss(&self) {
-        self.misses.store(self.misses.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// The counts so far.
-    pub fn statistics(&self) -> CacheStatistics {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        CacheStatistics { hits: read(&self.hits), misses: read(&self.misses) }
-    }
-}
-
 /// The number of cells in a set.
 const WAYS: usize = 8;
 /// The average number of entries in a set above which the number of sets doubles, as long as the
@@ -363,26 +326,28 @@ impl LocationCache {
         }
     }
 
-    /// Notes that a READ posted at `at` proved this location again. Does nothing if another
-    /// operation has replaced the entry meanwhile.
+    /// Whether a READ posted at `at` proves this location later than its stamp says, so that
+    /// [`LocationCache::prove`] is due. A guess, because the base may have moved since the entry was
+    /// loaded.
     #[inline]
-    pub(crate) fn prove(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
-        // A guess, because the base may have moved since the entry was loaded.
-        if self.proofs.for_reading().since_base(at) > location.stamp() {
-            self.prove_later(hash, location, at);
-        }
+    pub(crate) fn is_proof_due(&self, location: PackedLocation, at: Nanos) -> bool {
+        self.proofs.for_reading().since_base(at) > location.stamp()
     }
 
+    /// Notes that a READ posted at `at` proved this location again. Does nothing if another
+    /// operation has replaced the entry meanwhile. Returns whether the entry has a later stamp now.
     #[cold]
-    fn prove_later(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
+    pub(crate) fn prove(&self, hash: KeyHash, location: PackedLocation, at: Nanos) -> bool {
         self.prepare_base(at);
         let proofs = self.proofs.for_reading();
-        if let Some((cell, known)) = self.find(hash)
-            // All fields have to agree: another block generation may have the same word.
-            && known.is_at(location)
-            && self.proofs.is_later(at, proofs.at(known.stamp()))
-        {
-            self.proofs.replace(cell, known, known, at);
+        match self.find(hash) {
+            Some((cell, known)) => {
+                // All fields have to agree: another block generation may have the same word.
+                known.is_at(location)
+                    && self.proofs.is_later(at, proofs.at(known.stamp()))
+                    && self.proofs.replace(cell, known, known, at)
+            }
+            None => false,
         }
     }
 

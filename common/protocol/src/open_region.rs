@@ -14,7 +14,8 @@ use crate::OperationError;
 use crate::allocator::{Allocator, BlockSource};
 use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
-use crate::location_cache::{ConnectionCache, LocationCache, Lookups};
+use crate::location_cache::{ConnectionCache, LocationCache, PackedLocation};
+use crate::lookups::Lookups;
 
 /// The value of [`OpenRegion::unused_share`] if no slot of the windows was ever used.
 pub(crate) const UNUSED_SHARE_MAX: u32 = 1 << 10;
@@ -82,7 +83,8 @@ pub struct OpenRegion {
     pub(crate) directory: RefCell<Directory>,
     /// The locations of keys, shared by the sessions of a client.
     pub cache: Arc<LocationCache>,
-    /// Counts of this session's lookups in the location cache.
+    /// Counts of this session's lookups in the location cache and of its reads, and the blocks that
+    /// it read lately.
     pub lookups: Arc<Lookups>,
     pub(crate) allocator: RefCell<Allocator>,
     /// The time until which the client trusts the server. No chain is posted later (invariant I24).
@@ -132,6 +134,25 @@ impl OpenRegion {
     pub fn update_directory(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
         let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
         Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
+    }
+
+    /// Notes that a READ posted at `at` proved a cached location again, for a read of its key. If
+    /// the proof gets a later stamp, which is so now and then, the read is reported.
+    #[inline]
+    pub(crate) fn note_cached_read(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
+        self.lookups.note_cached_read();
+        if self.cache.is_proof_due(location, at) {
+            self.prove_read(hash, location, at);
+        }
+    }
+
+    #[cold]
+    fn prove_read(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
+        if self.cache.prove(hash, location, at)
+            && let Ok(block) = location.block()
+        {
+            self.lookups.reads.add(block.address);
+        }
     }
 
     /// The free blocks.

@@ -27,7 +27,10 @@ impl LocationCache {
 }
 
 fn prove(cache: &LocationCache, hash: KeyHash, location: &Location, at: Nanos) {
-    cache.prove(hash, PackedLocation::new(hash, location).unwrap(), at);
+    let location = PackedLocation::new(hash, location).unwrap();
+    if cache.is_proof_due(location, at) {
+        cache.prove(hash, location, at);
+    }
 }
 
 fn units(n: u64) -> Nanos {
