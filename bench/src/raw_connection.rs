@@ -135,7 +135,8 @@ impl RawConnection {
             ServerMessage::Request(ServerRequest::Alive) => {
                 self.send(&Request::Alive { clock_ns: boot_time_ns() })
             }
-            // No other request needs an answer; this client can spare none of its blocks.
+            // No other request needs an answer: this client can spare none of its blocks, and reads
+            // no keys.
             _ => Ok(()),
         }
     }

@@ -345,6 +345,7 @@ impl ControlService {
                 self.keeper.note_held(connection_number, (collection, last), blocks);
                 return Ok(());
             }
+            Request::Reads { .. } => return Ok(()),
             Request::Expires => {
                 self.keeper.reaper.announce(client, now);
                 return Ok(());

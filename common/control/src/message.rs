@@ -8,6 +8,8 @@ use super::{ControlError, FreeBlock, MESSAGE_BYTES_MAX, ServerStatistics, SplitO
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
 /// The maximum number of addresses in one message.
 pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
+/// The maximum number of blocks in a report of reads.
+pub const READS_PER_MESSAGE_MAX: usize = 16_000;
 
 /// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +65,17 @@ pub enum Request {
     Alive {
         /// The client's clock, which dates its proofs of words, in nanoseconds.
         clock_ns: u64,
+    },
+    /// Answers [`ServerRequest::Reads`]. The client counts, and the blocks are hints: the server
+    /// trusts neither. No answer.
+    Reads {
+        /// The reads of keys that found the key, since the last report.
+        found: u64,
+        /// The reads of keys that did not find the key, since the last report.
+        absent: u64,
+        /// Blocks that were read since the last report, at most [`READS_PER_MESSAGE_MAX`]: a
+        /// sample. A block that is read often may be there several times.
+        blocks: Vec<BlockAddress>,
     },
     /// Asks whether the server's process runs and still serves the shard. The answer is
     /// [`ServerMessage::Heartbeat`], out of order. A server that does not know does not answer.
@@ -124,21 +137,24 @@ pub enum ServerMessage {
     Request(ServerRequest),
 }
 
-/// A request from a server to a writer.
+/// A request from a server to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerRequest {
-    /// Requests a report of the blocks that the client holds. The answer is [`Request::Held`]. The
+    /// Requests a report of the blocks that a writer holds. The answer is [`Request::Held`]. The
     /// server fences a client that does not answer in time.
     Report {
         /// The number of the collection.
         collection: u32,
     },
-    /// Asks for the blocks that the client does not need, because another client has none. The
+    /// Asks for the blocks that a writer does not need, because another client has none. The
     /// client sends them in [`Request::GiveBlocks`].
     Return,
-    /// Asks what the client's clock reads, over verbs only. The answer is [`Request::Alive`]. The
+    /// Asks what a writer's clock reads, over verbs only. The answer is [`Request::Alive`]. The
     /// server fences a client that does not answer in time, or whose clock has stood still.
     Alive,
+    /// Asks a writer or reader what it has read, because the server evicts what is not read. The
+    /// answer is [`Request::Reads`]. From the first such request on, the client notes its reads.
+    Reads,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -179,6 +195,8 @@ const HEARTBEAT_REPLY: u8 = 25;
 const MAP: u8 = 26;
 const MAP_REPLY: u8 = 27;
 const NEWER_MAP: u8 = 28;
+const ASK_READS: u8 = 29;
+const READS: u8 = 30;
 
 /// The flags of [`ServerMessage::Blocks`].
 const RESTED: u8 = 1;
@@ -211,6 +229,12 @@ fn encode_bytes(kind: u8, bytes: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(bytes);
 }
 
+fn extend_with_addresses(into: &mut Vec<u8>, blocks: &[BlockAddress]) {
+    for address in blocks {
+        into.extend_from_slice(&address.0.to_le_bytes());
+    }
+}
+
 impl Request {
     /// Returns the messages that answer a [`ServerRequest::Report`] with these blocks.
     pub fn held(collection: u32, blocks: &[BlockAddress]) -> impl Iterator<Item = Self> {
@@ -234,9 +258,16 @@ impl Request {
             Self::Held { collection, last, blocks } => {
                 debug_assert!(blocks.len() <= HELD_PER_MESSAGE_MAX);
                 encode_header(HELD, 0, (*last).into(), *collection, into);
-                for address in blocks {
-                    into.extend_from_slice(&address.0.to_le_bytes());
-                }
+                extend_with_addresses(into, blocks);
+            }
+            Self::Reads { found, absent, blocks } => {
+                debug_assert!(blocks.len() <= READS_PER_MESSAGE_MAX);
+                encode_bytes(
+                    READS,
+                    [found, absent].map(|count| count.to_le_bytes()).as_flattened(),
+                    into,
+                );
+                extend_with_addresses(into, blocks);
             }
             Self::Collect => encode_header(COLLECT, 0, 0, 0, into),
             Self::Split { directory_hash, local_depth } => {
@@ -276,8 +307,10 @@ impl Request {
             HELD => {
                 unused("size class", message.class)?;
                 let (collection, last) = (message.count, message.flag()?);
-                Ok(Self::Held { collection, last, blocks: message.addresses()? })
+                let blocks = message.addresses(message.payload, HELD_PER_MESSAGE_MAX)?;
+                Ok(Self::Held { collection, last, blocks })
             }
+            READS => message.reads(),
             COLLECT => message.bare().map(|()| Self::Collect),
             SPLIT => {
                 message.no_payload()?;
@@ -325,6 +358,7 @@ impl ServerMessage {
             }
             Self::Request(ServerRequest::Return) => encode_header(RETURN, 0, 0, 0, into),
             Self::Request(ServerRequest::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
+            Self::Request(ServerRequest::Reads) => encode_header(ASK_READS, 0, 0, 0, into),
         }
     }
 
@@ -359,6 +393,7 @@ impl ServerMessage {
             }
             RETURN => message.bare().map(|()| Self::Request(ServerRequest::Return)),
             ASK_ALIVE => message.bare().map(|()| Self::Request(ServerRequest::Alive)),
+            ASK_READS => message.bare().map(|()| Self::Request(ServerRequest::Reads)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
         }
     }
@@ -465,14 +500,25 @@ impl Decoded<'_> {
         Ok(blocks.iter().map(block).collect())
     }
 
-    fn addresses(&self) -> Result<Vec<BlockAddress>, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        match <[le::U32]>::ref_from_bytes(self.payload) {
-            Ok(units) if units.len() <= HELD_PER_MESSAGE_MAX => {
+    /// Returns the addresses in a part of the payload, at most `max` of them.
+    fn addresses(&self, part: &[u8], max: usize) -> Result<Vec<BlockAddress>, ControlError> {
+        match <[le::U32]>::ref_from_bytes(part) {
+            Ok(units) if units.len() <= max => {
                 Ok(units.iter().map(|units| BlockAddress(units.get())).collect())
             }
-            _ => Err(length),
+            _ => Err(ControlError::Length { bytes: self.payload.len() }),
         }
+    }
+
+    /// Returns the report of reads in this message.
+    fn reads(&self) -> Result<Request, ControlError> {
+        self.no_class_or_flags()?;
+        unused("count", self.count)?;
+        let Ok(([found, absent], part)) = <[le::U64; 2]>::ref_from_prefix(self.payload) else {
+            return Err(ControlError::Length { bytes: self.payload.len() });
+        };
+        let blocks = self.addresses(part, READS_PER_MESSAGE_MAX)?;
+        Ok(Request::Reads { found: found.get(), absent: absent.get(), blocks })
     }
 
     fn no_payload(&self) -> Result<(), ControlError> {

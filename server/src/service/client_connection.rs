@@ -84,7 +84,7 @@ pub(super) enum PushedMessage {
 }
 
 /// The number of kinds of pushed messages.
-const PUSHED_KINDS: usize = 5;
+const PUSHED_KINDS: usize = 6;
 
 impl PushedMessage {
     /// Returns the rank by which pushed messages are sent; 0 is sent first.
@@ -95,6 +95,7 @@ impl PushedMessage {
             Self::Request(ServerRequest::Report { .. }) => 2,
             Self::Request(ServerRequest::Return) => 3,
             Self::Map(_) => 4,
+            Self::Request(ServerRequest::Reads) => 5,
         }
     }
 

@@ -3,8 +3,9 @@
 use farside_control::cluster::Id;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, FreeBlock, HELD_PER_MESSAGE_MAX,
-    KnownView, MESSAGE_BYTES_MAX, Purpose, REPLY_BYTES_MAX, Refusal, Request, Role, ServerMessage,
-    ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
+    KnownView, MESSAGE_BYTES_MAX, Purpose, READS_PER_MESSAGE_MAX, REPLY_BYTES_MAX, Refusal,
+    Request, Role, ServerMessage, ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome,
+    decode_reply, encode_reply,
 };
 use farside_layout::{BlockAddress, SizeClass};
 
@@ -30,11 +31,12 @@ fn encoded<M>(messages: &[M], encode: impl Fn(&M, &mut Vec<u8>)) -> Vec<Vec<u8>>
 
 pub(crate) fn requests() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
-    let addresses = blocks.iter().map(|block| block.address).collect();
+    let addresses: Vec<_> = blocks.iter().map(|block| block.address).collect();
     let requests = [
         Request::TakeBlocks { class, count: 512 },
         Request::GiveBlocks { class, rested: true, blocks },
-        Request::Held { collection: 7, last: true, blocks: addresses },
+        Request::Held { collection: 7, last: true, blocks: addresses.clone() },
+        Request::Reads { found: 1 << 40, absent: 3, blocks: addresses },
         Request::Collect,
         Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
         Request::Statistics,
@@ -55,6 +57,7 @@ pub(crate) fn request(bytes: &[u8]) -> bool {
     match &request {
         Request::GiveBlocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
         Request::Held { blocks, .. } => assert!(blocks.len() <= HELD_PER_MESSAGE_MAX),
+        Request::Reads { blocks, .. } => assert!(blocks.len() <= READS_PER_MESSAGE_MAX),
         Request::Split { local_depth, .. } => assert!(*local_depth <= 32),
         Request::Snapshot { permille } => assert!(*permille <= 1000),
         _ => {}
@@ -73,6 +76,7 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         ServerMessage::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
         ServerMessage::Request(ServerRequest::Report { collection: 9 }),
         ServerMessage::Request(ServerRequest::Return),
+        ServerMessage::Request(ServerRequest::Reads),
         ServerMessage::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
         ServerMessage::Statistics(ServerStatistics::default()),
         ServerMessage::Heartbeat { clock_ns: 1 << 40 },

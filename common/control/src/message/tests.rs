@@ -26,6 +26,12 @@ fn messages_round_trip() {
             blocks: (0..HELD_PER_MESSAGE_MAX as u32).map(BlockAddress).collect(),
         },
         Request::Held { collection: u32::MAX, last: false, blocks: Vec::new() },
+        Request::Reads {
+            found: u64::MAX,
+            absent: 7,
+            blocks: (0..READS_PER_MESSAGE_MAX as u32).map(BlockAddress).collect(),
+        },
+        Request::Reads { found: 0, absent: 0, blocks: Vec::new() },
         Request::Collect,
         Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
         Request::Statistics,
@@ -61,6 +67,7 @@ fn messages_round_trip() {
         ServerMessage::Request(ServerRequest::Report { collection: 9 }),
         ServerMessage::Request(ServerRequest::Return),
         ServerMessage::Request(ServerRequest::Alive),
+        ServerMessage::Request(ServerRequest::Reads),
         ServerMessage::Statistics(statistics),
         ServerMessage::Statistics(ServerStatistics::default()),
     ] {
@@ -92,7 +99,7 @@ proptest! {
 
     #[test]
     fn damaged_messages_are_errors_or_other_messages(
-        kind in 0usize..13,
+        kind in 0usize..15,
         at in 0usize..32,
         value: u8,
         cut in 0usize..40,
@@ -122,6 +129,11 @@ proptest! {
                 let outcome = SplitOutcome::Later;
                 let message = ServerMessage::Split { directory_hash: 9, local_depth: 4, outcome };
                 message.encode(&mut bytes);
+            }
+            12 => ServerMessage::Request(ServerRequest::Reads).encode(&mut bytes),
+            13 => {
+                let blocks = blocks.iter().map(|block| block.address).collect();
+                Request::Reads { found: 9, absent: 1 << 40, blocks }.encode(&mut bytes);
             }
             _ => ServerMessage::Statistics(ServerStatistics { classes, ..Default::default() })
                 .encode(&mut bytes),
