@@ -2,6 +2,7 @@
 //! operation waits for a socket.
 
 mod channel_blocks;
+mod session_counts;
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,9 +19,10 @@ use farside_fabric::{Nanos, Trust, boot_time_ns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use farside_protocol::allocator::{BlockDelivery, Delivery};
-use farside_protocol::{CacheStatistics, Lookups, Prefix};
+use farside_protocol::{Lookups, Prefix};
 
 use self::channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
+use self::session_counts::SessionCounts;
 use crate::ConnectError;
 use crate::cluster::Cluster;
 
@@ -72,9 +74,7 @@ pub(crate) struct ControlQueue {
     outbox: Mutex<VecDeque<(Request, Waiter)>>,
     /// The sessions whose blocks are reported when the server asks.
     sessions: Mutex<Vec<ReportingSession>>,
-    is_in_cluster: bool,
-    /// In a cluster: the counts of the sessions, and what the server knows of each.
-    lookups: Mutex<Vec<(Arc<Lookups>, u64)>>,
+    counts: Mutex<SessionCounts>,
     /// Wakes the thread: the outbox or a flag has changed.
     wake: OwnedFd,
     lost: AtomicBool,
@@ -100,7 +100,7 @@ impl Control {
         let failed = |doing| {
             move |source: io::Error| ConnectError::System { doing, source: Arc::new(source) }
         };
-        let queue = ControlQueue::new(trust.clone(), cluster.is_some());
+        let queue = ControlQueue::new(trust.clone());
         let queue = Arc::new(queue.map_err(failed("making an eventfd"))?);
         let control_thread = ControlThread {
             queue: queue.clone(),
@@ -185,11 +185,11 @@ impl Drop for Control {
 }
 
 impl ControlQueue {
-    fn new(trust: Trust, is_in_cluster: bool) -> io::Result<Self> {
+    fn new(trust: Trust) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (outbox, sessions, lookups) = Default::default();
+        let (outbox, sessions, counts) = Default::default();
         let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { outbox, sessions, is_in_cluster, lookups, wake, lost, trust, closing })
+        Ok(Self { outbox, sessions, counts, wake, lost, trust, closing })
     }
 
     /// As [`Control::give_up`].
@@ -203,25 +203,25 @@ impl ControlQueue {
         self.send(Request::Map, Waiter::None);
     }
 
-    /// In a cluster: reports to the server the operations that a session counts here.
+    /// Reports to the server what a session counts here, and which blocks it reads.
     pub(crate) fn count(&self, lookups: &Arc<Lookups>) {
-        if self.is_in_cluster {
-            lock(&self.lookups).push((lookups.clone(), 0));
-        }
+        lock(&self.counts).add(lookups);
     }
 
     /// Sends a heartbeat with the operations that were not reported yet.
     fn send_heartbeat(&self, now: Nanos) {
-        let mut operations = 0;
-        lock(&self.lookups).retain_mut(|(lookups, known)| {
-            // Looked at first: a session that has ended counts no more.
-            let goes_on = Arc::strong_count(lookups) > 1;
-            let CacheStatistics { hits, misses } = lookups.statistics();
-            operations += hits + misses - *known;
-            *known = hits + misses;
-            goes_on
-        });
+        let operations = lock(&self.counts).take_operations();
         self.send(Request::Heartbeat { clock_ns: now, operations }, Waiter::None);
+    }
+
+    /// Sends a report of reads, unless one is queued, so that a server that asks and does not read
+    /// takes no memory of the client.
+    fn report_reads(&self) {
+        let is_report = |(request, _): &(Request, Waiter)| matches!(request, Request::Reads { .. });
+        if !lock(&self.outbox).iter().any(is_report) {
+            let report = lock(&self.counts).take_reads();
+            self.send(report, Waiter::None);
+        }
     }
 
     fn note_lost(&self) {
@@ -414,9 +414,14 @@ impl ControlThread {
     /// Says goodbye once everything is sent and every reply has arrived. By then all blocks of
     /// ended sessions have been given back.
     fn close(&mut self) -> Result<(), ThreadEnd> {
-        if self.closing_since.is_none() && self.heartbeats.is_some() {
+        if self.closing_since.is_none() {
             // The last heartbeat reports the last operations.
-            self.queue.send_heartbeat(boot_time_ns());
+            if self.heartbeats.is_some() {
+                self.queue.send_heartbeat(boot_time_ns());
+            }
+            if lock(&self.queue.counts).reports_reads {
+                self.queue.report_reads();
+            }
         }
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         let is_flushed =
@@ -466,6 +471,10 @@ impl ControlThread {
             }
             Ok(ServerMessage::Request(ServerRequest::Alive)) => {
                 self.queue.send(Request::Alive { clock_ns: boot_time_ns() }, Waiter::None);
+                return Ok(());
+            }
+            Ok(ServerMessage::Request(ServerRequest::Reads)) => {
+                self.queue.report_reads();
                 return Ok(());
             }
             Ok(ServerMessage::Heartbeat { clock_ns }) => {
@@ -544,7 +553,7 @@ mod tests {
 
     #[test]
     fn only_the_last_unsent_report_is_kept() {
-        let queue = ControlQueue::new(Trust::forever(), false).unwrap();
+        let queue = ControlQueue::new(Trust::forever()).unwrap();
         (0..500).for_each(|permille| queue.send_snapshot_report(permille));
         queue.send(Request::Expires, Waiter::None);
         // The second snapshot begins before the first one's completion was sent.
