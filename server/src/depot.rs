@@ -7,6 +7,7 @@ mod cache;
 mod chunks;
 mod class_pool;
 mod lost;
+mod reads;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use farside_layout::{
 
 use class_pool::{BlockSpan, ClassPool, RestingBatch, RestingBlocks};
 pub(crate) use lost::NotedSuspects;
+pub(crate) use reads::VisitedBlock;
 
 /// One request gets at most a quarter of the blocks that its class could still give, so that one
 /// client does not take all of the remaining memory.
@@ -344,6 +346,7 @@ impl Depot {
                 let index = (block.address.offset() - start) / span.class.block_bytes();
                 span.in_depot.clear(index);
                 span.clear_suspect(index);
+                span.forget_reads(index);
                 pool.in_depot -= 1;
                 blocks.push(block);
             }
@@ -392,6 +395,7 @@ impl Depot {
         }
         span.in_depot.set(index);
         span.clear_suspect(index);
+        span.forget_reads(index);
         let pool = self.pool(class);
         pool.in_depot += 1;
         pool.returned += 1;

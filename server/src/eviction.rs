@@ -5,13 +5,16 @@
 //! work; the serving thread then does it in steps of [`STEP_NS`], between two turns of messages.
 //! Without requests it sleeps.
 //!
-//! Candidates are blocks from random places of the class's chunks. Only their headers are read, and
-//! [`policy`] decides which of them go. For these the server finds the slot by the key, as a client
-//! does. So no eviction walks the index. [`drains`] moves memory between classes.
+//! A hand visits the blocks of each class in turn ([`hand`]). Only their headers are read, and
+//! [`policy`] decides which of them go, by what clients report that they read ([`pulls`]). For these
+//! the server finds the slot by the key, as a client does. So no eviction walks the index.
+//! [`drains`] moves memory between classes.
 
 mod demand;
 mod drains;
+mod hand;
 mod policy;
+mod pulls;
 #[cfg(test)]
 mod tests;
 
@@ -23,23 +26,29 @@ use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, Si
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::content::BlockReader;
-use crate::depot::{BlockError, Depot};
+use crate::depot::{BlockError, Depot, VisitedBlock};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use demand::ClassDemand;
 use drains::{Drains, PLAN_NS};
-use policy::{CANDIDATES_PER_EVICTION, Candidate};
+use hand::{Hand, RUN, Search};
+use policy::{Batch, Candidate};
+use pulls::ReadPulls;
 
 /// How long a step evicts. Clients wait meanwhile for the answers to their messages. A session asks
 /// for blocks some 200 PUTs before it has none, so an answer should take less time than those.
 const STEP_NS: Nanos = 100_000;
 /// Limit on the keys of one class that a step evicts before the others have their turn.
 const BATCH: usize = 64;
-/// How many neighbouring blocks are candidates together. With more, a batch has candidates from
-/// fewer places, which clients may have filled at the same time.
-const RUN: u64 = 8;
-/// How many runs without any candidate end the search for more.
+/// Limit on the bytes of the blocks that a batch evicts.
+const BATCH_BYTES: u64 = 1 << 20;
+/// The search for so many evictions looks at the headers of this many blocks for each. Of further
+/// blocks that were read only the reads are taken away, so that the search goes on fast.
+const HEADERS_PER_EVICTION: usize = 8;
+/// How many runs are visited before the clock is read again.
+const RUNS_PER_LOOK: usize = 16;
+/// How many random runs without any candidate end a sample.
 const EMPTY_RUNS_MAX: usize = 64;
 
 /// What eviction works with.
@@ -67,6 +76,9 @@ pub(crate) struct Evictor {
     demands: [ClassDemand; SizeClass::COUNT],
     /// The classes that may have too few free blocks.
     low: Vec<SizeClass>,
+    /// By the index of the class.
+    hands: Vec<Hand>,
+    pub(crate) pulls: ReadPulls,
     drains: Drains,
     /// When to look for spans to drain, if there were requests.
     plan_at: Option<Nanos>,
@@ -90,6 +102,8 @@ impl Evictor {
             proof_age_max_ns,
             demands: [ClassDemand::default(); _],
             low: Vec::new(),
+            hands: SizeClass::all().map(Hand::new).collect(),
+            pulls: ReadPulls::new(),
             drains: Drains::default(),
             plan_at: None,
             planned_at: 0,
@@ -147,8 +161,8 @@ impl Evictor {
         while now < until {
             let next = (!self.low.is_empty()).then(|| self.low.remove(0));
             if let Some(class) = next {
-                let evicted = self.make_room(class, tools, until)?;
-                if evicted > 0 && self.missing(class, tools.depot) > 0 {
+                self.make_room(class, tools, until)?;
+                if self.missing(class, tools.depot) > 0 && !self.rests(class, tools.own.now()) {
                     self.low.push(class);
                 }
             }
@@ -172,21 +186,83 @@ impl Evictor {
         self.make_room(class, tools, until)
     }
 
-    /// Evicts keys of this class if too few blocks are free: up to [`BATCH`], and at least one
-    /// before it ends at `until`. Returns how many were evicted. Their blocks rest in the depot.
+    /// Whether keys of this class are being evicted, or blocks are being searched whose keys go.
+    pub(crate) fn is_searching(&self, class: SizeClass, now: Nanos) -> bool {
+        self.low.contains(&class) && !self.rests(class, now)
+    }
+
+    /// Whether no key of the class could be evicted lately.
+    fn rests(&self, class: SizeClass, now: Nanos) -> bool {
+        self.hands[usize::from(class.index())].rests(now)
+    }
+
+    /// Evicts keys of this class if too few blocks are free: up to [`BATCH`], until `until`. Returns
+    /// how many were evicted. Their blocks rest in the depot.
     fn make_room(
         &mut self,
         class: SizeClass,
         tools: &mut Tools<'_>,
         until: Nanos,
     ) -> Result<usize, ChainError> {
-        let wanted = self.missing(class, tools.depot).min(BATCH as u64) as usize;
-        let mut candidates = self.candidates(class, wanted * CANDIDATES_PER_EVICTION, tools)?;
-        let evictions = candidates.len().div_ceil(CANDIDATES_PER_EVICTION).min(wanted);
-        let first_to_go = policy::first_to_go(&mut candidates, evictions);
-        let addresses = first_to_go.iter().map(|candidate| candidate.address);
+        let batch = (BATCH as u64).min(BATCH_BYTES / class.block_bytes()).max(1);
+        let wanted = self.missing(class, tools.depot).min(batch) as usize;
+        if wanted == 0 || self.rests(class, tools.own.now()) {
+            return Ok(0);
+        }
+        self.evict_first(class, wanted, tools, until)
+    }
+
+    /// Evicts up to `wanted` keys of the class that go first, until `until`. Returns how many were
+    /// evicted.
+    fn evict_first(
+        &mut self,
+        class: SizeClass,
+        wanted: usize,
+        tools: &mut Tools<'_>,
+        until: Nanos,
+    ) -> Result<usize, ChainError> {
+        let evictions = self.find(class, wanted, tools, until)?.into_evictions();
         let give = |depot: &mut Depot, blocks, now| depot.give(class, blocks, false, now);
-        self.evict_each(addresses, class, tools, until, give).map(|done| done.evicted)
+        let done = self.evict_each(evictions, class, tools, until, give)?;
+        if done.evicted > 0 {
+            self.hands[usize::from(class.index())].note_evicted();
+        }
+        Ok(done.evicted)
+    }
+
+    /// Moves the hand of the class until it has found `wanted` blocks that go, or until `until`.
+    fn find(
+        &mut self,
+        class: SizeClass,
+        wanted: usize,
+        tools: &mut Tools<'_>,
+        until: Nanos,
+    ) -> Result<Batch, ChainError> {
+        let (hand, blocks) = (usize::from(class.index()), tools.depot.blocks_lasting(class));
+        let mut batch = Batch::new(wanted, wall_ms());
+        let mut runs = 0;
+        while !batch.is_complete() {
+            let run = self.hands[hand].next_run(tools.depot.spans(class));
+            let (chunk, run) = run.unwrap_or_default();
+            let visited = run.end - run.start;
+            for index in run {
+                let Some(block) = tools.depot.visit(chunk, index) else { continue };
+                let looks = block.reads == 0 || batch.candidates() < HEADERS_PER_EVICTION * wanted;
+                if looks && let Some(candidate) = self.candidate(block)? {
+                    batch.add(candidate);
+                }
+            }
+            match self.hands[hand].note_visits(visited, blocks, || tools.own.now()) {
+                Search::GoOn => {}
+                Search::Forget => tools.depot.forget_reads(class),
+                Search::End => break,
+            }
+            runs += 1;
+            if runs % RUNS_PER_LOOK == 0 && tools.own.now() >= until {
+                break;
+            }
+        }
+        Ok(batch)
     }
 
     /// Evicts the keys of these blocks, one after the other until `until`. `give` puts the unlinked
@@ -209,6 +285,7 @@ impl Evictor {
         }
         let evicted = blocks.len();
         self.evicted += evicted as u64;
+        self.pulls.note_evicted(class, evicted, tools.depot.blocks_lasting(class));
         if let Err(error) = give(tools.depot, blocks, tools.own.now()) {
             tracing::error!("the depot refuses the block of an evicted key: {error}");
         }
@@ -251,18 +328,24 @@ impl Evictor {
         candidates: &mut Vec<Candidate>,
     ) -> Result<(), ChainError> {
         let from = self.random_below(class.blocks_per_span());
-        for (_, address) in tools.depot.blocks_outside(chunk, from, from + length) {
-            let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
-            self.reader.region.read(address.offset(), &mut words)?;
-            let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { continue };
-            // A client holds a marked block, or is about to unlink it. A few marked blocks are
-            // linked all the same: only a drain evicts their keys.
-            let is_used = header.written_at_ms() > 0 && !header.is_marked();
-            if is_used && candidates.len() < count_max {
-                candidates.push(Candidate::new(address, header));
+        for (index, address) in tools.depot.blocks_outside(chunk, from, from + length) {
+            let reads = tools.depot.reads(chunk, index);
+            if candidates.len() < count_max {
+                candidates.extend(self.candidate(VisitedBlock { address, reads })?);
             }
         }
         Ok(())
+    }
+
+    /// Returns what the policy has to know of a block; `None` if it has no key that can be evicted.
+    fn candidate(&self, block: VisitedBlock) -> Result<Option<Candidate>, ChainError> {
+        let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
+        self.reader.region.read(block.address.offset(), &mut words)?;
+        let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
+        // A client holds a marked block, or is about to unlink it. A few marked blocks are linked
+        // all the same: only a drain evicts their keys.
+        let is_used = header.written_at_ms() > 0 && !header.is_marked();
+        Ok(is_used.then(|| Candidate::new(block, header)))
     }
 
     /// Removes the key whose block is at this address. Returns the block, which has not rested;

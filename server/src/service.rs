@@ -345,7 +345,10 @@ impl ControlService {
                 self.keeper.note_held(connection_number, (collection, last), blocks);
                 return Ok(());
             }
-            Request::Reads { .. } => return Ok(()),
+            Request::Reads { found, absent, blocks } => {
+                self.keeper.note_reads((found, absent), &blocks);
+                return Ok(());
+            }
             Request::Expires => {
                 self.keeper.reaper.announce(client, now);
                 return Ok(());
@@ -398,9 +401,13 @@ impl ControlService {
         if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
             self.call_roll(now);
         }
-        let (swept, request, begins_recall) = self.keeper.step(now)?;
-        if begins_recall {
+        let (swept, request, questions) = self.keeper.step(now)?;
+        if questions.recall {
             self.connections.ask_writers(ServerRequest::Return);
+        }
+        if questions.reads {
+            let asked = self.connections.ask_clients(ServerRequest::Reads);
+            self.keeper.note_asked_for_reads(asked.len(), now);
         }
         swept.into_iter().for_each(|client| self.admission.clients.forget(client));
         match request {

@@ -77,6 +77,8 @@ struct Overview {
     collector: Collector,
     keys_expired: u64,
     keys_evicted: u64,
+    reads_found: u64,
+    reads_absent: u64,
     snapshots: Snapshots,
     key_bytes_max: u32,
     value_bytes_max: u32,
@@ -195,6 +197,8 @@ impl Overview {
             },
             keys_expired: statistics.keys_expired,
             keys_evicted: statistics.keys_evicted,
+            reads_found: statistics.reads_found,
+            reads_absent: statistics.reads_absent,
             snapshots: Snapshots {
                 under_way: statistics.snapshots,
                 permille: statistics.snapshot_permille,
@@ -211,6 +215,16 @@ impl Overview {
     fn server_and_shard(&self) -> String {
         let server = printable(&self.server).to_string();
         self.shard.map_or(server.clone(), |shard| format!("{server}, shard {shard}"))
+    }
+
+    /// The share of reads that found their key.
+    fn reads(&self) -> String {
+        let reads = self.reads_found.saturating_add(self.reads_absent);
+        if reads == 0 {
+            return "none reported by clients".into();
+        }
+        let percent = self.reads_found as f64 * 100.0 / reads as f64;
+        format!("{percent:.2} % of {reads} found their key, as clients report")
     }
 
     fn table(&self) -> String {
@@ -265,6 +279,7 @@ impl Overview {
                 ),
             ),
             ("removed", format!("{} expired, {} evicted", self.keys_expired, self.keys_evicted)),
+            ("reads", self.reads()),
             (
                 "snapshots",
                 match &self.snapshots {

@@ -60,6 +60,11 @@ pub struct ServerStatistics {
     pub keys_expired: u64,
     /// Keys that the server removed to make room for others.
     pub keys_evicted: u64,
+    /// Reads of keys that found the key, as clients have counted and reported them. The server asks
+    /// for reports only while it evicts keys.
+    pub reads_found: u64,
+    /// Reads of keys that did not find the key, reported as `reads_found`.
+    pub reads_absent: u64,
     /// Clients that are taking a snapshot.
     pub snapshots: u64,
     /// The progress of the snapshot that is least advanced, in thousandths; 0 if there is none.
@@ -94,7 +99,7 @@ fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result
 }
 
 /// The number of fields of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 29;
+const NUMBERS: usize = 31;
 /// The number of fields of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 4;
 
@@ -126,6 +131,8 @@ impl ServerStatistics {
             &mut self.blocks_collected,
             &mut self.keys_expired,
             &mut self.keys_evicted,
+            &mut self.reads_found,
+            &mut self.reads_absent,
             &mut self.snapshots,
             &mut self.snapshot_permille,
             &mut self.snapshots_taken,

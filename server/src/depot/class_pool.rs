@@ -6,6 +6,8 @@ use farside_control::FreeBlock;
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
 
+use super::reads::ReadCounts;
+
 /// A pool sorts its spans by their share of available blocks, in this many levels.
 const LEVELS: u64 = 16;
 
@@ -89,6 +91,8 @@ pub(super) struct BlockSpan {
     pub(super) ready: Vec<FreeBlock>,
     /// During a collection: the blocks without a known owner.
     pub(super) suspects: Option<Bits>,
+    /// In a cache: how often each block was read lately. `None` before the first report.
+    pub(super) read_counts: Option<Box<ReadCounts>>,
     /// When a block was last added or taken.
     pub(super) changed_at: Nanos,
     /// Since when all of its blocks are available.
@@ -111,6 +115,7 @@ impl BlockSpan {
             carve_from: 0,
             ready: Vec::new(),
             suspects: None,
+            read_counts: None,
             changed_at: 0,
             whole_since: None,
             is_draining: false,

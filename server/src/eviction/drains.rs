@@ -158,8 +158,8 @@ impl Evictor {
         let wall_ms = super::wall_ms();
         let mut idle_ms = [None; SizeClass::COUNT];
         for class in SizeClass::all().filter(|class| !tools.depot.spans(*class).is_empty()) {
-            let mut candidates = self.candidates(class, CANDIDATES_OF_CLASS, tools)?;
-            idle_ms[usize::from(class.index())] = policy::idle_ms(&mut candidates, wall_ms);
+            let candidates = self.candidates(class, CANDIDATES_OF_CLASS, tools)?;
+            idle_ms[usize::from(class.index())] = policy::idle_ms(&candidates, wall_ms);
         }
         Ok(idle_ms)
     }
@@ -205,7 +205,7 @@ impl Evictor {
                 self.add_run(chunk, class, (1, 1), tools, &mut candidates)?;
             }
             // A span without keys is the best.
-            let idle_ms = policy::idle_ms(&mut candidates, wall_ms).unwrap_or(u64::MAX);
+            let idle_ms = policy::idle_ms(&candidates, wall_ms).unwrap_or(u64::MAX);
             if found.is_none_or(|(longest, _)| idle_ms > longest) {
                 found = Some((idle_ms, chunk));
             }

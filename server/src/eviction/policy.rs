@@ -1,67 +1,169 @@
-//! The policy of a cache: which of some candidates goes first. Nothing else in the server decides
-//! that, so another policy needs a change of this file only.
+//! The policy of a cache: which of the visited blocks go. Nothing else in the server decides that,
+//! so another policy needs a change of this file only.
+//!
+//! It is SIEVE (NSDI'24) with counts to two. A block that clients have read since the hand came by
+//! is spared, and loses one of its reads. A block without reads goes. Values that have ended go
+//! before all others.
 
 use farside_layout::{BlockAddress, BlockHeader};
 
-/// How many candidates are looked at for each block that is evicted. With five, the evicted blocks
-/// are from the first fifth of all, approximately.
-pub(super) const CANDIDATES_PER_EVICTION: usize = 5;
+use crate::depot::VisitedBlock;
 
-/// A block that may be evicted, and what the policy knows of it.
+/// If at least this share of the candidates has ended, a batch evicts only those: an eighth.
+const ENDED_SHARE_DIVISOR: usize = 8;
+/// The share of a class's blocks that shows its idle time: the fifth that has been idle for
+/// longest.
+const IDLE_SHARE_DIVISOR: usize = 5;
+
+/// What becomes of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It goes before all others, because its value has ended.
+    Ended,
+    /// It goes, because it was not read.
+    Unread,
+    /// It stays for another round, because it was read.
+    Spared,
+}
+
+/// A block with a key, and what the policy knows of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
-    pub(super) address: BlockAddress,
+    block: VisitedBlock,
     /// When the value was written, by the writer's clock, in milliseconds since 1970.
     written_at_ms: u64,
+    /// When the value expires, in milliseconds since 1970; 0 for never.
+    expires_at_ms: u64,
 }
 
 impl Candidate {
-    pub(super) fn new(address: BlockAddress, header: &BlockHeader) -> Self {
-        Self { address, written_at_ms: header.written_at_ms() }
+    pub(super) fn new(block: VisitedBlock, header: &BlockHeader) -> Self {
+        let (written_at_ms, expires_at_ms) = (header.written_at_ms(), header.expires_at_ms());
+        Self { block, written_at_ms, expires_at_ms }
     }
 
-    /// The candidate with the lowest rank goes first. It is the one that was written first.
-    fn rank(&self) -> u64 {
-        self.written_at_ms
+    /// Decides about the candidate. A kind of block that is never evicted would be decided here.
+    fn fate(&self, wall_ms: u64) -> Fate {
+        if self.expires_at_ms != 0 && self.expires_at_ms <= wall_ms {
+            Fate::Ended
+        } else if self.block.reads == 0 {
+            Fate::Unread
+        } else {
+            Fate::Spared
+        }
     }
 
     /// Returns for how long the candidate has been of no use, as far as the policy knows, in
     /// milliseconds. Memory moves from the class with the highest idle time to others.
     fn idle_ms(&self, wall_ms: u64) -> u64 {
-        wall_ms.saturating_sub(self.written_at_ms)
+        match self.fate(wall_ms) {
+            Fate::Ended | Fate::Unread => wall_ms.saturating_sub(self.written_at_ms),
+            Fate::Spared => 0,
+        }
     }
 }
 
-/// Returns the `count` candidates that go first.
-pub(super) fn first_to_go(candidates: &mut [Candidate], count: usize) -> &[Candidate] {
-    if count < candidates.len() && count > 0 {
-        candidates.select_nth_unstable_by_key(count - 1, Candidate::rank);
-    }
-    &candidates[..count.min(candidates.len())]
+/// The candidates of one batch of evictions.
+pub(super) struct Batch {
+    wall_ms: u64,
+    /// How many keys should go.
+    wanted: usize,
+    candidates: usize,
+    ended: Vec<BlockAddress>,
+    unread: Vec<BlockAddress>,
 }
 
-/// Returns the idle time of the candidate that would be the last one to go if these were the
-/// candidates of an eviction; `None` if there are none.
-pub(super) fn idle_ms(candidates: &mut [Candidate], wall_ms: u64) -> Option<u64> {
-    let count = candidates.len().div_ceil(CANDIDATES_PER_EVICTION);
-    first_to_go(candidates, count).iter().map(|candidate| candidate.idle_ms(wall_ms)).min()
+impl Batch {
+    /// A batch of `wanted` evictions at this time of the wall clock.
+    pub(super) fn new(wanted: usize, wall_ms: u64) -> Self {
+        let (ended, unread) = (Vec::new(), Vec::with_capacity(wanted));
+        Self { wall_ms, wanted, candidates: 0, ended, unread }
+    }
+
+    pub(super) fn add(&mut self, candidate: Candidate) {
+        self.candidates += 1;
+        match candidate.fate(self.wall_ms) {
+            Fate::Ended => self.ended.push(candidate.block.address),
+            Fate::Unread => self.unread.push(candidate.block.address),
+            Fate::Spared => {}
+        }
+    }
+
+    /// The number of candidates so far.
+    pub(super) fn candidates(&self) -> usize {
+        self.candidates
+    }
+
+    /// Whether no more candidates are needed.
+    pub(super) fn is_complete(&self) -> bool {
+        self.ended.len() + self.unread.len() >= self.wanted
+    }
+
+    /// Returns the blocks that go, those that have ended first.
+    pub(super) fn into_evictions(self) -> impl Iterator<Item = BlockAddress> {
+        let only_ended = !self.ended.is_empty()
+            && self.ended.len() >= self.candidates.div_ceil(ENDED_SHARE_DIVISOR);
+        let unread = if only_ended { Vec::new() } else { self.unread };
+        self.ended.into_iter().chain(unread).take(self.wanted)
+    }
+}
+
+/// Returns for how long a class's keys have been idle, by some of its blocks: the shortest idle time
+/// of the fifth that has been idle for longest. `None` if there are no blocks.
+pub(super) fn idle_ms(candidates: &[Candidate], wall_ms: u64) -> Option<u64> {
+    let count = candidates.len().div_ceil(IDLE_SHARE_DIVISOR);
+    let mut idle_ms: Vec<_> =
+        candidates.iter().map(|candidate| candidate.idle_ms(wall_ms)).collect();
+    idle_ms.sort_unstable_by(|a, b| b.cmp(a));
+    idle_ms.get(count.checked_sub(1)?).copied()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const WALL_MS: u64 = 1000;
+
+    fn candidate(address: u32, reads: u8, (written_at_ms, expires_at_ms): (u64, u64)) -> Candidate {
+        let block = VisitedBlock { address: BlockAddress(address), reads };
+        Candidate { block, written_at_ms, expires_at_ms }
+    }
+
+    /// Returns the addresses of the evictions of a batch: of `ended` values that have ended and
+    /// were read, of others in between, then of 7 blocks without reads.
+    fn evictions(ended: u32, spared: u32, wanted: usize) -> (bool, Vec<u32>) {
+        let mut batch = Batch::new(wanted, WALL_MS);
+        (0..ended).for_each(|n| batch.add(candidate(100 + n, 2, (1, WALL_MS))));
+        (0..spared).for_each(|n| batch.add(candidate(200 + n, 1, (1, WALL_MS + 1))));
+        (0..7).for_each(|n| batch.add(candidate(n, 0, (1, 0))));
+        (batch.is_complete(), batch.into_evictions().map(|address| address.0).collect())
+    }
+
     #[test]
-    fn what_was_written_first_goes_first() {
-        let candidate = |at: u64| Candidate { address: BlockAddress(at as u32), written_at_ms: at };
-        let mut candidates: Vec<_> = [70, 20, 50, 10, 90, 30].map(candidate).into();
-        let mut gone: Vec<_> =
-            first_to_go(&mut candidates, 2).iter().map(|found| found.address.0).collect();
-        gone.sort_unstable();
-        assert_eq!(gone, [10, 20]);
-        assert_eq!(first_to_go(&mut candidates, 9).len(), 6);
-        assert!(first_to_go(&mut candidates, 0).is_empty() && first_to_go(&mut [], 3).is_empty());
-        assert_eq!(idle_ms(&mut candidates, 100), Some(80));
-        assert_eq!(idle_ms(&mut [], 100), None);
+    fn blocks_without_reads_go_and_others_are_spared() {
+        assert_eq!(evictions(0, 50, 7), (true, (0..7).collect()));
+        assert_eq!(evictions(0, 50, 3).1, [0, 1, 2]);
+        assert_eq!(evictions(0, 50, 8), (false, (0..7).collect()));
+    }
+
+    #[test]
+    fn what_has_ended_goes_first_and_alone_if_it_is_an_eighth() {
+        assert_eq!(evictions(1, 0, 5).1, [100]);
+        assert_eq!(evictions(1, 1, 5).1, [100, 0, 1, 2, 3]);
+        assert_eq!(evictions(9, 0, 4).1, [100, 101, 102, 103]);
+        assert_eq!(Batch::new(5, WALL_MS).into_evictions().count(), 0);
+    }
+
+    #[test]
+    fn idle_times_are_those_of_the_fifth_that_is_idle_for_longest() {
+        let unread = |written_at_ms| candidate(1, 0, (written_at_ms, 0));
+        let mut candidates: Vec<_> = [700, 200, 500, 100, 900, 300].map(unread).into();
+        assert_eq!(idle_ms(&candidates, WALL_MS), Some(800));
+        // The two oldest ones were read since.
+        candidates[1].block.reads = 1;
+        candidates[3].block.reads = 2;
+        assert_eq!(idle_ms(&candidates, WALL_MS), Some(500));
+        assert_eq!(idle_ms(&[candidate(1, 1, (1, 0))], WALL_MS), Some(0));
+        assert_eq!(idle_ms(&[], WALL_MS), None);
     }
 }

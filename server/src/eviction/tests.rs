@@ -95,37 +95,95 @@ impl Cache {
     }
 }
 
+/// A time in the far future.
+const NEVER: Nanos = HOUR * 24 * 365;
+
+impl Cache {
+    /// Fills the class with keys. Returns their blocks, each at the index of its key.
+    fn fill(&mut self) -> Vec<BlockRef> {
+        let mut blocks = Vec::new();
+        while self.opened.depot.blocks_to_give(self.class).0 > 0 {
+            blocks.push(self.store(blocks.len() as u64, 1 + blocks.len() as u64));
+        }
+        blocks
+    }
+
+    /// Notes a request for so many blocks.
+    fn request(&mut self, count: u32) {
+        let class = self.class;
+        let now = boot_time_ns();
+        self.with(|evictor, tools| evictor.note_request(class, (count, 0), tools.depot, now));
+    }
+
+    /// Evicts so many keys, if there are so many. Returns how many were evicted.
+    fn evict(&mut self, count: usize, until: Nanos) -> usize {
+        let class = self.class;
+        self.with(|evictor, tools| evictor.evict_first(class, count, tools, until).unwrap())
+    }
+
+    /// Returns the keys that are stored, of those with these blocks.
+    fn stored(&self, blocks: &[BlockRef]) -> Vec<u64> {
+        let keys = (0..).zip(blocks).filter(|(key, block)| self.is_stored(*key, **block));
+        keys.map(|(key, _)| key).collect()
+    }
+}
+
 #[test]
-fn a_request_that_finds_nothing_evicts_old_keys_and_their_blocks_rest() {
+fn a_request_that_finds_nothing_evicts_keys_and_their_blocks_rest() {
     let mut cache = Cache::new(4096);
     let class = cache.class;
-    let mut blocks = Vec::new();
-    while cache.opened.depot.blocks_to_give(class).0 > 0 {
-        let key = blocks.len() as u64;
-        blocks.push((key, cache.store(key, 1 + key)));
-    }
-    let now = boot_time_ns();
-    let none = cache.with(|evictor, tools| {
-        let before = evictor.make_room(class, tools, Nanos::MAX).unwrap();
-        evictor.note_request(class, (100, 0), tools.depot, now);
-        before
-    });
+    let blocks = cache.fill();
+    let none = cache.with(|evictor, tools| evictor.make_room(class, tools, NEVER).unwrap());
     assert_eq!(none, 0, "there was no request");
+    cache.request(100);
     assert_eq!((cache.evictor.next_step_at(), &cache.evictor.low[..]), (Some(0), &[class][..]));
-    let evicted = cache.with(|evictor, tools| evictor.make_room(class, tools, Nanos::MAX).unwrap());
+    let evicted = cache.with(|evictor, tools| evictor.make_room(class, tools, NEVER).unwrap());
     assert!((50..=BATCH).contains(&evicted), "{evicted}");
     assert_eq!(cache.opened.depot.blocks_to_give(class).1, evicted as u64);
-    let gone: Vec<u64> = blocks
-        .iter()
-        .filter(|(key, block)| !cache.is_stored(*key, *block))
-        .map(|(key, _)| *key)
-        .collect();
+    let stored = cache.stored(&blocks);
+    let gone: Vec<u64> =
+        (0..blocks.len() as u64).filter(|key| stored.binary_search(key).is_err()).collect();
     assert_eq!(gone.len(), evicted);
-    // The keys that go are from the oldest fifth, approximately.
-    assert!(gone.iter().sum::<u64>() / (evicted as u64) < blocks.len() as u64 / 4, "{gone:?}");
     let is_tomb =
         |key: &u64| cache.slots(*key).any(|slot| cache.word(slot).state() == SlotState::Tomb);
     assert!(gone.iter().all(is_tomb));
+}
+
+#[test]
+fn keys_that_were_read_are_spared_as_often_as_they_were_read() {
+    let mut cache = Cache::new(4096);
+    let blocks = cache.fill();
+    // Key n was read n % 3 times.
+    let reads = |key: u64| key % 3;
+    for (key, block) in (0..).zip(&blocks) {
+        (0..reads(key)).for_each(|_| cache.opened.depot.note_read(block.address));
+    }
+    for round in 0..3 {
+        let count = (0..blocks.len() as u64).filter(|key| reads(*key) == round).count();
+        assert_eq!(cache.evict(count, NEVER), count);
+        let left = cache.stored(&blocks);
+        assert!(left.iter().all(|key| reads(*key) > round), "round {round}");
+    }
+    assert_eq!(cache.evictor.evicted, blocks.len() as u64);
+}
+
+#[test]
+fn if_all_keys_were_read_the_search_goes_on_and_without_keys_it_ends() {
+    let mut cache = Cache::new(4096);
+    let class = cache.class;
+    let blocks = cache.fill();
+    for block in &blocks {
+        (0..5).for_each(|_| cache.opened.depot.note_read(block.address));
+    }
+    cache.request(10);
+    // A search whose time is over goes on in the next step.
+    let steps = (0..).take_while(|_| cache.evict(1, 0) == 0).count();
+    assert!(steps > 1 && cache.evictor.is_searching(class, cache.own.now()), "{steps}");
+    assert_eq!(cache.evict(blocks.len(), NEVER), blocks.len() - 1);
+    // Clients or the depot have all blocks.
+    assert!(!cache.evictor.rests(class, cache.own.now()));
+    assert_eq!(cache.evict(1, NEVER), 0);
+    assert!(!cache.evictor.is_searching(class, cache.own.now()));
 }
 
 #[test]

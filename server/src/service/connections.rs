@@ -231,10 +231,23 @@ impl Connections {
 
     /// Sends a request to every writer. Returns the numbers of their connections.
     pub(super) fn ask_writers(&mut self, request: ServerRequest) -> Vec<u64> {
-        let writers = self.iter().filter(|(_, client)| client.role() == Some(Role::Writer));
-        let writers: Vec<u64> = writers.map(|(connection_number, _)| connection_number).collect();
-        writers.iter().for_each(|connection_number| self.ask(*connection_number, request));
-        writers
+        self.ask_each(request, |client| client.role() == Some(Role::Writer))
+    }
+
+    /// Sends a request to every client, readers included. Returns the numbers of their connections.
+    pub(super) fn ask_clients(&mut self, request: ServerRequest) -> Vec<u64> {
+        self.ask_each(request, ClientConnection::is_client)
+    }
+
+    fn ask_each(
+        &mut self,
+        request: ServerRequest,
+        is_asked: impl Fn(&ClientConnection) -> bool,
+    ) -> Vec<u64> {
+        let asked = self.iter().filter(|(_, client)| is_asked(client));
+        let asked: Vec<u64> = asked.map(|(connection_number, _)| connection_number).collect();
+        asked.iter().for_each(|connection_number| self.ask(*connection_number, request));
+        asked
     }
 
     /// Has epoll watch a connection for the events that [`ClientConnection::wants`] returns now.

@@ -20,6 +20,15 @@ use crate::sweep::Sweeper;
 /// How long readers get the same figures of the depot, so that their requests cost little time.
 const FIGURES_AGE_NS_MAX: Nanos = 100_000_000;
 
+/// The requests that eviction sends to clients.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Questions {
+    /// Ask all writers for the blocks that they do not need.
+    pub(super) recall: bool,
+    /// Ask all clients what they have read.
+    pub(super) reads: bool,
+}
+
 /// The region and its chores.
 pub(super) struct RegionKeeper {
     pub(super) opened: ServedRegion,
@@ -85,25 +94,27 @@ impl RegionKeeper {
         }
         let evicts = self.evict_for(class)?;
         let begins_recall = !evicts && self.begin_recall(Some(class), now);
-        let soon = self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
+        let soon =
+            evicts || self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
         self.statistics.requests_denied += u64::from(!soon);
         Ok((ServerMessage::Blocks { class, rested: true, soon, blocks }, begins_recall))
     }
 
     /// Evicts a first few keys for a request that found no blocks, if the region is a cache.
-    /// Returns whether evicted blocks rest, so that the client will get some.
+    /// Returns whether evicted blocks rest, or will soon, so that the client will get some.
     fn evict_for(&mut self, class: SizeClass) -> Result<bool, ChainError> {
         let Some(evictor) = &mut self.evictor else { return Ok(false) };
         let ServedRegion { index, depot, .. } = &mut self.opened;
         let (own, reaper) = (&self.own, &mut self.reaper);
         let evicted = evictor.make_room_at_once(class, &mut Tools { index, own, reaper, depot })?;
         self.statistics.blocks_returned += evicted as u64;
-        Ok(self.opened.depot.blocks_to_give(class).1 > 0)
+        let is_searching = evictor.is_searching(class, self.own.now());
+        Ok(is_searching || self.opened.depot.blocks_to_give(class).1 > 0)
     }
 
-    /// Evicts keys ahead of demand. Returns whether to send a recall to all writers.
-    fn evict(&mut self, now: Nanos) -> Result<bool, ChainError> {
-        let Some(evictor) = &mut self.evictor else { return Ok(false) };
+    /// Evicts keys ahead of demand. Returns the requests to clients that this takes.
+    fn evict(&mut self, now: Nanos) -> Result<Questions, ChainError> {
+        let Some(evictor) = &mut self.evictor else { return Ok(Questions::default()) };
         self.figures_at = None;
         let ServedRegion { index, depot, region, geometry, .. } = &mut self.opened;
         depot.refresh(now, &RegionTables { region, geometry })?;
@@ -111,7 +122,27 @@ impl RegionKeeper {
         let (own, reaper) = (&self.own, &mut self.reaper);
         let recall = evictor.step(&mut Tools { index, own, reaper, depot })?;
         self.statistics.blocks_returned += evictor.evicted - before;
-        Ok(recall.is_some_and(|class| self.begin_recall(Some(class), now)))
+        let reads = evictor.pulls.is_due(now);
+        let recall = recall.is_some_and(|class| self.begin_recall(Some(class), now));
+        Ok(Questions { recall, reads })
+    }
+
+    /// Notes that so many clients were asked for their reads.
+    pub(super) fn note_asked_for_reads(&mut self, clients: usize, now: Nanos) {
+        if let Some(evictor) = &mut self.evictor {
+            evictor.pulls.note_asked(clients, now);
+        }
+    }
+
+    /// Notes what a client has read: blocks, and how many reads found their key or did not.
+    pub(super) fn note_reads(&mut self, (found, absent): (u64, u64), blocks: &[BlockAddress]) {
+        let statistics = &mut self.statistics;
+        statistics.reads_found = statistics.reads_found.saturating_add(found);
+        statistics.reads_absent = statistics.reads_absent.saturating_add(absent);
+        if let Some(evictor) = &mut self.evictor {
+            evictor.pulls.note_reported(blocks.len());
+            blocks.iter().for_each(|block| self.opened.depot.note_read(*block));
+        }
     }
 
     /// Gives the blocks of a client to the depot.
@@ -235,14 +266,17 @@ impl RegionKeeper {
     }
 
     /// Does the chores that are due. Returns the clients whose slots are swept, what the service
-    /// must do for the collector, and whether to send a recall to all writers.
+    /// must do for the collector, and the requests to clients.
     pub(super) fn step(
         &mut self,
         now: Nanos,
-    ) -> Result<(Vec<u16>, CollectorRequest, bool), ChainError> {
+    ) -> Result<(Vec<u16>, CollectorRequest, Questions), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let (mut swept, mut request) = (Vec::new(), CollectorRequest::Nothing);
-        let begins_recall = is_due(self.next_eviction_at()) && self.evict(now)?;
+        let questions = match is_due(self.next_eviction_at()) {
+            true => self.evict(now)?,
+            false => Questions::default(),
+        };
         if is_due(self.sweeper.next_step_at()) {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
@@ -260,7 +294,7 @@ impl RegionKeeper {
             let memory = RegionTables { region, geometry };
             request = self.collector.step(depot, index, &memory, now)?;
         }
-        Ok((swept, request, begins_recall))
+        Ok((swept, request, questions))
     }
 
     /// Logs when the memory gets full, and when the index grows again.
