@@ -175,19 +175,28 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     ) -> Option<Option<Found>> {
         let proved = self.prove_cached(fabric, now, lane, (hash, key), read);
         let Some(found) = proved else {
-            self.forget_cached(hash, read);
+            self.forget_cached(hash, read.location);
             return None;
         };
-        if has_expired(fabric, found.expires_at_ms, read.posted) {
+        let is_present = found.expires_at_ms == 0
+            || self.is_cached_present(fabric, found.expires_at_ms, read.posted);
+        Some(is_present.then_some(found))
+    }
+
+    /// Whether a value that expires had not expired at `posted`, when the cached location was READ.
+    /// Corrects the counts if it had.
+    #[cold]
+    fn is_cached_present(self, fabric: &F, expires_at_ms: u64, posted: Nanos) -> bool {
+        let is_present = !has_expired(fabric, expires_at_ms, posted);
+        if !is_present {
             self.region.lookups.note_expired();
-            return Some(None);
         }
-        Some(Some(found))
+        is_present
     }
 
     #[cold]
-    fn forget_cached(self, hash: KeyHash, read: &CachedRead) {
-        if let Ok(word) = read.location.word(hash) {
+    fn forget_cached(self, hash: KeyHash, location: PackedLocation) {
+        if let Ok(word) = location.word(hash) {
             self.region.cache.forget_word(hash, word);
         }
     }
@@ -217,7 +226,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if generation != location.generation() || !is_linked || !self.region.is_fresh(posted, now) {
             return None;
         }
-        self.region.note_cached_read(hash, location, posted);
+        let lookups = &self.region.lookups;
+        lookups.note_cached_read();
+        self.region.cache.prove(hash, location, posted, &lookups.reads);
         Some(Found::new(block.address, &found))
     }
 
@@ -278,7 +289,9 @@ impl<F: Fabric> Operation<'_, F> {
             self.handle().read(self.lane, &[word]).await?;
             let is_linked = self.first_words(Buffer::Window) == [target.word.bits()];
             if is_linked && self.is_fresh(posted) && self.is_proved(&target, self.now()) {
-                self.region.note_cached_read(self.hash, location, posted);
+                let lookups = &self.region.lookups;
+                lookups.note_cached_read();
+                self.region.cache.prove(self.hash, location, posted, &lookups.reads);
                 let address = target.word.block()?.address;
                 return Ok(Some(Version::of(address, location.generation())));
             }

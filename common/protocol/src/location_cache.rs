@@ -20,6 +20,7 @@ use farside_layout::{SlotState, SlotWord};
 use portable_atomic::AtomicU128;
 
 use crate::pairs::Pairs;
+use crate::read_reports::ReadReports;
 
 use self::proofs::{ProofClock, empty, entry};
 
@@ -326,28 +327,35 @@ impl LocationCache {
         }
     }
 
-    /// Whether a READ posted at `at` proves this location later than its stamp says, so that
-    /// [`LocationCache::prove`] is due. A guess, because the base may have moved since the entry was
-    /// loaded.
+    /// Notes that a READ of a session posted at `at` proved this location again. Does nothing if
+    /// another operation has replaced the entry meanwhile. If the entry gets a later stamp, which
+    /// happens now and then, the block is added to the session's `reads`.
     #[inline]
-    pub(crate) fn is_proof_due(&self, location: PackedLocation, at: Nanos) -> bool {
-        self.proofs.for_reading().since_base(at) > location.stamp()
+    pub(crate) fn prove(
+        &self,
+        hash: KeyHash,
+        location: PackedLocation,
+        at: Nanos,
+        reads: &ReadReports,
+    ) {
+        // A guess, because the base may have moved since the entry was loaded.
+        if self.proofs.for_reading().since_base(at) > location.stamp() {
+            self.prove_later(hash, location, at, reads);
+        }
     }
 
-    /// Notes that a READ posted at `at` proved this location again. Does nothing if another
-    /// operation has replaced the entry meanwhile. Returns whether the entry has a later stamp now.
     #[cold]
-    pub(crate) fn prove(&self, hash: KeyHash, location: PackedLocation, at: Nanos) -> bool {
+    fn prove_later(&self, hash: KeyHash, location: PackedLocation, at: Nanos, reads: &ReadReports) {
         self.prepare_base(at);
         let proofs = self.proofs.for_reading();
-        match self.find(hash) {
-            Some((cell, known)) => {
-                // All fields have to agree: another block generation may have the same word.
-                known.is_at(location)
-                    && self.proofs.is_later(at, proofs.at(known.stamp()))
-                    && self.proofs.replace(cell, known, known, at)
-            }
-            None => false,
+        if let Some((cell, known)) = self.find(hash)
+            // All fields have to agree: another block generation may have the same word.
+            && known.is_at(location)
+            && self.proofs.is_later(at, proofs.at(known.stamp()))
+            && self.proofs.replace(cell, known, known, at)
+            && let Ok(block) = location.block()
+        {
+            reads.add(block.address);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::OperationError;
 use crate::allocator::{Allocator, BlockSource};
 use crate::directory::{Directory, Subtable};
 use crate::failure::Failure;
-use crate::location_cache::{ConnectionCache, LocationCache, PackedLocation};
+use crate::location_cache::{ConnectionCache, LocationCache};
 use crate::lookups::Lookups;
 
 /// The value of [`OpenRegion::unused_share`] if no slot of the windows was ever used.
@@ -134,25 +134,6 @@ impl OpenRegion {
     pub fn update_directory(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
         let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
         Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)
-    }
-
-    /// Notes that a READ posted at `at` proved a cached location again, for a read of its key. If
-    /// the proof gets a later stamp, which is so now and then, the read is reported.
-    #[inline]
-    pub(crate) fn note_cached_read(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
-        self.lookups.note_cached_read();
-        if self.cache.is_proof_due(location, at) {
-            self.prove_read(hash, location, at);
-        }
-    }
-
-    #[cold]
-    fn prove_read(&self, hash: KeyHash, location: PackedLocation, at: Nanos) {
-        if self.cache.prove(hash, location, at)
-            && let Ok(block) = location.block()
-        {
-            self.lookups.reads.add(block.address);
-        }
     }
 
     /// The free blocks.

@@ -1,10 +1,10 @@
 //! Proves that with --evict a PUT finds room however much was stored, also if the size of the
-//! values changes, and that the evicted keys are those not written for a long time. `space.rs`
-//! proves that without it no key is evicted.
+//! values changes, and that the evicted keys are those not written or read for a long time.
+//! `space.rs` proves that without it no key is evicted.
 
 use std::time::Duration;
 
-use farside::Session;
+use farside::{Role, Session};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, scaled, self_describing, wait_until,
 };
@@ -38,6 +38,87 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     let statistics = client.admin().statistics().unwrap();
     assert!(statistics.keys_evicted > total / 2, "{statistics:?}");
     server.assert_verifies();
+}
+
+/// Writes three times what a cache holds, while `reading` reads each of some keys again and again.
+/// Checks that most of these keys stay, and that most keys that were written together with them and
+/// never read are gone.
+fn check_that_what_is_read_stays(mut writing: Session, mut reading: Option<Session>) {
+    const READ: u64 = 400;
+    const ROUND: u64 = 200;
+    let mut put = |session: &mut Session, key: u64| {
+        session.put(key.to_le_bytes(), self_describing::value(key, 0, 0, BYTES)).unwrap();
+    };
+    let read = |session: &mut Session, key: u64| {
+        let value = session.get(key.to_le_bytes()).unwrap();
+        value.is_some_and(|value| self_describing::holds(key, &value))
+    };
+    // Of the first keys those with an even number are read.
+    (0..2 * READ).for_each(|key| put(&mut writing, key));
+    for round in 0..150 {
+        (0..ROUND).for_each(|n| put(&mut writing, 1_000_000 + round * ROUND + n));
+        let session = reading.as_mut().unwrap_or(&mut writing);
+        (0..READ).for_each(|n| drop(read(session, 2 * n)));
+        // A client reports a key twice a second or more often. The hand must not come by much
+        // more often than that.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut kept = |parity| (0..READ).filter(|n| read(&mut writing, 2 * n + parity)).count() as u64;
+    let (with_reads, without) = (kept(0), kept(1));
+    assert!(with_reads > READ * 9 / 10, "{with_reads} of {READ} that were read");
+    assert!(without < READ / 10, "{without} of {READ} that were not read");
+}
+
+#[test]
+fn a_key_that_is_read_stays() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
+    check_that_what_is_read_stays(server.session(), None);
+    server.assert_verifies();
+}
+
+#[test]
+fn a_key_that_only_a_reader_reads_stays() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
+    let reader = server.client_builder().role(Role::Reader).connect().unwrap();
+    check_that_what_is_read_stays(server.session(), Some(reader.session().unwrap()));
+}
+
+#[test]
+fn clients_report_how_many_reads_found_their_keys_while_the_server_evicts() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
+    let client = server.client();
+    let reader = server.client_builder().role(Role::Reader).connect().unwrap();
+    let (mut session, mut reading) = (client.session().unwrap(), reader.session().unwrap());
+    let reads = || {
+        let statistics = client.admin().statistics().unwrap();
+        (statistics.reads_found, statistics.reads_absent)
+    };
+    fill(&mut session, 0..100, |_| [1; 100]);
+    for n in 0..150u64 {
+        assert_eq!(session.get(n.to_le_bytes()).unwrap().is_some(), n < 100);
+        assert_eq!(reading.get(n.to_le_bytes()).unwrap().is_some(), n < 100);
+        reading.get(n.to_le_bytes()).unwrap();
+    }
+    assert_eq!(reads(), (0, 0), "the server asks only while it evicts");
+    let mut next = 1000u64;
+    wait_until("all clients have reported", TEST_TIMEOUT, || {
+        fill(&mut session, next..next + 1000, |_| [1; 1000]);
+        next += 1000;
+        reads() == (300, 150)
+    });
+    // Those of a session that has ended, too.
+    drop(session);
+    let mut session = client.session().unwrap();
+    let mut ended = reader.session().unwrap();
+    (0..7u64).for_each(|n| drop(ended.get((1 << 40 | n).to_le_bytes()).unwrap()));
+    drop(ended);
+    wait_until("the reads of an ended session are reported", TEST_TIMEOUT, || {
+        fill(&mut session, next..next + 1000, |_| [1; 1000]);
+        next += 1000;
+        reads() == (300, 157)
+    });
+    let shown = server.cli(&["stat"]).succeeded();
+    assert!(shown.text().contains("% of 457 found their key"), "{}", shown.text());
 }
 
 /// With small values the index must keep growing, so evicted blocks must free memory for it.

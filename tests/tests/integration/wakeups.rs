@@ -50,6 +50,38 @@ fn the_server_sleeps_during_two_hundred_thousand_operations() {
     assert!(woke.len() < 5, "threads of kv-server woke, in each round: {woke:?}");
 }
 
+/// The server of a full cache asks clients what they have read, but only while it evicts.
+#[test]
+fn the_server_of_a_full_cache_sleeps_while_clients_read() {
+    if left_out_over_tcp("the server executes the verbs") {
+        return;
+    }
+    let arguments = "--memory 16MiB --grace-ms 10 --evict";
+    let server = ServerProcess::start_with_config("probe_ms = 0\n", arguments);
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    fill(&mut session, 0..30_000, |_| [1; 1000]);
+    let statistics = client.admin().statistics().unwrap();
+    assert!(statistics.keys_evicted > 0, "{statistics:?}");
+    let mut round = || {
+        let started = Instant::now();
+        // As long as it takes until cached locations are reported again, and a bit more.
+        while started.elapsed() < Duration::from_millis(700) {
+            (0..30_000u64).for_each(|n| drop(session.get(n.to_le_bytes()).unwrap()));
+        }
+    };
+    let woke = (0..5).map(|_| {
+        let (before, started) = (server.wakeups(), Instant::now());
+        round();
+        let periods = started.elapsed().as_nanos() / ROLL_CALL.as_nanos() + 1;
+        let asking = if device().is_some() { 4 * periods as u64 } else { 0 };
+        (server.wakeups() - before).saturating_sub(asking)
+    });
+    // In the first rounds it may still evict.
+    let woke: Vec<u64> = woke.take_while(|woke| *woke > 0).collect();
+    assert!(woke.len() < 5, "threads of kv-server woke, in each round: {woke:?}");
+}
+
 #[test]
 fn sessions_keep_working_while_the_server_is_stopped() {
     if left_out_over_tcp("the server executes the verbs") {
