@@ -223,9 +223,11 @@ impl Evictor {
     ) -> Result<usize, ChainError> {
         let evictions = self.find(class, wanted, tools, until)?.into_evictions();
         let give = |depot: &mut Depot, blocks, now| depot.give(class, blocks, false, now);
-        let done = self.evict_each(evictions, class, tools, until, give)?;
+        let done = self.evict_each(evictions.iter().copied(), class, tools, until, give)?;
+        let hand = &mut self.hands[usize::from(class.index())];
+        hand.found.extend_from_slice(&evictions[done.tried..]);
         if done.evicted > 0 {
-            self.hands[usize::from(class.index())].note_evicted();
+            hand.note_evicted();
         }
         Ok(done.evicted)
     }
@@ -240,6 +242,14 @@ impl Evictor {
     ) -> Result<Batch, ChainError> {
         let (hand, blocks) = (usize::from(class.index()), tools.depot.blocks_lasting(class));
         let mut batch = Batch::new(wanted, wall_ms());
+        // The hand does not come by these again in this round.
+        for address in std::mem::take(&mut self.hands[hand].found) {
+            if let Some(block) = tools.depot.look(address)
+                && let Some(candidate) = self.candidate(block)?
+            {
+                batch.add(candidate);
+            }
+        }
         let mut runs = 0;
         while !batch.is_complete() {
             let run = self.hands[hand].next_run(tools.depot.spans(class));

@@ -73,18 +73,26 @@ pub(crate) struct VisitedBlock {
 impl Depot {
     /// Notes that a client has read the block at this address.
     pub(crate) fn note_read(&mut self, address: BlockAddress) {
-        let offset = address.offset();
-        let Some(chunk) = self.geometry.chunk_of(offset) else { return };
-        let Some(start) = self.geometry.chunk_offset(chunk) else { return };
-        let Some(Chunk::Span(span)) = self.chunks.get_mut(chunk as usize) else { return };
-        let (class, index) = (span.class, (offset - start) / span.class.block_bytes());
-        let is_block = (offset - start).is_multiple_of(class.block_bytes())
-            && index < class.blocks_per_span()
-            && !span.in_depot.has(index);
-        if is_block {
-            let new = || Box::new(ReadCounts::new(class.blocks_per_span()));
+        let Some((chunk, index)) = self.locate_outside(address) else { return };
+        if let Some(Chunk::Span(span)) = self.chunks.get_mut(chunk as usize) {
+            let new = || Box::new(ReadCounts::new(span.class.blocks_per_span()));
             span.read_counts.get_or_insert_with(new).add(index);
         }
+    }
+
+    /// Returns the first chunk of the span, and the index there, of a block that the depot does not
+    /// have. `None` if the address, which may be any, names no such block.
+    fn locate_outside(&self, address: BlockAddress) -> Option<(u32, u64)> {
+        let chunk = self.geometry.chunk_of(address.offset())?;
+        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return None };
+        let (chunk, index) = self.locate(address, span.class).ok()?;
+        (!span.in_depot.has(index)).then_some((chunk, index))
+    }
+
+    /// Returns a block that the depot does not have, as a visit would, without a change.
+    pub(crate) fn look(&self, address: BlockAddress) -> Option<VisitedBlock> {
+        let (chunk, index) = self.locate_outside(address)?;
+        Some(VisitedBlock { address, reads: self.reads(chunk, index) })
     }
 
     /// Returns how often the block with this index was read: 0, 1 or 2 times.
@@ -140,7 +148,7 @@ mod tests {
         let (chunk, index) = depot.locate(address, class).unwrap();
         for count in [1, 2, 2] {
             depot.note_read(address);
-            assert_eq!(reads(&depot, address, class), count);
+            assert_eq!(depot.look(address), Some(VisitedBlock { address, reads: count }));
         }
         for count in [2, 1, 0, 0] {
             let visited = VisitedBlock { address, reads: count };
@@ -163,6 +171,7 @@ mod tests {
         depot.note_read(block.address);
         let (chunk, index) = depot.locate(block.address, class).unwrap();
         assert_eq!((depot.reads(chunk, index), depot.visit(chunk, index)), (0, None));
+        assert_eq!(depot.look(block.address), None);
         let again = depot.take(class, 1, 0, &memory).unwrap()[0];
         assert_eq!((again.address, reads(&depot, block.address, class)), (block.address, 0));
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use farside_fabric::Nanos;
-use farside_layout::SizeClass;
+use farside_layout::{BlockAddress, SizeClass};
 
 /// How many neighbouring blocks are visited together.
 pub(super) const RUN: u64 = 8;
@@ -35,6 +35,8 @@ pub(super) struct Hand {
     run: u64,
     /// The next span, by its index in the depot's list.
     span: usize,
+    /// Blocks that were found to go, when there was no time to evict their keys.
+    pub(super) found: Vec<BlockAddress>,
     /// How many blocks were visited since the last eviction.
     in_vain: u64,
     rests_until: Nanos,
@@ -57,7 +59,7 @@ impl Hand {
         // The golden ratio: any runs that follow each other are far apart.
         let step = (runs * 89 / 144).max(1);
         let step = (step..).find(|step| greatest_divisor(*step, runs) == 1).unwrap_or(1);
-        Self { blocks, runs, step, run: 0, span: 0, in_vain: 0, rests_until: 0 }
+        Self { blocks, runs, step, run: 0, span: 0, found: Vec::new(), in_vain: 0, rests_until: 0 }
     }
 
     /// Returns the next run: the first chunk of its span, one of `spans`, and its blocks. `None`
