@@ -220,7 +220,7 @@ impl AsyncClient {
     /// # Errors
     /// As [`Session::put`](crate::Session::put).
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        let action = Action::Put(Lifetime::Forever);
+        let action = Action::Put(Lifetime::FOREVER);
         self.plain(action, key.as_ref(), value.as_ref()).await.map(drop)
     }
 
@@ -265,7 +265,7 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::put`].
     pub async fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        let action = Action::Insert(Lifetime::Forever);
+        let action = Action::Insert(Lifetime::FOREVER);
         Ok(self.plain(action, key.as_ref(), value.as_ref()).await?.applied)
     }
 
@@ -283,7 +283,7 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::put`].
     pub async fn update(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        let action = Action::Update(Lifetime::Forever);
+        let action = Action::Update(Lifetime::FOREVER);
         Ok(self.plain(action, key.as_ref(), value.as_ref()).await?.applied)
     }
 
@@ -397,7 +397,7 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::put`].
     pub async fn touch(&self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
-        let action = Action::touch(Lifetime::For(ttl));
+        let action = Action::touch(Lifetime::lasting(ttl));
         Ok(self.plain(action, key.as_ref(), &[]).await?.applied)
     }
 }

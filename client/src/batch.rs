@@ -77,7 +77,7 @@ impl<'s, 'd> Batch<'s, 'd> {
     }
 
     fn begin_put(self, key: &[u8], value: &[u8]) -> Self {
-        self.begin(Action::Put(Lifetime::Forever), key, value)
+        self.begin(Action::Put(Lifetime::FOREVER), key, value)
     }
 
     crate::operations::define_operations!(Self, Self, 'd);

@@ -57,10 +57,7 @@ pub(crate) fn compact(session: &mut Session, shard: usize) -> Result<Compaction>
                 continue;
             }
             let Some(entry) = read_entry(session, shard, slot)? else { continue };
-            let mut store = Store::if_version(entry.value.version);
-            if let Some(expires_at) = entry.expires_at {
-                store = store.until(expires_at);
-            }
+            let store = Store::if_version(entry.value.version).keep_ttl();
             match session.store(&entry.key, &entry.value, store) {
                 Ok(outcome) if outcome.applied => {
                     compaction.blocks_moved += 1;

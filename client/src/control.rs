@@ -501,6 +501,10 @@ impl ControlThread {
                 inbox.deliver(Delivery::Blocks(blocks), &self.queue);
                 Ok(())
             }
+            (ServerMessage::AllPinned { class }, Some(Waiter::Session(inbox))) => {
+                inbox.deliver(Delivery::AllPinned(class), &self.queue);
+                Ok(())
+            }
             (
                 ServerMessage::Split { directory_hash, local_depth, outcome },
                 Some(Waiter::Session(inbox)),

@@ -81,7 +81,7 @@ macro_rules! define_operations {
         /// # Ok(()) }
         /// ```
         pub fn insert(self: $this, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> $result {
-            self.begin(Action::Insert(Lifetime::Forever), key.as_ref(), value.as_ref())
+            self.begin(Action::Insert(Lifetime::FOREVER), key.as_ref(), value.as_ref())
         }
 
         /// An UPDATE: a PUT that takes effect only if the key is present.
@@ -94,7 +94,7 @@ macro_rules! define_operations {
         /// # Ok(()) }
         /// ```
         pub fn update(self: $this, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> $result {
-            self.begin(Action::Update(Lifetime::Forever), key.as_ref(), value.as_ref())
+            self.begin(Action::Update(Lifetime::FOREVER), key.as_ref(), value.as_ref())
         }
 
         /// A DELETE.
@@ -178,7 +178,7 @@ macro_rules! define_operations {
         /// # Ok(()) }
         /// ```
         pub fn touch(self: $this, key: impl AsRef<[u8]>, ttl: std::time::Duration) -> $result {
-            self.begin(Action::touch(Lifetime::For(ttl)), key.as_ref(), &[])
+            self.begin(Action::touch(Lifetime::lasting(ttl)), key.as_ref(), &[])
         }
     };
 }

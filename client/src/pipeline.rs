@@ -122,7 +122,7 @@ impl<'s> Pipeline<'s> {
 
     #[inline(never)]
     fn begin_put(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<Ticket, PipelineFull> {
-        self.0.start(Action::Put(Lifetime::Forever), key, value)
+        self.0.start(Action::Put(Lifetime::FOREVER), key, value)
     }
 
     /// Starts an operation. Every error other than [`PipelineFull`] comes with its [`Completed`].

@@ -42,7 +42,7 @@ impl Session {
         new: impl AsRef<[u8]>,
     ) -> Result<Outcome> {
         let action = match expected {
-            Some(value) => Action::Exchange(Expected::Value(value), Lifetime::Forever),
+            Some(value) => Action::Exchange(Expected::Value(value), Lifetime::FOREVER),
             None => Store::if_absent().returning().action(),
         };
         let answer = self.change(action, key.as_ref(), new.as_ref())?;
@@ -71,7 +71,7 @@ impl Session {
         expected: Version,
         new: impl AsRef<[u8]>,
     ) -> Result<Outcome> {
-        let action = Action::Exchange(Expected::Version(expected), Lifetime::Forever);
+        let action = Action::Exchange(Expected::Version(expected), Lifetime::FOREVER);
         let answer = self.change(action, key.as_ref(), new.as_ref())?;
         Ok(self.outcome(answer))
     }
@@ -239,7 +239,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn touch(&mut self, key: impl AsRef<[u8]>, ttl: Duration) -> Result<bool> {
-        Ok(self.change(Action::touch(Lifetime::For(ttl)), key.as_ref(), &[])?.applied)
+        Ok(self.change(Action::touch(Lifetime::lasting(ttl)), key.as_ref(), &[])?.applied)
     }
 
     /// Makes the key's value stay until a client replaces or removes it. Returns false if the key
@@ -256,7 +256,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn persist(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
-        Ok(self.change(Action::touch(Lifetime::Forever), key.as_ref(), &[])?.applied)
+        Ok(self.change(Action::touch(Lifetime::FOREVER), key.as_ref(), &[])?.applied)
     }
 
     /// Returns when the key's value expires; `None` if the key is absent. Takes as many round trips

@@ -303,7 +303,7 @@ impl Session {
     #[inline(never)]
     fn put_bytes(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_role()?;
-        self.run(key, |handle, key| handle.put(Lifetime::Forever, key, value)).map(drop)
+        self.run(key, |handle, key| handle.put(Lifetime::FOREVER, key, value)).map(drop)
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is
@@ -373,7 +373,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        let action = Action::Insert(Lifetime::Forever);
+        let action = Action::Insert(Lifetime::FOREVER);
         Ok(self.change(action, key.as_ref(), value.as_ref())?.applied)
     }
 
@@ -394,7 +394,7 @@ impl Session {
     /// # Errors
     /// As [`Session::put`].
     pub fn update(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
-        let action = Action::Update(Lifetime::Forever);
+        let action = Action::Update(Lifetime::FOREVER);
         Ok(self.change(action, key.as_ref(), value.as_ref())?.applied)
     }
 

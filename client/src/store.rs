@@ -1,4 +1,4 @@
-//! Conditions under which values are stored, and when they expire.
+//! Conditions under which values are stored, when they expire, and whether they can be evicted.
 
 use std::time::{Duration, SystemTime};
 
@@ -128,7 +128,7 @@ impl<'e> Store<'e> {
     /// # Ok(()) }
     /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.lifetime = Lifetime::For(ttl);
+        self.lifetime = self.lifetime.expiring_as(Lifetime::lasting(ttl));
         self
     }
 
@@ -146,12 +146,12 @@ impl<'e> Store<'e> {
     /// # Ok(()) }
     /// ```
     pub fn until(mut self, expires_at: SystemTime) -> Self {
-        self.lifetime = Lifetime::until(expires_at);
+        self.lifetime = self.lifetime.expiring_as(Lifetime::until(expires_at));
         self
     }
 
-    /// The value expires when the one that it replaces would have. Costs the round trips of a GET
-    /// and one more, unless the key is absent.
+    /// The value expires when the one that it replaces would have, and is pinned if that one is.
+    /// Costs the round trips of a GET and one more, unless the key is absent.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -164,7 +164,28 @@ impl<'e> Store<'e> {
     /// # Ok(()) }
     /// ```
     pub fn keep_ttl(mut self) -> Self {
-        self.lifetime = Lifetime::Kept;
+        self.lifetime = self.lifetime.expiring_as(Lifetime::KEPT);
+        self
+    }
+
+    /// The server never evicts the value to make room for others (`kv-server --evict`). It stays
+    /// until it expires, or until a client replaces or removes it. A later PUT replaces the pin
+    /// with the value; [`Session::increment`](crate::Session::increment) and all other calls that
+    /// keep the TTL keep the pin, and so does [`Session::touch`](crate::Session::touch).
+    ///
+    /// A server that is full of pinned values refuses others, as
+    /// [`Exhausted::Pinned`](crate::Exhausted::Pinned).
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::Store;
+    ///
+    /// session.store("config", "blue", Store::always().pinned())?;
+    /// session.put("config", "green")?; // not pinned any more
+    /// # Ok(()) }
+    /// ```
+    pub fn pinned(mut self) -> Self {
+        self.lifetime = self.lifetime.pinned(true);
         self
     }
 
@@ -205,7 +226,7 @@ impl<'e> Store<'e> {
     pub(crate) fn action(self) -> Action<'e> {
         let Self { condition, lifetime, returns } = self;
         let modify = |change, creates| Action::modify(change, creates, lifetime, returns);
-        let is_plain = !returns && lifetime != Lifetime::Kept;
+        let is_plain = !returns && !lifetime.is_kept();
         match condition {
             Precondition::None if is_plain => Action::Put(lifetime),
             Precondition::None => modify(Change::Store(None), true),

@@ -154,6 +154,7 @@ mod tests {
                 writer: 1,
                 written_at_ms: 1,
                 expires_at_ms: 1,
+                is_pinned: false,
             };
             seal(image.as_mut_bytes(), 1, value_bytes as u32, stamp).unwrap();
             region.write(address.offset(), &image).unwrap();

@@ -153,10 +153,11 @@ fn store_all(
     while let Some(record) = next_record(&mut reader, stop)? {
         records += 1;
         let lifetime = match record.expires_at() {
-            None => Lifetime::Forever,
+            None => Lifetime::FOREVER,
             Some(at) if at <= SystemTime::now() => continue,
             Some(at) => Lifetime::until(at),
         };
+        let lifetime = lifetime.pinned(record.is_pinned);
         let key = region.hashed(record.key);
         let stored = engine.at(&region).perform(Action::Put(lifetime), key, record.value);
         stored.map_err(|failure| restore_error(failure, records, total))?;
@@ -218,7 +219,9 @@ mod tests {
 
     fn write_snapshot(path: &Path) {
         let mut writer = Writer::create(File::create(path).unwrap(), 1, None).unwrap();
-        writer.push(&Record { key: b"key", value: b"value", expires_at_ms: 0 }).unwrap();
+        writer
+            .push(&Record { key: b"key", value: b"value", expires_at_ms: 0, is_pinned: false })
+            .unwrap();
         writer.finish().unwrap();
     }
 

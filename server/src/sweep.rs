@@ -106,8 +106,14 @@ mod tests {
             recovery::open(&memory, &ServerConfig::default()).unwrap();
         let class = SizeClass::for_bytes(BLOCK_BYTES_MAX).unwrap();
         let address = BlockAddress::from_offset(geometry.chunk_offset(2).unwrap()).unwrap();
-        let stamp =
-            BlockStamp { address, generation: 1, writer, written_at_ms: 1, expires_at_ms: 0 };
+        let stamp = BlockStamp {
+            address,
+            generation: 1,
+            writer,
+            written_at_ms: 1,
+            expires_at_ms: 0,
+            is_pinned: false,
+        };
         let mut image = vec![0u64; (BLOCK_BYTES_MAX / 8) as usize];
         let value_bytes = BLOCK_BYTES_MAX - BLOCK_HEADER_BYTES - 1;
         seal(image.as_mut_bytes(), 1, value_bytes as u32, stamp).unwrap();

@@ -52,6 +52,9 @@ impl ChannelBlocks {
                 let prefix = Prefix::of(directory_hash, local_depth);
                 self.answers.push_back(Delivery::Split(prefix, outcome));
             }
+            ServerMessage::AllPinned { class } => {
+                self.answers.push_back(Delivery::AllPinned(class))
+            }
             // No test that uses this engine waits for a collection.
             ServerMessage::Statistics(_)
             | ServerMessage::Heartbeat { .. }

@@ -282,7 +282,7 @@ impl RecordingSession {
 
     /// Exchanges the key's absence for a new value. A history calls this an INSERT.
     pub fn exchange_absent(&mut self, key: u64, bytes: usize) -> Result<(), Error> {
-        let insert = Action::Insert(Lifetime::Forever);
+        let insert = Action::Insert(Lifetime::FOREVER);
         let call = |session: &mut Session, key: &[u8], value: &[u8]| {
             let exchange = session.compare_exchange(key, None, value)?;
             Ok((ended(exchange.applied), None))

@@ -93,16 +93,16 @@ pub(crate) enum Command {
     Load(Load),
     /// Write every key to a file below a folder, or to a .jsonl file
     ///
-    /// Times of expiry are not written: values that `load` stores again never expire. A snapshot
-    /// keeps the times.
+    /// Times of expiry and pins are not written: values that `load` stores again never expire. A
+    /// snapshot keeps both.
     Dump(Dump),
-    /// Write all keys, values and times of expiry to a file, for `restore` or `kv-server --restore`
+    /// Write all keys, values, times of expiry and pins to a file, for `restore` or `kv-server --restore`
     ///
     /// A cluster of several shards gives a folder with a file for each shard, which are written in
     /// parallel. Clients may continue to work: each key gets a value that it had at some moment of
     /// the snapshot. A key that is present the whole time is never missing.
     Snapshot(Snapshot),
-    /// Store all keys, values and times of expiry of a snapshot
+    /// Store all keys, values, times of expiry and pins of a snapshot
     ///
     /// The store may be one server or a cluster of any number of shards. It must be empty, unless
     /// --force is given. All of the snapshot is checked before anything is stored. Expired values
@@ -240,6 +240,9 @@ pub(crate) struct KeyValue {
     /// Time after which the value expires, such as 500ms, 90s, 15m, 1.5h or 7d. Default: never
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) ttl: Option<Duration>,
+    /// Never evict the value, also if the server is a cache (--evict)
+    #[arg(long)]
+    pub(crate) pinned: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -282,6 +285,9 @@ pub(crate) struct Load {
     /// Skip values over the region's limit, instead of failing at the end
     #[arg(long)]
     pub(crate) skip_too_large: bool,
+    /// Never evict the values, also if the server is a cache (--evict)
+    #[arg(long)]
+    pub(crate) pinned: bool,
     #[command(flatten)]
     pub(crate) retries: Retries,
 }

@@ -43,6 +43,7 @@ pub(crate) fn store(
     let mut session = connect::writer(args)?.session()?;
     let value = source.read(session.limits().value_bytes_max)?;
     let store = options.ttl.map_or(store, |ttl| store.ttl(ttl));
+    let store = if options.pinned { store.pinned() } else { store };
     if session.store(&key, &value, store)?.applied {
         Ok(ExitStatus::Done)
     } else {

@@ -31,7 +31,7 @@ pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStat
     let mut session = client.session()?;
     let value_bytes_max = session.limits().value_bytes_max;
     let bar = output::progress("loading");
-    let (skip_too_large, retry_for) = (options.skip_too_large, options.retries.retry_for);
+    let (skip_too_large, is_pinned) = (options.skip_too_large, options.pinned);
     let mut tally = LoadTally { value_bytes_max, ..Default::default() };
     let tree = match metadata.is_dir() {
         true => Some(list(&options.from, &bar, &mut tally)?),
@@ -50,8 +50,8 @@ pub(crate) fn load(args: &Args, options: &args::Load) -> anyhow::Result<ExitStat
             }))
         }
     };
-    let mut loader = Loader { input, bar: &bar, skip_too_large, tally };
-    let stored = store_all(&mut session, &mut loader, retry_for);
+    let mut loader = Loader { input, bar: &bar, skip_too_large, is_pinned, tally };
+    let stored = store_all(&mut session, &mut loader, options.retries.retry_for);
     let tally = loader.tally;
     stored.with_context(|| format!("after {}", count(tally.stored, "key")))?;
     bar.finish_and_clear();
@@ -120,6 +120,7 @@ struct Loader<'a> {
     bar: &'a ProgressBar,
     /// Values over the region's limit do not count as failures.
     skip_too_large: bool,
+    is_pinned: bool,
     tally: LoadTally,
 }
 
@@ -141,7 +142,8 @@ impl PutSource for Loader<'_> {
         while let Some((origin, pair)) = self.input.next().transpose()? {
             match pair {
                 Ok((key, value)) => {
-                    return Ok(Some(Put { origin, key, value, expires_at: None }));
+                    let is_pinned = self.is_pinned;
+                    return Ok(Some(Put { origin, key, value, expires_at: None, is_pinned }));
                 }
                 Err(error) => self.count_failure(&origin, &error),
             }

@@ -28,6 +28,7 @@ pub(crate) struct Put<O> {
     pub(crate) value: Vec<u8>,
     /// `None` for never.
     pub(crate) expires_at: Option<SystemTime>,
+    pub(crate) is_pinned: bool,
 }
 
 impl<O> Put<O> {
@@ -198,6 +199,7 @@ impl<O> Puts<O> {
     fn start(&mut self, pipeline: &mut Pipeline<'_>, retry: Retry<O>) -> anyhow::Result<()> {
         let put = &retry.put;
         let store = Store::always();
+        let store = if put.is_pinned { store.pinned() } else { store };
         let store = put.expires_at.map_or(store, |at| store.until(at));
         let ticket = pipeline.store(&put.key, &put.value, store).context("no lane is free")?;
         self.in_flight.insert(ticket, retry);

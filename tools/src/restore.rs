@@ -143,7 +143,8 @@ impl<R: std::io::BufRead> PutSource for RecordSource<'_, R> {
                 continue;
             }
             let (key, value) = (record.key.to_vec(), record.value.to_vec());
-            return Ok(Some(Put { origin: (), key, value, expires_at }));
+            let is_pinned = record.is_pinned;
+            return Ok(Some(Put { origin: (), key, value, expires_at, is_pinned }));
         }
         Ok(None)
     }

@@ -124,7 +124,8 @@ impl Snapshot {
             }
             let since_epoch = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
             let expires_at_ms = entry.expires_at.map_or(0, |at| since_epoch(at).as_millis() as u64);
-            let record = Record { key: &entry.key, value: &entry.value, expires_at_ms };
+            let (key, value, is_pinned) = (&*entry.key, &*entry.value, entry.is_pinned);
+            let record = Record { key, value, expires_at_ms, is_pinned };
             writer.push(&record).map_err(|error| match error {
                 SnapshotError::Io(error) => anyhow::Error::from(Fatal(error)),
                 other => other.into(),

@@ -15,7 +15,7 @@ pub const READS_PER_MESSAGE_MAX: usize = 16_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Requests blocks. The answer is [`ServerMessage::Blocks`], with fewer or no blocks if the
-    /// server has fewer.
+    /// server has fewer, or [`ServerMessage::AllPinned`].
     TakeBlocks {
         /// The size class.
         class: SizeClass,
@@ -112,6 +112,12 @@ pub enum ServerMessage {
         /// The blocks; empty if the server has none.
         blocks: Vec<FreeBlock>,
     },
+    /// Answers [`Request::TakeBlocks`]. The server has no blocks. It evicts keys to make room, but
+    /// the values that could make room for this class are pinned.
+    AllPinned {
+        /// The size class.
+        class: SizeClass,
+    },
     /// Answers [`Request::Split`].
     Split {
         /// The same as in the request.
@@ -197,6 +203,7 @@ const MAP_REPLY: u8 = 27;
 const NEWER_MAP: u8 = 28;
 const ASK_READS: u8 = 29;
 const READS: u8 = 30;
+const ALL_PINNED: u8 = 31;
 
 /// The flags of [`ServerMessage::Blocks`].
 const RESTED: u8 = 1;
@@ -342,6 +349,7 @@ impl ServerMessage {
                 let soon = if *soon { SOON } else { 0 };
                 encode_blocks(BLOCKS, *class, rested | soon, blocks, into);
             }
+            Self::AllPinned { class } => encode_header(ALL_PINNED, class.index(), 0, 0, into),
             Self::Split { directory_hash, local_depth, outcome } => {
                 encode_header(SPLIT_REPLY, *local_depth, *outcome as u8, *directory_hash, into);
             }
@@ -374,6 +382,11 @@ impl ServerMessage {
                 let (rested, soon) = (message.flags & RESTED != 0, message.flags & SOON != 0);
                 let (class, blocks) = (message.class()?, message.blocks()?);
                 Ok(Self::Blocks { class, rested, soon, blocks })
+            }
+            ALL_PINNED => {
+                let class = message.class()?;
+                Decoded { class: 0, ..message }.bare()?;
+                Ok(Self::AllPinned { class })
             }
             SPLIT_REPLY => {
                 message.no_payload()?;

@@ -9,8 +9,11 @@ use crate::checksum::checksum;
 pub const KEY_BYTES_LIMIT: usize = u16::MAX as usize;
 /// The latest expiry that a block can hold, in milliseconds since 1970: in the year 10889.
 pub const EXPIRES_AT_MS_MAX: u64 = (1 << 48) - 1;
+/// The bit of [`BlockHeader::written_at_ms`] that is set in a pinned block. The bits below it reach
+/// until the year 6429.
+const PINNED: u64 = 1 << 47;
 
-/// Milliseconds since 1970, in 48 bits.
+/// Milliseconds since 1970, in 48 bits, or in 47 bits and a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct U48 {
@@ -51,7 +54,8 @@ pub struct BlockHeader {
     pub(super) writer: le::U16,
     pub(super) value_bytes: le::U32,
     /// When the writer filled this block, in milliseconds since 1970 by its clock. For people and
-    /// for eviction; the protocol orders nothing by it.
+    /// for eviction; the protocol orders nothing by it. The highest bit says that the value is
+    /// pinned. A server without this bit takes such a value for one written last.
     pub(super) written_at_ms: U48,
     /// When the value expires, in milliseconds since 1970; 0 for never.
     pub(super) expires_at_ms: U48,
@@ -86,7 +90,12 @@ impl BlockHeader {
 
     /// When the writer filled the block, in milliseconds since 1970, without a check of the block.
     pub fn written_at_ms(&self) -> u64 {
-        self.written_at_ms.get()
+        self.written_at_ms.get() & !PINNED
+    }
+
+    /// Whether the value is pinned, without a check of the block: the server never evicts it.
+    pub fn is_pinned(&self) -> bool {
+        self.written_at_ms.get() & PINNED != 0
     }
 
     /// Whether the block has a mark: it was unlinked, or is about to be.
@@ -178,11 +187,14 @@ pub struct BlockStamp {
     pub generation: u32,
     /// The client id of the writer.
     pub writer: u16,
-    /// The writer's wall clock, milliseconds since 1970.
+    /// The writer's wall clock, milliseconds since 1970. A time after the year 6429 becomes the
+    /// latest that a block can store.
     pub written_at_ms: u64,
     /// When the value expires, in milliseconds since 1970; 0 for never. A later time than
     /// [`EXPIRES_AT_MS_MAX`] becomes [`EXPIRES_AT_MS_MAX`].
     pub expires_at_ms: u64,
+    /// Whether the server never evicts the value.
+    pub is_pinned: bool,
 }
 
 /// Writes the header of a block whose key and value are in `image` already: the key at
@@ -207,7 +219,9 @@ pub fn seal(
         key_bytes: key_bytes.into(),
         writer: stamp.writer.into(),
         value_bytes: value_bytes.into(),
-        written_at_ms: U48::new(stamp.written_at_ms),
+        written_at_ms: U48::new(
+            stamp.written_at_ms.min(PINNED - 1) | u64::from(stamp.is_pinned) << 47,
+        ),
         expires_at_ms: U48::new(stamp.expires_at_ms),
     };
     let seed = checksum_seed(stamp.address, stamp.generation);
@@ -307,6 +321,11 @@ impl<'a> Block<'a> {
     pub fn written_at_ms(&self) -> u64 {
         self.header.written_at_ms()
     }
+
+    /// Whether the value is pinned: the server never evicts it.
+    pub fn is_pinned(&self) -> bool {
+        self.header.is_pinned()
+    }
 }
 
 /// Whether the two have the same bytes. Both have the same length. Most keys are short, so a call
@@ -340,6 +359,7 @@ mod tests {
             writer: 7,
             written_at_ms: 1,
             expires_at_ms: 0,
+            is_pinned: false,
         }
     }
 
@@ -370,13 +390,20 @@ mod tests {
             let image = sealed(b"key", b"value", stamp);
             let block = Block::decode(&image, BlockAddress(3)).unwrap();
             let found = (block.written_at_ms(), block.expires_at_ms());
-            assert_eq!(found, (time, EXPIRES_AT_MS_MAX), "a later expiry becomes the latest");
+            let latest = (time.min(PINNED - 1), EXPIRES_AT_MS_MAX);
+            assert_eq!(found, latest, "a later time becomes the latest");
             assert_eq!((block.writer(), block.value()), (7, &b"value"[..]));
+            let pinned = sealed(b"key", b"value", BlockStamp { is_pinned: true, ..stamp });
+            let pinned = Block::decode(&pinned, BlockAddress(3)).unwrap();
+            assert_eq!(pinned.written_at_ms(), block.written_at_ms());
+            assert_eq!([block, pinned].map(|block| block.is_pinned()), [false, true]);
         }
         assert_eq!(U48::new(u64::MAX).get(), EXPIRES_AT_MS_MAX);
         // The offsets in docs/memory-layout.md.
         let image = sealed(b"", b"", BlockStamp { expires_at_ms: 0x0605_0403_0201, ..stamp(3, 9) });
         assert_eq!(image[20..32], [1, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6]);
+        let image = sealed(b"", b"", BlockStamp { is_pinned: true, ..stamp(3, 9) });
+        assert_eq!(image[20..26], [1, 0, 0, 0, 0, 0x80]);
     }
 
     #[test]

@@ -26,32 +26,32 @@ pub enum Action<'v> {
 impl Action<'static> {
     /// Adds to a decimal number.
     pub fn increment(delta: i64) -> Self {
-        Action::modify(Change::Add(delta), true, Lifetime::Kept, false)
+        Action::modify(Change::Add(delta), true, Lifetime::KEPT, false)
     }
 
     /// Appends the staged value to the present one, and returns that.
     pub fn append() -> Self {
-        Action::modify(Change::Append, true, Lifetime::Kept, true)
+        Action::modify(Change::Append, true, Lifetime::KEPT, true)
     }
 
     /// Reads the value. Stores the staged one if the key is absent.
     pub fn get_or_insert() -> Self {
-        Action::modify(Change::Leave, true, Lifetime::Forever, true)
+        Action::modify(Change::Leave, true, Lifetime::FOREVER, true)
     }
 
-    /// Gives the present value another lifetime.
+    /// Gives the present value another lifetime. If it is pinned, it stays so.
     pub fn touch(lifetime: Lifetime) -> Self {
         Action::modify(Change::Retain, false, lifetime, false)
     }
 
     /// Removes the key and returns its value.
     pub fn take() -> Self {
-        Action::modify(Change::Remove(None), false, Lifetime::Forever, true)
+        Action::modify(Change::Remove(None), false, Lifetime::FOREVER, true)
     }
 
     /// Removes the key if its value is still the one that the write `expected` stored.
     pub fn delete_if_version(expected: Version) -> Self {
-        Action::modify(Change::Remove(Some(expected)), false, Lifetime::Forever, false)
+        Action::modify(Change::Remove(Some(expected)), false, Lifetime::FOREVER, false)
     }
 }
 
@@ -69,7 +69,7 @@ impl<'v> Action<'v> {
     /// The lifetime of the value that the operation stores.
     pub fn lifetime(self) -> Lifetime {
         match self {
-            Self::Get | Self::Version | Self::Delete => Lifetime::Forever,
+            Self::Get | Self::Version | Self::Delete => Lifetime::FOREVER,
             Self::Put(lifetime)
             | Self::Insert(lifetime)
             | Self::Update(lifetime)

@@ -40,6 +40,9 @@ pub trait BlockSource {
 pub enum Delivery {
     /// The answer to a request for blocks.
     Blocks(BlockDelivery),
+    /// The answer to a request for blocks of this class: the server has none, and the values that
+    /// it could evict for it are pinned.
+    AllPinned(SizeClass),
     /// The answer to a request for a split.
     Split(Prefix, SplitOutcome),
 }
@@ -69,6 +72,8 @@ pub enum TakeResult {
     Resting(Nanos),
     /// Neither the session nor the server has a block.
     Exhausted,
+    /// The same, because the values that the server could evict are pinned.
+    AllPinned,
 }
 
 /// The maximum number of blocks in one request or one return: they have to fit into a message.
@@ -186,6 +191,11 @@ impl Allocator {
                 Delivery::Blocks(blocks) => {
                     add_delivered(&mut lists, blocks, self.grace_ns, clock())
                 }
+                Delivery::AllPinned(class) => {
+                    let none = BlockDelivery { class, rested: true, soon: false, blocks: vec![] };
+                    add_delivered(&mut lists, none, self.grace_ns, clock());
+                    lists.class(class).all_pinned = true;
+                }
                 Delivery::Split(prefix, outcome) => self.splits.answered(prefix, outcome),
             }
         }
@@ -268,6 +278,7 @@ fn without_block(list: &ClassList, now: Nanos) -> TakeResult {
             TakeResult::Resting(*ready_at)
         }
         (_, Some(at)) => TakeResult::Soon(at),
+        (_, None) if list.all_pinned => TakeResult::AllPinned,
         (_, None) => TakeResult::Exhausted,
     }
 }
@@ -292,7 +303,7 @@ fn begin_request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u
 fn add_delivered(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, now: Nanos) {
     let BlockDelivery { class, rested, soon, blocks } = delivered;
     let list = lists.class(class);
-    list.requested = false;
+    (list.requested, list.all_pinned) = (false, false);
     let soon = soon || list.recalled;
     list.denied_at = (blocks.is_empty() && !soon).then_some(now);
     list.ask_again_at = soon.then_some(now + SOON_NS);

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use farside_fabric::{Counters, Endpoint, Fabric, LaneId, Nanos};
 
-use crate::{Action, Lifetime, OperationError};
+use crate::{Action, OperationError};
 
 /// The lane that setup and synchronous calls use.
 pub const LANE: LaneId = LaneId(0);
@@ -66,10 +66,11 @@ impl<F: Fabric> Engine<F> {
     /// [`OperationError::ExpiryTooLate`].
     #[inline]
     pub fn check_expiry(&self, action: Action<'_>) -> Result<(), OperationError> {
-        match action.lifetime() {
-            Lifetime::Forever => Ok(()),
-            lifetime => lifetime.check(self.endpoint.fabric().wall_clock_ns()),
+        let lifetime = action.lifetime();
+        if lifetime.has_no_end() {
+            return Ok(());
         }
+        lifetime.check(self.endpoint.fabric().wall_clock_ns())
     }
 }
 

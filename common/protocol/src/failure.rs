@@ -83,6 +83,11 @@ pub enum Exhausted {
         /// The size, in bytes.
         bytes: u64,
     },
+    /// The same at a server that evicts keys: the values that could make room are pinned.
+    Pinned {
+        /// The size, in bytes.
+        bytes: u64,
+    },
     /// The index: all slots of the key's window are in use, and the server could not split its
     /// subtable.
     Index,
@@ -94,6 +99,12 @@ impl std::fmt::Display for Exhausted {
             Self::Blocks { bytes } => write!(
                 f,
                 "no free block of {bytes} bytes; delete keys, or start a server with more --memory"
+            ),
+            Self::Pinned { bytes } => write!(
+                f,
+                "no free block of {bytes} bytes, and the values that the server could evict are \
+                 pinned; delete some of them, store them without a pin, or start a server with \
+                 more --memory"
             ),
             Self::Index => write!(
                 f,

@@ -31,6 +31,8 @@ pub struct ClassList {
     pub recalled: bool,
     /// When the server answered that it has no blocks.
     pub denied_at: Option<Nanos>,
+    /// Whether the server answered that the values which it could evict are pinned.
+    pub all_pinned: bool,
     /// The earliest time of the next request, if the server may have blocks then.
     pub ask_again_at: Option<Nanos>,
 }

@@ -8,43 +8,91 @@ use crate::OperationError;
 
 /// How long a stored value stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lifetime {
-    /// Until a client replaces or removes it.
+pub struct Lifetime {
+    expiry: Expiry,
+    /// Whether the server never evicts the value.
+    pub(crate) is_pinned: bool,
+}
+
+/// When a stored value expires.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Expiry {
     #[default]
-    Forever,
-    /// For this time after it is written.
-    For(Duration),
-    /// Until this time, in milliseconds since 1970.
-    Until(u64),
-    /// As long as the value that it replaces. Forever if there was none.
+    Never,
+    /// This time after it is written.
+    After(Duration),
+    /// At this time, in milliseconds since 1970.
+    At(u64),
+    /// When the value that it replaces would have. Never if there was none.
     Kept,
 }
 
 impl Lifetime {
+    /// Until a client replaces or removes it.
+    pub const FOREVER: Self = Self::unpinned(Expiry::Never);
+    /// As long as the value that it replaces, and pinned if that is. Forever if there was none.
+    pub const KEPT: Self = Self::unpinned(Expiry::Kept);
+
+    const fn unpinned(expiry: Expiry) -> Self {
+        Self { expiry, is_pinned: false }
+    }
+
+    /// For this time after it is written.
+    pub const fn lasting(ttl: Duration) -> Self {
+        Self::unpinned(Expiry::After(ttl))
+    }
+
+    /// Until this time, in milliseconds since 1970.
+    pub const fn until_ms(end: u64) -> Self {
+        Self::unpinned(Expiry::At(end))
+    }
+
     /// Until this time, rounded up to a full millisecond.
     pub fn until(end: SystemTime) -> Self {
         let since = end.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self::Until(millisecond(since.as_nanos()))
+        Self::until_ms(millisecond(since.as_nanos()))
+    }
+
+    /// As long as this one, and the server evicts the value only if `is_pinned` is false.
+    pub const fn pinned(self, is_pinned: bool) -> Self {
+        Self { is_pinned, ..self }
+    }
+
+    /// This one with the expiry of `other`.
+    pub const fn expiring_as(self, other: Self) -> Self {
+        Self { expiry: other.expiry, ..self }
+    }
+
+    /// Whether it is as long as that of the value that is replaced.
+    pub fn is_kept(self) -> bool {
+        self.expiry == Expiry::Kept
+    }
+
+    /// Whether the value never expires, unless it replaces one that does.
+    #[inline]
+    pub(crate) fn has_no_end(self) -> bool {
+        matches!(self.expiry, Expiry::Never | Expiry::Kept)
     }
 
     /// The lifetime of a value that replaces one with this expiry, in milliseconds since 1970; 0
     /// for never.
     pub(crate) fn after(self, expires_at_ms: u64) -> Self {
-        match self {
-            Self::Kept if expires_at_ms != 0 => Self::Until(expires_at_ms),
-            Self::Kept => Self::Forever,
-            _ => self,
-        }
+        let expiry = match self.expiry {
+            Expiry::Kept if expires_at_ms != 0 => Expiry::At(expires_at_ms),
+            Expiry::Kept => Expiry::Never,
+            expiry => expiry,
+        };
+        Self { expiry, ..self }
     }
 
     /// Returns when a value written at `wall_ns` (nanoseconds since 1970) expires, as blocks store
     /// it: the first millisecond in which the value is absent, or 0 for never. Rounded up, so that
     /// no value expires early.
     pub fn expires_at_ms(self, wall_ns: u64) -> u64 {
-        match self {
-            Self::Forever | Self::Kept => 0,
-            Self::For(ttl) => millisecond(u128::from(wall_ns) + ttl.as_nanos()),
-            Self::Until(millisecond) => millisecond,
+        match self.expiry {
+            Expiry::Never | Expiry::Kept => 0,
+            Expiry::After(ttl) => millisecond(u128::from(wall_ns) + ttl.as_nanos()),
+            Expiry::At(millisecond) => millisecond,
         }
     }
 
@@ -73,17 +121,17 @@ mod tests {
     #[test]
     fn expiries_are_full_milliseconds_and_never_early() {
         let expiry = |ttl_us, wall_us: u64| {
-            Lifetime::For(Duration::from_micros(ttl_us)).expires_at_ms(wall_us * 1000)
+            Lifetime::lasting(Duration::from_micros(ttl_us)).expires_at_ms(wall_us * 1000)
         };
         let expiries = [(0, 5000), (1, 5000), (1000, 5000), (1000, 5001)];
         assert_eq!(expiries.map(|(ttl_us, wall_us)| expiry(ttl_us, wall_us)), [5, 6, 6, 7]);
         assert_eq!(expiry(1_500_000, 1_700_000_000_123_000), 1_700_000_001_623);
-        assert_eq!(Lifetime::Forever.expires_at_ms(5), 0);
-        let check = |ttl| Lifetime::For(ttl).check(5_000_000);
+        assert_eq!(Lifetime::FOREVER.expires_at_ms(5), 0);
+        let check = |ttl| Lifetime::lasting(ttl).check(5_000_000);
         let longest = Duration::from_millis(EXPIRES_AT_MS_MAX - 5);
         assert_eq!(check(longest), Ok(()));
         assert_eq!(check(longest + Duration::from_nanos(1)), Err(OperationError::ExpiryTooLate));
-        assert!(Lifetime::For(Duration::MAX).check(u64::MAX).is_err());
-        assert_eq!(Lifetime::For(Duration::ZERO).expires_at_ms(0), 1);
+        assert!(Lifetime::lasting(Duration::MAX).check(u64::MAX).is_err());
+        assert_eq!(Lifetime::lasting(Duration::ZERO).expires_at_ms(0), 1);
     }
 }

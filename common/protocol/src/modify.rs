@@ -11,7 +11,7 @@
 //! | `Store` | the staged value, if the condition holds | the staged value |
 //! | `Add` | the number in the value, plus another one | the other number |
 //! | `Append` | the value, then the staged value | the staged value |
-//! | `Retain` | the same value, with another lifetime | |
+//! | `Retain` | the same value and pin, with another lifetime | |
 //! | `Remove` | nothing: the key is absent afterwards, if the condition holds | |
 //! | `Leave` | no change: the value is only returned | the staged value |
 //! | `Refuse` | the same, but the INSERT comes before the GET | the staged value |
@@ -19,7 +19,8 @@
 use std::io::Write;
 
 use farside_fabric::{Buffer, Fabric};
-use farside_layout::BLOCK_HEADER_BYTES;
+use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader};
+use zerocopy::FromBytes;
 
 use super::insert::Condition;
 use super::swing::{BlockFate, SwingResult};
@@ -51,7 +52,7 @@ pub enum Change<'v> {
     Add(i64),
     /// The staged value is appended to it.
     Append,
-    /// It stays, with the new lifetime.
+    /// It stays, with the new lifetime. If it is pinned, it stays so.
     Retain,
     /// The key is removed, if its value is still the one that this write stored. Without a
     /// condition it always is.
@@ -119,7 +120,9 @@ impl<F: Fabric> Operation<'_, F> {
                     _ => {
                         let (value_bytes, number) =
                             self.stage_change(change, Some(&present), &mut staged_at)?;
-                        let lifetime = lifetime.after(present.expires_at_ms);
+                        let keeps_pin = lifetime.is_kept() || matches!(change, Change::Retain);
+                        let is_pinned = lifetime.is_pinned || keeps_pin && self.found_is_pinned();
+                        let lifetime = lifetime.after(present.expires_at_ms).pinned(is_pinned);
                         let stored = self.replace(&target, value_bytes, lifetime).await?;
                         stored.map(|stored| Answer { number, ..stored })
                     }
@@ -239,6 +242,12 @@ impl<F: Fabric> Operation<'_, F> {
             let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
             image[to + done..][..part.len()].copy_from_slice(part);
         }
+    }
+
+    /// Whether the value that the last GET found is pinned.
+    fn found_is_pinned(&self) -> bool {
+        let block = self.engine.endpoint.buffer(self.lane, Buffer::ReadBlock);
+        BlockHeader::ref_from_prefix(&block).is_ok_and(|(header, _)| header.is_pinned())
     }
 
     /// Returns the number in a value that a GET found.

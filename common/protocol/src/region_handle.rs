@@ -208,10 +208,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let mut now = self.engine.endpoint.now();
         let mut waiting = WaitTimer::since(now);
         loop {
-            let out_of_space = || {
-                let what = Exhausted::Blocks { bytes: class.block_bytes() };
-                Err(OperationError::OutOfSpace { what }.into())
-            };
+            let bytes = class.block_bytes();
+            let out_of_space = |what| Err(OperationError::OutOfSpace { what }.into());
             match self.try_take_block(lane, class, now) {
                 TakeResult::Block(block) => return Ok((block, now)),
                 TakeResult::Asked(_) if self.region.allocator().is_lost() => {
@@ -219,12 +217,13 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
                 }
                 TakeResult::Asked(_) if has_timed_out(&waiting) => return Err(no_answer(&waiting)),
                 TakeResult::Soon(_) | TakeResult::Resting(_) if has_timed_out(&waiting) => {
-                    return out_of_space();
+                    return out_of_space(Exhausted::Blocks { bytes });
                 }
                 TakeResult::Asked(until) | TakeResult::Soon(until) | TakeResult::Resting(until) => {
                     self.engine.endpoint.sleep_until(lane, until).await;
                 }
-                TakeResult::Exhausted => return out_of_space(),
+                TakeResult::Exhausted => return out_of_space(Exhausted::Blocks { bytes }),
+                TakeResult::AllPinned => return out_of_space(Exhausted::Pinned { bytes }),
             }
             now = self.engine.endpoint.now();
             waiting.advance(now);

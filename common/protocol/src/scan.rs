@@ -25,6 +25,8 @@ pub struct Entry {
     pub value: Value,
     /// When the value expires, a full millisecond; `None` for never.
     pub expires_at: Option<SystemTime>,
+    /// Whether the value is pinned: the server never evicts it.
+    pub is_pinned: bool,
 }
 
 /// A slot with an entry as a scan saw it.
@@ -296,5 +298,5 @@ fn entry(block: &Block<'_>, address: BlockAddress) -> Entry {
     let expires_at_ms = block.expires_at_ms();
     let expires_at =
         (expires_at_ms != 0).then(|| UNIX_EPOCH + Duration::from_millis(expires_at_ms));
-    Entry { key: block.key().to_vec(), value, expires_at }
+    Entry { key: block.key().to_vec(), value, expires_at, is_pinned: block.is_pinned() }
 }

@@ -91,12 +91,11 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.region.geometry.check_block(block)?;
-        let expires_at_ms = match lifetime {
-            Lifetime::Forever | Lifetime::Kept => 0,
-            _ => {
-                self.region.allocator().announce_expiry();
-                lifetime.expires_at_ms(self.engine.endpoint.fabric().wall_clock_ns())
-            }
+        let expires_at_ms = if lifetime.has_no_end() {
+            0
+        } else {
+            self.region.allocator().announce_expiry();
+            lifetime.expires_at_ms(self.engine.endpoint.fabric().wall_clock_ns())
         };
         let stamp = BlockStamp {
             address: free.address,
@@ -104,6 +103,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             writer: self.region.client_id,
             written_at_ms: self.engine.estimated_wall_clock_ns(taken_at) / 1_000_000,
             expires_at_ms,
+            is_pinned: lifetime.is_pinned,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = total.next_multiple_of(8);

@@ -10,9 +10,12 @@
 //! frame         frame header, records
 //! frame header  time of the snapshot u64 in seconds since 1970, the region's limits:
 //!               key_bytes_max u32 and value_bytes_max u32, both 0 if unknown
-//! record        key_bytes u16, 2 reserved bytes, value_bytes u32, expires_at_ms u64 in
+//! record        key_bytes u16, flags u8, 1 reserved byte, value_bytes u32, expires_at_ms u64 in
 //!               milliseconds since 1970 or 0 for never, key, value
+//! flags         1 if the value is pinned
 //! ```
+//! The first programs with format 3 know no flags, and refuse a record that has one.
+//!
 //! zstd's checksum covers every byte of the content. It is at the end of the file, so a reader must
 //! not trust any record before it has read the last one.
 #![deny(unsafe_code)]
@@ -39,6 +42,8 @@ const RECORD_BYTES_MAX: usize = 6 << 20;
 /// The base 2 logarithm of zstd's window, in bytes. A reader allocates the window, and refuses a
 /// file with a larger one.
 const WINDOW_LOG: u32 = 21;
+/// The flag of a record whose value is pinned.
+const PINNED: u8 = 1;
 
 /// The start of the file; the frame follows.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -64,7 +69,8 @@ const _: () = assert!(size_of::<FrameHeader>() == 16);
 #[repr(C)]
 struct RecordHeader {
     key_bytes: le::U16,
-    reserved: [u8; 2],
+    flags: u8,
+    reserved: u8,
     value_bytes: le::U32,
     expires_at_ms: le::U64,
 }
@@ -88,6 +94,8 @@ pub struct Record<'a> {
     pub value: &'a [u8],
     /// When the value expires, in milliseconds since 1970; 0 for never.
     pub expires_at_ms: u64,
+    /// Whether the value is pinned: a server never evicts it.
+    pub is_pinned: bool,
 }
 
 impl Record<'_> {

@@ -9,8 +9,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use zstd::Decoder;
 
 use crate::{
-    CHECKSUM_BYTES, FileHeader, FrameHeader, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader,
-    SnapshotError, VERSION, WINDOW_LOG,
+    CHECKSUM_BYTES, FileHeader, FrameHeader, Limits, MAGIC, PINNED, RECORD_BYTES_MAX, Record,
+    RecordHeader, SnapshotError, VERSION, WINDOW_LOG,
 };
 
 /// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
@@ -114,7 +114,8 @@ impl<R: BufRead> Reader<R> {
         read.map_err(|error| self.convert(error))?;
         let key_bytes = usize::from(header.key_bytes.get());
         let bytes = key_bytes + header.value_bytes.get() as usize;
-        if key_bytes == 0 || header.reserved != [0; 2] || bytes > RECORD_BYTES_MAX {
+        let is_unknown = header.flags & !PINNED != 0 || header.reserved != 0;
+        if key_bytes == 0 || is_unknown || bytes > RECORD_BYTES_MAX {
             return Err(self.corrupt("record"));
         }
         self.content.resize(bytes, 0);
@@ -122,7 +123,8 @@ impl<R: BufRead> Reader<R> {
         read.map_err(|error| self.convert(error))?;
         self.records += 1;
         let (key, value) = self.content.split_at(key_bytes);
-        Ok(Some(Record { key, value, expires_at_ms: header.expires_at_ms.get() }))
+        let is_pinned = header.flags & PINNED != 0;
+        Ok(Some(Record { key, value, expires_at_ms: header.expires_at_ms.get(), is_pinned }))
     }
 
     /// Checks that nothing follows the frame.

@@ -7,10 +7,16 @@ use super::*;
 
 type OwnedRecord = (Vec<u8>, Vec<u8>, u64);
 
+/// Whether a test pins the value with this expiry.
+fn is_pinned(expires_at_ms: u64) -> bool {
+    expires_at_ms & 1 == 1
+}
+
 fn snapshot_of(records: &[OwnedRecord]) -> Vec<u8> {
     let mut writer = Writer::create(Vec::new(), 1234, None).unwrap();
     for (key, value, expires_at_ms) in records {
-        writer.push(&Record { key, value, expires_at_ms: *expires_at_ms }).unwrap();
+        let is_pinned = is_pinned(*expires_at_ms);
+        writer.push(&Record { key, value, expires_at_ms: *expires_at_ms, is_pinned }).unwrap();
     }
     writer.finish().unwrap()
 }
@@ -18,7 +24,10 @@ fn snapshot_of(records: &[OwnedRecord]) -> Vec<u8> {
 fn read(bytes: &[u8]) -> Result<Vec<OwnedRecord>, SnapshotError> {
     let mut reader = Reader::open(bytes)?;
     let mut records = Vec::new();
-    while let Some(Record { key, value, expires_at_ms }) = reader.next_record()? {
+    while let Some(Record { key, value, expires_at_ms, is_pinned: pinned }) =
+        reader.next_record()?
+    {
+        assert_eq!(pinned, is_pinned(expires_at_ms));
         records.push((key.to_vec(), value.to_vec(), expires_at_ms));
     }
     assert_eq!(reader.records(), records.len() as u64);
@@ -54,7 +63,8 @@ fn a_large_record_and_no_records_round_trip() {
     assert_eq!(read(&snapshot_of(&large)).unwrap(), large);
     let mut writer = Writer::create(Vec::new(), 0, None).unwrap();
     for (key, value) in [(vec![], vec![]), (vec![0; 65_536], vec![]), (vec![0], vec![0; 7 << 20])] {
-        let pushed = writer.push(&Record { key: &key, value: &value, expires_at_ms: 0 });
+        let pushed =
+            writer.push(&Record { key: &key, value: &value, expires_at_ms: 0, is_pinned: false });
         assert!(matches!(pushed, Err(SnapshotError::TooLarge { .. })));
     }
 }
@@ -137,8 +147,13 @@ fn a_forged_record_with_a_valid_checksum_is_refused() {
     };
     let whole = record(1, 0, 1);
     assert_eq!(read(&file_of(&whole)).unwrap(), [(b"k".to_vec(), b"v".to_vec(), 0)]);
-    for forged in [record(0, 0, 2), record(1, 1, 1), record(2, 0, u32::MAX), record(1, 0, 6 << 20)]
-    {
+    for forged in [
+        record(0, 0, 2),
+        record(1, 2, 1),
+        record(1, 256, 1),
+        record(2, 0, u32::MAX),
+        record(1, 0, 6 << 20),
+    ] {
         let outcome = read(&file_of(&forged));
         assert!(matches!(outcome, Err(SnapshotError::Corrupt { records: 0, .. })), "{outcome:?}");
     }

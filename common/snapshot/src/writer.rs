@@ -6,8 +6,8 @@ use zerocopy::IntoBytes;
 use zstd::Encoder;
 
 use crate::{
-    FileHeader, FrameHeader, Limits, MAGIC, RECORD_BYTES_MAX, Record, RecordHeader, SnapshotError,
-    VERSION, WINDOW_LOG,
+    FileHeader, FrameHeader, Limits, MAGIC, PINNED, RECORD_BYTES_MAX, Record, RecordHeader,
+    SnapshotError, VERSION, WINDOW_LOG,
 };
 
 /// Writes a snapshot, record by record. Without [`Writer::finish`] the file has no end, and readers
@@ -45,7 +45,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// [`SnapshotError::Io`], and [`SnapshotError::TooLarge`] if no snapshot can hold the record.
     pub fn push(&mut self, record: &Record<'_>) -> Result<(), SnapshotError> {
-        let Record { key, value, expires_at_ms } = record;
+        let Record { key, value, expires_at_ms, is_pinned } = record;
         let key_bytes = u16::try_from(key.len()).unwrap_or_default();
         if key_bytes == 0 || key.len() + value.len() > RECORD_BYTES_MAX {
             let (key_bytes, value_bytes) = (key.len(), value.len());
@@ -53,7 +53,8 @@ impl<W: Write> Writer<W> {
         }
         let header = RecordHeader {
             key_bytes: key_bytes.into(),
-            reserved: [0; 2],
+            flags: if *is_pinned { PINNED } else { 0 },
+            reserved: 0,
             value_bytes: (value.len() as u32).into(),
             expires_at_ms: (*expires_at_ms).into(),
         };

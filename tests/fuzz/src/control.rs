@@ -73,6 +73,7 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
     let messages = [
         ServerMessage::Blocks { class, rested: true, soon: false, blocks },
         ServerMessage::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
+        ServerMessage::AllPinned { class },
         ServerMessage::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
         ServerMessage::Request(ServerRequest::Report { collection: 9 }),
         ServerMessage::Request(ServerRequest::Return),

@@ -18,7 +18,9 @@ const BLOCK_GENERATION: usize = 4;
 const BLOCK_KEY_BYTES: usize = 12;
 const BLOCK_WRITER: usize = 14;
 const BLOCK_VALUE_BYTES: usize = 16;
+/// 47 bits, and above them whether the value is pinned.
 const BLOCK_WRITTEN_AT: usize = 20;
+const BLOCK_PINNED: u64 = 1 << 47;
 const BLOCK_EXPIRES_AT: usize = 26;
 
 /// Returns the integer of `N` bytes at this offset, or 0 beyond the end.
@@ -188,8 +190,14 @@ pub(crate) fn blocks() -> Vec<Vec<u8>> {
         image.extend_from_slice(key);
         image.extend_from_slice(value);
         let address = BlockAddress(units);
-        let stamp =
-            BlockStamp { address, generation: 9, writer: 7, written_at_ms: 1, expires_at_ms: 0 };
+        let stamp = BlockStamp {
+            address,
+            generation: 9,
+            writer: 7,
+            written_at_ms: 1,
+            expires_at_ms: 0,
+            is_pinned: units == 3,
+        };
         seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
         image.resize(image.len().next_multiple_of(64), 0);
         [&units.to_le_bytes()[..], &image].concat()
@@ -210,8 +218,9 @@ pub(crate) fn block(bytes: &[u8]) -> bool {
         address,
         generation: integer::<4>(image, BLOCK_GENERATION) as u32,
         writer: integer::<2>(image, BLOCK_WRITER) as u16,
-        written_at_ms: integer::<6>(image, BLOCK_WRITTEN_AT),
+        written_at_ms: integer::<6>(image, BLOCK_WRITTEN_AT) % BLOCK_PINNED,
         expires_at_ms: integer::<6>(image, BLOCK_EXPIRES_AT),
+        is_pinned: integer::<6>(image, BLOCK_WRITTEN_AT) >= BLOCK_PINNED,
     };
     let key_bytes = integer::<2>(image, BLOCK_KEY_BYTES) as u16;
     let value_bytes = integer::<4>(image, BLOCK_VALUE_BYTES) as u32;
@@ -234,6 +243,8 @@ fn check_block(block: &Block<'_>, image: &[u8]) {
     let payload = &image[BLOCK_HEADER_BYTES as usize..length];
     assert_eq!([block.key(), block.value()].concat(), payload);
     assert_eq!(u64::from(block.writer()), integer::<2>(image, BLOCK_WRITER));
-    assert_eq!(block.written_at_ms(), integer::<6>(image, BLOCK_WRITTEN_AT));
+    let written_at = integer::<6>(image, BLOCK_WRITTEN_AT);
+    assert_eq!(block.written_at_ms(), written_at % BLOCK_PINNED);
+    assert_eq!(block.is_pinned(), written_at >= BLOCK_PINNED);
     assert_eq!(block.expires_at_ms(), integer::<6>(image, BLOCK_EXPIRES_AT));
 }

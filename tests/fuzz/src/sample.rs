@@ -144,8 +144,14 @@ impl Sample {
         let header = BLOCK_HEADER_BYTES as usize;
         image[header..header + key.len()].copy_from_slice(key.as_bytes());
         image[header + key.len()..][..value.len()].copy_from_slice(value);
-        let stamp =
-            BlockStamp { address, generation, writer: 1, written_at_ms: 1, expires_at_ms: 0 };
+        let stamp = BlockStamp {
+            address,
+            generation,
+            writer: 1,
+            written_at_ms: 1,
+            expires_at_ms: 0,
+            is_pinned: false,
+        };
         seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
         self.region.write(offset, &to_words(&image)).unwrap();
         BlockRef { address, class, generation_low: generation as u8 }

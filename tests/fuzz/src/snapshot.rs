@@ -14,13 +14,14 @@ const CHECKSUM_BYTES: usize = 4;
 /// Limit on the length of a record, in bytes.
 const RECORD_BYTES_MAX: usize = 6 << 20;
 
-/// Key, value, and expiry of a record.
-type OwnedRecord = (Vec<u8>, Vec<u8>, u64);
+/// Key, value, expiry and pin of a record.
+type OwnedRecord = (Vec<u8>, Vec<u8>, u64, bool);
 
 fn written(records: &[OwnedRecord]) -> Result<Vec<u8>, SnapshotError> {
     let mut writer = Writer::create(Vec::new(), 1234, None)?;
-    for (key, value, expires_at_ms) in records {
-        writer.push(&Record { key, value, expires_at_ms: *expires_at_ms })?;
+    for (key, value, expires_at_ms, is_pinned) in records {
+        let (expires_at_ms, is_pinned) = (*expires_at_ms, *is_pinned);
+        writer.push(&Record { key, value, expires_at_ms, is_pinned })?;
     }
     writer.finish()
 }
@@ -28,8 +29,8 @@ fn written(records: &[OwnedRecord]) -> Result<Vec<u8>, SnapshotError> {
 fn read(bytes: &[u8]) -> Result<Vec<OwnedRecord>, SnapshotError> {
     let mut reader = Reader::open(bytes)?;
     let mut records = Vec::new();
-    while let Some(Record { key, value, expires_at_ms }) = reader.next_record()? {
-        records.push((key.to_vec(), value.to_vec(), expires_at_ms));
+    while let Some(Record { key, value, expires_at_ms, is_pinned }) = reader.next_record()? {
+        records.push((key.to_vec(), value.to_vec(), expires_at_ms, is_pinned));
     }
     assert_eq!(reader.records(), records.len() as u64);
     assert!(matches!(reader.next_record(), Ok(None)));
@@ -39,7 +40,7 @@ fn read(bytes: &[u8]) -> Result<Vec<OwnedRecord>, SnapshotError> {
 /// Whether this is a snapshot. If so, checks that its records round-trip through another file.
 fn is_snapshot(bytes: &[u8]) -> bool {
     let Some(records) = decoded(read(bytes)) else { return false };
-    for (key, value, _) in &records {
+    for (key, value, ..) in &records {
         assert!((1..=65_535).contains(&key.len()) && key.len() + value.len() < RECORD_BYTES_MAX);
     }
     assert_eq!(read(&written(&records).unwrap()).unwrap(), records);
@@ -47,8 +48,8 @@ fn is_snapshot(bytes: &[u8]) -> bool {
 }
 
 pub(crate) fn files() -> Vec<Vec<u8>> {
-    let many = (0..50u8).map(|n| (vec![n; 9], vec![n; n.into()], n.into())).collect();
-    let contents = [vec![], vec![(b"key".to_vec(), b"value".to_vec(), 0)], many];
+    let many = (0..50u8).map(|n| (vec![n; 9], vec![n; n.into()], n.into(), n % 2 == 1)).collect();
+    let contents = [vec![], vec![(b"key".to_vec(), b"value".to_vec(), 0, true)], many];
     contents.map(|records: Vec<OwnedRecord>| written(&records).unwrap()).into()
 }
 

@@ -401,6 +401,7 @@ fn reseal(remote: u64, block: &mut [u64]) {
         writer: header.writer(),
         written_at_ms: header.written_at_ms(),
         expires_at_ms: header.expires_at_ms(),
+        is_pinned: header.is_pinned(),
     };
     let (key_bytes, value_bytes) = (header.key_bytes() as u16, header.value_bytes());
     // Content with impossible lengths is no block, and stays invalid.

@@ -84,7 +84,7 @@ impl<'s> Prepared<'s> {
         let mut prepared = Self { scenario, region, memory, can_change, changes_two_regions };
         let session = prepared.open(&world, 0, 0, 1, None);
         for key in scenario.removed.iter().chain(&scenario.stored) {
-            drive(&session, Action::Insert(Lifetime::Forever), *key, &format!("i{key}"));
+            drive(&session, Action::Insert(Lifetime::FOREVER), *key, &format!("i{key}"));
             if scenario.removed.contains(key) {
                 drive(&session, Action::Delete, *key, "");
             }

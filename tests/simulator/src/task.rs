@@ -126,8 +126,8 @@ pub(crate) async fn run_script(
             }
             _ => None,
         };
-        let forever = Lifetime::Forever;
-        let put_keep_ttl = Action::modify(Change::Store(None), true, Lifetime::Kept, false);
+        let forever = Lifetime::FOREVER;
+        let put_keep_ttl = Action::modify(Change::Store(None), true, Lifetime::KEPT, false);
         let (action, value) = match (op, required) {
             (Op::Get(_), _) => (Action::Get, ""),
             (Op::Put(_) | Op::PutLarge(_), _) => (Action::Put(forever), &*value),
@@ -135,7 +135,7 @@ pub(crate) async fn run_script(
             (Op::Update(_), _) => (Action::Update(forever), &*value),
             (Op::Take(_), _) => (Action::take(), ""),
             (Op::GetOrInsert(_), _) => (Action::get_or_insert(), &*value),
-            (Op::Touch(_), _) => (Action::touch(Lifetime::Until(EXPIRY_BASE_MS + expiry)), ""),
+            (Op::Touch(_), _) => (Action::touch(Lifetime::until_ms(EXPIRY_BASE_MS + expiry)), ""),
             (Op::PutKeepTtl(_), _) => (put_keep_ttl, &*value),
             (Op::Increment(_), _) => (Action::increment(1), ""),
             (Op::Append(_), _) => (Action::append(), &*value),

@@ -79,9 +79,9 @@ fn mode() -> Mode {
     *MODE.get().unwrap()
 }
 
-const PUT: Action<'static> = Action::Put(Lifetime::Forever);
-const INSERT: Action<'static> = Action::Insert(Lifetime::Forever);
-const UPDATE: Action<'static> = Action::Update(Lifetime::Forever);
+const PUT: Action<'static> = Action::Put(Lifetime::FOREVER);
+const INSERT: Action<'static> = Action::Insert(Lifetime::FOREVER);
+const UPDATE: Action<'static> = Action::Update(Lifetime::FOREVER);
 
 fn main() {
     // A session that panics ends the process, not only its own thread.
@@ -258,7 +258,7 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
                         88..94 => Expected::Value(&current),
                         _ => Expected::Version(current.version),
                     };
-                    let exchange = Action::Exchange(expected, Lifetime::Forever);
+                    let exchange = Action::Exchange(expected, Lifetime::FOREVER);
                     allowed(session.run(key, exchange, bytes).map(drop))
                 }
             };

@@ -85,7 +85,7 @@ impl Session {
 async fn put(session: &Session, region: usize, value: &[u8]) -> Result<(), Failure> {
     let handle = session.engine.at(&session.regions[region]);
     Operation::stage(handle, LANE, handle.region.hashed(b"key"), value)
-        .put(Lifetime::Forever)
+        .put(Lifetime::FOREVER)
         .await
         .map(drop)
 }
@@ -162,7 +162,7 @@ fn a_half_done_change_is_reported_as_half_done() {
     // The other region can still be used.
     let handle = session.engine.at(&session.regions[0]);
     let operation = Operation::stage(handle, LANE, handle.region.hashed(b"key"), b"value");
-    assert!(session.drive(operation.insert(Lifetime::Forever)).0.unwrap().applied);
+    assert!(session.drive(operation.insert(Lifetime::FOREVER)).0.unwrap().applied);
     session.servers[0].assert_verifies();
 }
 
@@ -218,15 +218,15 @@ fn a_put_completes_if_the_trust_ends_while_it_is_posted() {
     let session = Session::open();
     let (endpoint, handle) = (&session.engine.endpoint, session.engine.at(&session.regions[0]));
     let hashed = handle.region.hashed(b"key");
-    handle.put(Lifetime::Forever, hashed, b"one").unwrap();
+    handle.put(Lifetime::FOREVER, hashed, b"one").unwrap();
     let operation = Operation::stage(handle, LANE, hashed, b"two");
     endpoint.tick();
-    let put = operation.cached_put(Lifetime::Forever).unwrap().expect("its location is cached");
+    let put = operation.cached_put(Lifetime::FOREVER).unwrap().expect("its location is cached");
     handle.region.trust.end();
     drop(operation.post_cached_put(&put).unwrap());
     wait_until("the chain completes", TEST_TIMEOUT, || endpoint.try_step(|_| ()));
     let result = endpoint.take_result(LANE).unwrap();
     assert!(operation.complete_cached_put(&put, result).unwrap().is_none());
-    let refused = operation.cached_put(Lifetime::Forever);
+    let refused = operation.cached_put(Lifetime::FOREVER);
     assert!(matches!(refused, Err(Failure::Lost(_))));
 }

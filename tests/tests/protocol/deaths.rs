@@ -40,7 +40,7 @@ const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
 ];
 /// An INSERT without a READ first. Each victim claims a different slot, which was never used.
 const UNSEEN: &str = "INSERT without a READ first";
-const FOREVER: Lifetime = Lifetime::Forever;
+const FOREVER: Lifetime = Lifetime::FOREVER;
 const OLD: &[u8] = b"the old value";
 const NEW: &[u8] = b"the new value";
 const KEY: &[u8] = b"the key that the victim works on";

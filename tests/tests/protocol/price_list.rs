@@ -21,7 +21,7 @@ use farside_protocol::{
 use farside_tests::ServerProcess;
 use farside_tests::engine::{TestEngine, engine_over};
 
-const FOREVER: Lifetime = Lifetime::Forever;
+const FOREVER: Lifetime = Lifetime::FOREVER;
 const VALUE: &[u8] = b"value";
 
 /// Replaces the fabric's clock by the test's, and refuses chains whose deadline has passed.

@@ -282,6 +282,7 @@ impl Client {
             writer: self.welcome.client_id,
             written_at_ms: 1,
             expires_at_ms: 0,
+            is_pinned: false,
         };
         seal(bytes, 1, 3, stamp).unwrap();
         self.region.write(block.address.offset(), &image).unwrap();

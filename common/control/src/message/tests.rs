@@ -59,6 +59,7 @@ fn messages_round_trip() {
             soon: false,
             blocks: some_blocks(2),
         },
+        ServerMessage::AllPinned { class: class(4) },
         ServerMessage::Split {
             directory_hash: 7,
             local_depth: 3,

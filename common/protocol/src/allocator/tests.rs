@@ -97,7 +97,7 @@ fn take(allocator: &mut Allocator, now: Nanos) -> Option<FreeBlock> {
         match receive_and_take(allocator, now) {
             TakeResult::Block(block) => return Some(block),
             TakeResult::Asked(_) => {}
-            TakeResult::Soon(_) | TakeResult::Resting(_) | TakeResult::Exhausted => return None,
+            _ => return None,
         }
     }
     None

@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside::{Client, Session};
+use farside::{Client, Entry, Session};
 use farside_snapshot::{Record, Writer};
 use farside_tests::cluster::TestCluster;
 use farside_tests::command::{CommandOutput, command};
@@ -223,7 +223,8 @@ fn a_damaged_snapshot_is_refused_before_a_key_is_stored() {
     refuses(&|bytes| bytes.truncate(20), "snapshot.json", 5, &["is not what"]);
     // A valid snapshot that the store does not allow.
     let mut writer = Writer::create(Vec::new(), 1, None).unwrap();
-    writer.push(&Record { key: b"long", value: &[7; 101], expires_at_ms: 0 }).unwrap();
+    let long = Record { key: b"long", value: &[7; 101], expires_at_ms: 0, is_pinned: false };
+    writer.push(&long).unwrap();
     let file = cluster.folder().join("long.snap");
     fs::write(&file, writer.finish().unwrap()).unwrap();
     let long = run(&other, "restore", &file, &[]);
@@ -301,17 +302,21 @@ fn expired_values_of_a_file_are_skipped_and_counted() {
         [("a", "1", 1), ("b", "2", later), ("c", "3", 0), ("c", "4", 0), ("d", "5", 2)]
     {
         let (key, value) = (key.as_bytes(), value.as_bytes());
-        writer.push(&Record { key, value, expires_at_ms }).unwrap();
+        let is_pinned = key == b"b";
+        writer.push(&Record { key, value, expires_at_ms, is_pinned }).unwrap();
     }
     writer.finish().unwrap();
     let restored = run(&servers, "restore", &file, &[]);
     restored.expect_line(0, &["3 keys restored", "2 expired values skipped"]);
     let entries = connect(&servers).scan().unwrap().map(Result::unwrap).collect::<Vec<_>>();
-    let mut found: Vec<_> =
-        entries.iter().map(|entry| (&entry.key[..], &entry.value[..], entry.expires_at)).collect();
+    let fields = |entry: &Entry| {
+        (entry.key.clone(), entry.value.to_vec(), entry.expires_at, entry.is_pinned)
+    };
+    let mut found: Vec<_> = entries.iter().map(fields).collect();
     found.sort();
     let later = UNIX_EPOCH + Duration::from_millis(later);
-    assert_eq!(found, [(&b"b"[..], &b"2"[..], Some(later)), (b"c", b"4", None)]);
+    let [b, two, c, four] = ["b", "2", "c", "4"].map(|text| text.as_bytes().to_vec());
+    assert_eq!(found, [(b, two, Some(later), true), (c, four, None, false)]);
 }
 
 /// `kv-cli load` of a pipe, and the pipe.

@@ -10,7 +10,7 @@ use super::*;
 const MILLISECOND: Nanos = 1_000_000;
 /// Not a whole number of seconds.
 const TTL_NS: Nanos = 10_500 * MILLISECOND;
-const TTL: Lifetime = Lifetime::For(Duration::from_nanos(TTL_NS));
+const TTL: Lifetime = Lifetime::lasting(Duration::from_nanos(TTL_NS));
 
 impl Bench<'_> {
     /// Stores a value that expires after exactly [`TTL_NS`], at a full millisecond.
@@ -136,7 +136,7 @@ fn a_put_that_loses_to_the_deletion_of_an_expired_value_is_stored() {
             step(endpoint, put.as_mut(), || ());
             // The PUT has READ the window, and swapped no word yet.
             if expires_meanwhile {
-                assert!(other.exchange(Lifetime::For(Duration::ZERO)).0);
+                assert!(other.exchange(Lifetime::lasting(Duration::ZERO)).0);
             }
             assert!(!other.delete().0);
             endpoint.drive_lanes(put).unwrap();
