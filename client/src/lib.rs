@@ -69,7 +69,8 @@
 //! [`if_present`](Store::if_present), [`if_value`](Store::if_value) and
 //! [`if_version`](Store::if_version). A [`ttl`](Store::ttl) or [`until`](Store::until) limits the
 //! value's life, [`keep_ttl`](Store::keep_ttl) keeps the present limit, and
-//! [`returning`](Store::returning) asks for the value before.
+//! [`returning`](Store::returning) asks for the value before. A server that is a cache never evicts
+//! a [`pinned`](Store::pinned) value.
 //!
 //! An [`AsyncClient`] has most of these methods as futures. [`Client::admin`] returns an [`Admin`],
 //! with what an administrator does: statistics, collection and compaction.

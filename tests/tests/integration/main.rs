@@ -37,6 +37,7 @@ mod limits;
 mod model;
 mod modifications;
 mod network;
+mod pins;
 mod public_api;
 mod reader;
 mod reconnect;
