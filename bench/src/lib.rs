@@ -16,6 +16,7 @@
 //! - [`price`]: the least that an operation costs, in verbs and bytes.
 //! - [`report`], [`environment`], [`publish`]: the result as JSON and as a table, and its files.
 //! - [`html`]: an HTML page of results.
+//! - [`policies`]: a simulator of caches, which needs no server.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -38,6 +39,7 @@ pub mod operations;
 pub mod own_cluster;
 pub mod pattern;
 pub mod phases;
+pub mod policies;
 pub mod price;
 pub mod properties;
 pub mod publish;

@@ -1,9 +1,9 @@
 //! `kv-bench report`: a self-contained HTML page of results, with charts as SVG.
 
-mod chart;
+pub(crate) mod chart;
 mod figures;
 mod page;
-mod scale;
+pub(crate) mod scale;
 #[cfg(test)]
 mod tests;
 
