@@ -61,8 +61,23 @@ impl Server {
             };
             return Ok(Self { config, map, devices: None, processes, own: None });
         }
-        let memory = memory()?;
-        let arguments = |socket: &Path| arguments(socket, &memory);
+        Self::start_single(config, &memory()?, &[], interrupt)
+    }
+
+    /// Starts a server with this memory that evicts keys when it is full.
+    pub fn start_cache(memory: &ServerMemory, interrupt: &Interrupt) -> Result<Self> {
+        Self::start_single(ClientConfig::default(), memory, &["--evict"], interrupt)
+    }
+
+    /// Starts a server with this memory, and with more arguments.
+    fn start_single(
+        config: ClientConfig,
+        memory: &ServerMemory,
+        more: &[&str],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let more = more.iter().map(|argument| (*argument).to_owned());
+        let arguments = |socket: &Path| arguments(socket, memory).into_iter().chain(more).collect();
         let own = Daemon::start(program()?, arguments, is_ready, interrupt)?;
         let config = ClientConfig { server: Some(address_of(&own.socket())), ..config };
         let processes = vec![own.process()];

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum, ValueHint};
-use farside_bench::args::{EXIT_CODES, ServerArgs, positive_seconds, seconds};
+use clap::{Parser, Subcommand, ValueEnum, ValueHint};
+use farside_bench::args::{EXIT_CODES, ServerArgs, cache_percent, positive_seconds, seconds};
 use farside_bench::workload::Workload;
 use farside_bench::{Error, Result};
 use farside_config::size::{ByteSize, ByteSizeError};
@@ -13,7 +13,11 @@ use crate::emulation::{self, Link};
 /// Measures Farside beside other published stores, in turns, on the same fabric.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "kv-compare", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Compare {
+    /// Another comparison than that of YCSB's workloads.
+    #[command(subcommand)]
+    pub command: Option<Command>,
     /// Workloads of YCSB, separated by commas; see kv-bench ycsb --help
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "a,b,c,d,f")]
     pub workloads: Vec<Workload>,
@@ -56,6 +60,46 @@ pub struct Compare {
     #[command(flatten)]
     pub target: ServerArgs,
     /// The same seed makes the same operations
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Write the result to this file as JSON; - writes it to stdout instead of the tables
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub json: Option<PathBuf>,
+}
+
+/// Another comparison.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Compare full caches: the hit ratio and rate of Farside and memcached on the same requests,
+    /// beside exact LRU, FIFO and Belady's optimum
+    Cache(Cache),
+}
+
+/// `kv-compare cache`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Cache {
+    /// The memory region of Farside's server. Memcached gets as much as this region has for values
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub memory: ByteSize,
+    /// The length of every value, in bytes
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(value_parser = clap::value_parser!(u32).range(8..=VALUE_BYTES_MAX))]
+    pub value_size: u32,
+    /// The sizes of the cache in percent of the data. The number of keys follows from them
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "1,10,50")]
+    #[arg(value_parser = cache_percent)]
+    pub sizes: Vec<f64>,
+    /// The number of requests of each trace, without those of scans
+    #[arg(long, value_name = "N", default_value_t = 2_000_000)]
+    pub requests: usize,
+    /// Traces whose names contain one of these texts, of those of kv-bench policies
+    #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// How many threads ask, each one request after another
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: u16,
+    /// The same seed makes the same requests
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Write the result to this file as JSON; - writes it to stdout instead of the tables

@@ -3,16 +3,22 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use farside_bench::command::{Command, Interrupt};
+use farside_bench::command::{self, Interrupt};
 use farside_bench::{Error, Result, publish};
-use farside_bench_compare::args::Compare;
-use farside_bench_compare::run;
+use farside_bench_compare::args::{Command, Compare};
+use farside_bench_compare::{cache, run};
 
 fn main() -> ExitCode {
-    Command("kv-compare").run(Compare::try_parse(), measure)
+    command::Command("kv-compare").run(Compare::try_parse(), measure)
 }
 
 fn measure(args: &Compare, interrupt: &Interrupt) -> Result<()> {
+    if let Some(Command::Cache(args)) = &args.command {
+        publish::check_json(args.json.as_deref())?;
+        let report = cache::run(args, interrupt)?;
+        let table = report.table().map_err(|_| Error::Panicked)?;
+        return publish::result(&report, &table, args.json.as_deref());
+    }
     publish::check_json(args.json.as_deref())?;
     let report = run::run(args, interrupt)?;
     let table = report.table().map_err(|_| Error::Panicked)?;

@@ -135,7 +135,8 @@ pub struct Policies {
     pub svg: Option<PathBuf>,
 }
 
-fn cache_percent(text: &str) -> std::result::Result<f64, String> {
+/// Parses the size of a cache in percent of its data.
+pub fn cache_percent(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
         _ => Err("write percentages above 0 and up to 100".to_owned()),

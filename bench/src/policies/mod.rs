@@ -29,19 +29,20 @@ use self::farside::{Farside, Rule};
 use self::reports::{Rate, Reporting};
 use self::sampled_lru::SampledLru;
 use self::tiny_lfu::WTinyLfu;
-use self::traces::{Extent, Trace, WORKLOADS};
 use crate::args::Policies;
 use crate::command::Interrupt;
 use crate::{Error, Result};
 
 pub use self::report::PoliciesReport;
+pub use self::traces::{Extent, Trace, WORKLOADS, Workload};
 
 /// A request for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) key: u32,
-    /// The length of its object.
-    pub(crate) bytes: u32,
+pub struct Request {
+    /// The number of the key.
+    pub key: u32,
+    /// The length of its object; 1 if all objects have the same length.
+    pub bytes: u32,
 }
 
 /// A cache with its policy.
@@ -172,6 +173,30 @@ pub(crate) fn replay(kind: Kind, trace: &Trace, capacity: u64) -> (u64, Option<C
     (hits as u64, cache.costs())
 }
 
+/// Hits in percent of the requests.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ExactHits {
+    /// With LRU.
+    pub lru: f64,
+    /// With FIFO.
+    pub fifo: f64,
+    /// With Belady's optimum.
+    pub belady: f64,
+}
+
+impl ExactHits {
+    /// Replays the trace with caches of so many objects, which all have the length 1.
+    pub fn of(trace: &Trace, objects: u64) -> Self {
+        let percent = |kind| percent(replay(kind, trace, objects.max(1)).0, trace);
+        let [lru, fifo, belady] = [Kind::Lru, Kind::Fifo, Kind::Belady].map(percent);
+        Self { lru, fifo, belady }
+    }
+}
+
+fn percent(hits: u64, trace: &Trace) -> f64 {
+    100.0 * hits as f64 / trace.requests.len().max(1) as f64
+}
+
 /// The result of a policy with one size of the cache.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Point {
@@ -224,7 +249,7 @@ fn compared(
             }
             let capacity = ((trace.data.1 as f64 * cache_percent / 100.0) as u64).max(1);
             let (hits, costs) = replay(kind, trace, capacity);
-            let hit_percent = 100.0 * hits as f64 / trace.requests.len() as f64;
+            let hit_percent = percent(hits, trace);
             let point = Point { cache_percent, hit_percent, costs };
             points.lock().unwrap_or_else(PoisonError::into_inner)[number] = Some(point);
         }

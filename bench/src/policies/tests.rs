@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::traces::Workload;
 use super::*;
 
 fn trace(keys: impl Iterator<Item = u32>) -> Trace {
@@ -147,9 +146,7 @@ fn worse_than_lru(reporting: Reporting) -> Vec<String> {
         let trace = workload.trace(Extent { keys: 5000, requests: 100_000, seed: 7 });
         for cache_percent in [1, 10, 50] {
             let capacity = trace.data.1 * cache_percent / 100;
-            let percent = |kind| {
-                100.0 * replay(kind, &trace, capacity).0 as f64 / trace.requests.len() as f64
-            };
+            let percent = |kind| percent(replay(kind, &trace, capacity).0, &trace);
             let above = percent(Kind::Farside(SIEVE, reporting)) - percent(Kind::Lru);
             let has_scans = matches!(workload, Workload::Scans | Workload::FullScans);
             if above <= if has_scans { 0.0 } else { -1.0 } {

@@ -11,26 +11,32 @@ use super::{Request, mix};
 use crate::{Error, Result};
 
 /// A list of requests.
-pub(crate) struct Trace {
-    pub(crate) name: String,
-    pub(crate) requests: Vec<Request>,
+pub struct Trace {
+    /// Its name in results.
+    pub name: String,
+    /// The requests, in their order.
+    pub requests: Vec<Request>,
     /// Keys are below this number.
-    pub(crate) keys: u32,
+    pub keys: u32,
     /// The number of keys of the data, without those that only a scan requests, and their bytes.
-    pub(crate) data: (u64, u64),
+    pub data: (u64, u64),
 }
 
 /// How many requests and keys a trace has, and the seed of its generator.
 #[derive(Clone, Copy)]
-pub(crate) struct Extent {
-    pub(crate) keys: u32,
-    pub(crate) requests: usize,
-    pub(crate) seed: u64,
+pub struct Extent {
+    /// The number of keys of the data.
+    pub keys: u32,
+    /// The number of requests, without those of scans.
+    pub requests: usize,
+    /// The seed.
+    pub seed: u64,
 }
 
 /// The traces that are made, by name.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Workload {
+pub enum Workload {
+    /// Zipfian with this exponent.
     Zipfian(f64),
     /// Zipfian; now and then a scan requests many keys once, which no other request is for.
     Scans,
@@ -42,7 +48,8 @@ pub(crate) enum Workload {
     Sizes,
 }
 
-pub(crate) const WORKLOADS: [Workload; 7] = [
+/// All of them.
+pub const WORKLOADS: [Workload; 7] = [
     Workload::Zipfian(0.7),
     Workload::Zipfian(0.99),
     Workload::Zipfian(1.2),
@@ -62,7 +69,8 @@ const SCAN_SHARE: f64 = 0.2;
 const LENGTHS: u32 = 7;
 
 impl Workload {
-    pub(crate) fn name(self) -> String {
+    /// Its name in results.
+    pub fn name(self) -> String {
         match self {
             Self::Zipfian(theta) => format!("zipfian-{theta}"),
             Self::Scans => "scans".to_owned(),
@@ -72,7 +80,8 @@ impl Workload {
         }
     }
 
-    pub(crate) fn trace(self, Extent { keys, requests, seed }: Extent) -> Trace {
+    /// Makes the requests.
+    pub fn trace(self, Extent { keys, requests, seed }: Extent) -> Trace {
         let theta = if let Self::Zipfian(theta) = self { theta } else { THETA };
         let zipfian = Cumulative::new(keys, theta);
         let mut random = SmallRng::seed_from_u64(seed);
@@ -135,7 +144,7 @@ impl Trace {
     ///
     /// # Errors
     /// [`Error::Input`] if the file cannot be read, has no request, or a length is no number.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(Error::input(path))?;
         let (mut known, mut requests) = (HashMap::new(), Vec::new());
         for (number, line) in text.lines().enumerate() {

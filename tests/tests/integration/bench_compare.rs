@@ -82,6 +82,38 @@ fn results_on_an_emulated_network_say_so() {
     }
 }
 
+/// Memcached is beside Farside if it is installed. Otherwise the report says that it is left out.
+#[test]
+fn full_caches_are_compared_on_the_same_requests() {
+    let line = "cache --memory 24MiB --requests 60000 --sizes 20 --only zipfian-0.99,scans";
+    let output = measuring("kv-compare", &words(&format!("{line} --json -"))).succeeded();
+    let json: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let expected: &[&str] =
+        if json["memcached"] == true { &["farside", "memcached"] } else { &["farside"] };
+    let traces = json["traces"].as_array().unwrap();
+    let names: Vec<&Json> = traces.iter().map(|trace| &trace["name"]).collect();
+    assert_eq!(names, ["zipfian-0.99", "scans", "full-scans"]);
+    let values_bytes = json["values_mib"].as_u64().unwrap() << 20;
+    for trace in traces {
+        let rows: Vec<&Json> = trace["stores"].as_array().unwrap().iter().collect();
+        assert_eq!(rows.iter().map(|row| &row["store"]).collect::<Vec<_>>(), expected);
+        for row in rows {
+            // Each store is full: it could not hold twice as many values.
+            let items = row["items"].as_u64().unwrap();
+            assert!((values_bytes / 2..values_bytes).contains(&(items * 1024)), "{row}");
+            let number = |value: &Json| value.as_f64().unwrap();
+            let [lru, fifo, belady] =
+                ["lru", "fifo", "belady"].map(|policy| number(&row["exact"][policy]));
+            assert!(fifo < lru && lru < belady, "{row}");
+            // Fewer than half of FIFO's hits would mean that the store loses what is stored.
+            let hits = number(&row["hit_percent"]);
+            assert!(hits > fifo / 2.0 && hits < belady + 1.0, "{row}");
+            assert!(number(&row["requests_s"]) > 0.0, "{row}");
+            assert!(number(&row["requests_per_cpu_s"]) > 0.0, "{row}");
+        }
+    }
+}
+
 #[test]
 fn each_mistake_is_reported_in_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
@@ -93,6 +125,9 @@ fn each_mistake_is_reported_in_one_line() {
         ("--network real", &["emulated"]),
         ("--bandwidth 6GiB", &["--network"]),
         ("--network emulated --bandwidth 0B", &["--bandwidth <SIZE>", "above 0"]),
+        ("cache --memory 8MiB", &["--memory 16MiB or more"]),
+        ("cache --memory 1TiB", &["keys", "--sizes"]),
+        ("cache --sizes 0", &["above 0 and up to 100"]),
         (&format!("--server {nowhere}"), &["no server answers at", nowhere]),
     ] {
         let output = measuring("kv-compare", &words(line));

@@ -31,6 +31,27 @@ impl MemcachedProtocol {
         Ok(Self { stream, requests: Vec::new(), line: Vec::new() })
     }
 
+    /// The number of stored values.
+    ///
+    /// # Errors
+    /// Also if requests without an answer are in flight.
+    pub fn items(&mut self) -> Result<u64, ServiceError> {
+        self.stream.get_mut().write_all(b"stats\r\n")?;
+        let mut items = None;
+        loop {
+            self.read_line()?;
+            match self.line.strip_prefix(b"STAT ") {
+                Some(line) => {
+                    let count = line.strip_prefix(b"curr_items ");
+                    let count = count.and_then(|count| str::from_utf8(count).ok()?.parse().ok());
+                    items = items.or(count);
+                }
+                None if self.line == b"END" => return items.ok_or_else(|| self.unexpected()),
+                None => return Err(self.unexpected()),
+            }
+        }
+    }
+
     fn read_line(&mut self) -> Result<(), ServiceError> {
         self.line.clear();
         self.stream.read_until(b'\n', &mut self.line)?;

@@ -46,11 +46,16 @@ pub fn start(
     value_bytes: u32,
     interrupt: &Interrupt,
 ) -> Result<Daemon> {
+    let record = KEY_BYTES as u64 + u64::from(value_bytes) + RECORD_OVERHEAD_BYTES;
+    start_with(program, records * record / MIB + MEMCACHED_MIB, interrupt)
+}
+
+/// Starts a server. The memory is that of memcached; the others have no limit.
+pub fn start_with(program: &str, memory_mib: u64, interrupt: &Interrupt) -> Result<Daemon> {
     let path = find_program(program, None).unwrap_or_else(|| program.into());
     let arguments = |socket: &Path| {
         let socket = socket.display().to_string();
-        let record = KEY_BYTES as u64 + u64::from(value_bytes) + RECORD_OVERHEAD_BYTES;
-        let mib = (records * record / MIB + MEMCACHED_MIB).to_string();
+        let mib = memory_mib.to_string();
         let arguments = match program {
             // As root memcached starts only with -u. Everything else is memcached's default.
             "memcached" => vec!["-s", &socket, "-m", &mib, "-u", "root"],

@@ -1,0 +1,295 @@
+//! `kv-compare cache`: full caches on the same requests. Each thread asks for a key, and stores its
+//! value if it was absent, as a program with a cache beside a slow database does. Each trace runs
+//! on a new server of each store.
+//!
+//! Memcached gets the memory that Farside's region has for blocks, without the index. Its own hash
+//! table is beside that. Beside each store stand the exact policies with as many items as this
+//! store had at the end. So the policies can be compared apart from the memory of an item.
+
+mod report;
+
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use farside::Client;
+use farside_bench::accounting::{ServerUsage, thread_cpu_s};
+use farside_bench::command::Interrupt;
+use farside_bench::environment::Machine;
+use farside_bench::keys::{self, KEY_BYTES};
+use farside_bench::policies::{ExactHits, Extent, Trace, WORKLOADS, Workload};
+use farside_bench::publish::grouped;
+use farside_bench::server::Server;
+use farside_bench::sizing::{Demand, ServerMemory};
+use farside_bench::store::{Action, MeasuredStore, Outcome};
+use farside_bench::value_size::ValueSize;
+use farside_bench::workload;
+use farside_bench::{Error, Result};
+use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
+use farside_layout::{CHUNK_BYTES, SizeClass, class_for};
+
+use crate::args::{Cache, StoreName};
+use crate::services::memcached::MemcachedProtocol;
+use crate::services::requests::Requests;
+use crate::services::{self, ServiceError};
+
+pub use self::report::{CacheReport, StoreReport, TraceReport};
+
+/// A thread takes this many requests at once. So the threads stay close to the trace's order.
+const REQUESTS_AT_ONCE: usize = 32;
+/// The least memory for values, in MiB. Memcached takes 1 MiB at a time.
+const VALUES_MIB_MIN: u64 = 8;
+/// Limit on the number of keys. The exact policies take some 40 bytes for each.
+const KEYS_MAX: f64 = 100e6;
+
+/// Runs all traces on all stores.
+///
+/// # Errors
+/// [`Error::Usage`] if the memory is too small, and the errors of servers and stores.
+pub fn run(args: &Cache, interrupt: &Interrupt) -> Result<CacheReport> {
+    let memory = CacheMemory::of(args)?;
+    let is_wanted = |workload: &Workload| {
+        let name = workload.name();
+        // All values have one length.
+        *workload != Workload::Sizes
+            && (args.only.is_empty() || args.only.iter().any(|part| name.contains(part)))
+    };
+    let memcached = services::is_installed("memcached");
+    let mut machine = Machine::detect(0);
+    let mut traces = Vec::new();
+    for percent in &args.sizes {
+        let keys = memory.keys(*percent)?;
+        for workload in WORKLOADS.into_iter().filter(is_wanted) {
+            let Cache { requests, seed, .. } = *args;
+            let trace = workload.trace(Extent { keys, requests, seed });
+            let (found, farside) = run_farside(args, &memory, &trace, interrupt)?;
+            machine = found;
+            let mut stores = vec![farside];
+            if memcached {
+                stores.push(run_memcached(args, &memory, &trace, interrupt)?);
+            }
+            traces.push(TraceReport::new(&trace, *percent, stores));
+        }
+    }
+    Ok(CacheReport::new(args, &memory, machine, memcached, traces))
+}
+
+/// The memory of the stores.
+struct CacheMemory {
+    server: ServerMemory,
+    /// The memory for blocks, in MiB.
+    values_mib: u64,
+    /// How many objects fit into it.
+    objects: u64,
+}
+
+impl CacheMemory {
+    fn of(args: &Cache) -> Result<Self> {
+        let ByteSize(region_bytes) = args.memory;
+        let class = class_for(KEY_BYTES, args.value_size as usize);
+        let block_bytes = class.map_or(1, SizeClass::block_bytes);
+        let server = Demand {
+            records: region_bytes / block_bytes,
+            sizes: ValueSize::Constant(args.value_size),
+            threads: args.threads.into(),
+            mix: workload::Workload::C.mix(),
+            target_rate: None,
+            operations: None,
+            seconds: None,
+            warmup_seconds: 0.0,
+            servers: 1,
+        };
+        let server = server.memory()?.in_region(region_bytes);
+        let geometry = ServerConfig::default().format(region_bytes, [0; 16], [0; 16]).geometry();
+        let heap_bytes = u64::from(geometry.chunks()) * CHUNK_BYTES;
+        let values_bytes = heap_bytes.saturating_sub(server.index_bytes);
+        if values_bytes >> 20 < VALUES_MIB_MIN {
+            let advice = "caches that are compared have at least 8 MiB for values: give --memory";
+            return Err(Error::Usage(format!("{advice} 16MiB or more")));
+        }
+        Ok(Self { server, values_mib: values_bytes >> 20, objects: values_bytes / block_bytes })
+    }
+
+    /// The number of keys of which a cache is this percentage.
+    fn keys(&self, percent: f64) -> Result<u32> {
+        let keys = self.objects as f64 * 100.0 / percent;
+        if keys > KEYS_MAX {
+            let (keys, most) = (grouped(keys as u64), grouped(KEYS_MAX as u64));
+            return Err(Error::Usage(format!(
+                "a cache of {percent} % needs {keys} keys, more than {most}: give less --memory, \
+                 longer values or larger --sizes"
+            )));
+        }
+        Ok(keys as u32)
+    }
+}
+
+/// Replays the trace on a new server of Farside.
+fn run_farside(
+    args: &Cache,
+    memory: &CacheMemory,
+    trace: &Trace,
+    interrupt: &Interrupt,
+) -> Result<(Machine, StoreReport)> {
+    let server = Server::start_cache(&memory.server, interrupt)?;
+    let client = Client::builder().config(&server.config).connect().map_err(Error::Setup)?;
+    let session = || client.session().map_err(Error::client("opening a session"));
+    let usage = || server.usage().unwrap_or_default();
+    let replay = Replay { args, trace, interrupt, store: StoreName::Farside, usage: &usage };
+    let done = replay.run(session)?;
+    let mut session = session()?;
+    let mut items = 0;
+    for entry in session.scan().map_err(Error::client("counting the keys"))? {
+        entry.map_err(Error::client("counting the keys"))?;
+        items += 1;
+    }
+    let machine = server.raw_connection()?.machine()?;
+    Ok((machine, done.report(StoreName::Farside, items, trace)))
+}
+
+/// Replays the trace on a new memcached.
+fn run_memcached(
+    args: &Cache,
+    memory: &CacheMemory,
+    trace: &Trace,
+    interrupt: &Interrupt,
+) -> Result<StoreReport> {
+    let store = StoreName::Memcached;
+    let daemon = services::start_with("memcached", memory.values_mib, interrupt)?;
+    let failed = |why: ServiceError| Error::Store { store: store.name(), why: why.to_string() };
+    let connect = |socket: &Path| MemcachedProtocol::connect(socket).map_err(failed);
+    let socket = daemon.socket();
+    let usage = || ServerUsage::of(daemon.process()).unwrap_or_default();
+    let replay = Replay { args, trace, interrupt, store, usage: &usage };
+    let done = replay.run(|| Ok(Requests::new(connect(&socket)?, 1)))?;
+    let items = connect(&socket)?.items().map_err(failed)?;
+    Ok(done.report(store, items, trace))
+}
+
+/// A trace to be replayed on a store.
+struct Replay<'a> {
+    args: &'a Cache,
+    trace: &'a Trace,
+    interrupt: &'a Interrupt,
+    store: StoreName,
+    /// The expense of the server's process so far.
+    usage: &'a dyn Fn() -> ServerUsage,
+}
+
+/// What the threads did.
+#[derive(Clone, Copy, Default)]
+struct Replayed {
+    hits: u64,
+    /// PUTs that the store refused.
+    refused: u64,
+    seconds: f64,
+    client_cpu_s: f64,
+    server_cpu_s: f64,
+}
+
+impl Replay<'_> {
+    /// Replays it with as many threads as were asked for, each with a store of its own.
+    fn run<S>(&self, store: impl Fn() -> Result<S>) -> Result<Replayed>
+    where
+        S: MeasuredStore<Error: Display> + Send,
+    {
+        let stores: Result<Vec<S>> = (0..self.args.threads).map(|_| store()).collect();
+        let next = AtomicUsize::new(0);
+        let (before, started) = ((self.usage)(), Instant::now());
+        let (args, trace, interrupt, name) =
+            (self.args, self.trace, self.interrupt, self.store.name());
+        let stores = stores?;
+        let mut done = thread::scope(|scope| {
+            let next = &next;
+            let threads: Vec<_> = stores
+                .into_iter()
+                .map(|store| {
+                    let thread = Asking { store, name, value: vec![0; args.value_size as usize] };
+                    scope.spawn(move || thread.run(trace, next, interrupt))
+                })
+                .collect();
+            let done =
+                threads.into_iter().map(|thread| thread.join().map_err(|_| Error::Panicked)?);
+            done.sum::<Result<Replayed>>()
+        })?;
+        done.seconds = started.elapsed().as_secs_f64();
+        done.server_cpu_s = (self.usage)().since(&before).cpu_s;
+        Ok(done)
+    }
+}
+
+impl std::iter::Sum for Replayed {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |sum, part| Self {
+            hits: sum.hits + part.hits,
+            refused: sum.refused + part.refused,
+            client_cpu_s: sum.client_cpu_s + part.client_cpu_s,
+            ..sum
+        })
+    }
+}
+
+/// A thread that asks a store.
+struct Asking<S> {
+    store: S,
+    name: &'static str,
+    /// A value. It begins with the number of its key.
+    value: Vec<u8>,
+}
+
+impl<S: MeasuredStore<Error: Display>> Asking<S> {
+    fn run(mut self, trace: &Trace, next: &AtomicUsize, interrupt: &Interrupt) -> Result<Replayed> {
+        let (mut done, mut found) = (Replayed::default(), Vec::new());
+        let cpu_s = thread_cpu_s();
+        loop {
+            interrupt.check()?;
+            let first = next.fetch_add(REQUESTS_AT_ONCE, Ordering::Relaxed);
+            let Some(requests) = trace.requests.get(first..) else { break };
+            for request in requests.iter().take(REQUESTS_AT_ONCE) {
+                self.ask(request.key, &mut found, &mut done)?;
+            }
+        }
+        done.client_cpu_s = thread_cpu_s() - cpu_s;
+        Ok(done)
+    }
+
+    /// Asks for a key. After a miss it stores the value, as if it came from elsewhere.
+    fn ask(&mut self, number: u32, found: &mut Vec<u8>, done: &mut Replayed) -> Result<()> {
+        let key = keys::encode(number.into());
+        let mark = u64::from(number).to_le_bytes();
+        let failed = |why: String| Error::Store { store: self.name, why };
+        let outcome = self.store.perform(Action::Get, &key, &[], found);
+        let Outcome { applied, value, .. } = outcome.map_err(|why| failed(why.to_string()))?;
+        if applied {
+            let data = value.map(|value| value.data).unwrap_or_default();
+            if data.len() != self.value.len() || !data.starts_with(&mark) {
+                return Err(failed(format!("a GET of key {number} found another value")));
+            }
+            done.hits += 1;
+            return Ok(());
+        }
+        self.value[..mark.len()].copy_from_slice(&mark);
+        // A cache may refuse a value. If the connection broke, the next GET fails.
+        let stored = self.store.perform(Action::Put, &key, &self.value, found);
+        done.refused += u64::from(stored.is_err());
+        Ok(())
+    }
+}
+
+impl Replayed {
+    fn report(self, store: StoreName, items: u64, trace: &Trace) -> StoreReport {
+        let requests = trace.requests.len() as f64;
+        StoreReport {
+            store: store.name(),
+            items,
+            hit_percent: 100.0 * self.hits as f64 / requests,
+            exact: ExactHits::of(trace, items),
+            requests_s: requests / self.seconds,
+            requests_per_cpu_s: requests / (self.client_cpu_s + self.server_cpu_s),
+            refused: self.refused,
+        }
+    }
+}
