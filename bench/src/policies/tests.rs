@@ -159,7 +159,9 @@ fn worse_than_lru(reporting: Reporting) -> Vec<String> {
 
 #[test]
 fn farside_is_nowhere_worse_than_lru() {
-    assert_eq!(worse_than_lru(REPORTING), [""; 0]);
+    for reporting in [REPORTING, one_client(0.5)] {
+        assert_eq!(worse_than_lru(reporting), [""; 0], "{reporting:?}");
+    }
     // The check finds a policy that is worse: too few reports leave it a FIFO.
     let reporting = Reporting { rate: Rate::OneOf(64), ..REPORTING };
     assert!(worse_than_lru(reporting).len() > WORKLOADS.len());

@@ -327,6 +327,11 @@ impl LocationCache {
         }
     }
 
+    /// Returns the latest time before `at` that has another stamp; `at` itself if there is none.
+    pub(crate) fn earlier_stamp(&self, at: Nanos) -> Nanos {
+        self.proofs.for_reading().earlier(at)
+    }
+
     /// Notes that a READ of a session posted at `at` proved this location again. Does nothing if
     /// another operation has replaced the entry meanwhile. If the entry gets a later stamp, which
     /// happens now and then, the block is added to the session's `reads`.

@@ -161,6 +161,14 @@ impl OpenRegion {
         self.directory.borrow_mut().confirm(hash, window);
     }
 
+    /// Returns when a store, posted at this time, counts as a proof of its key's location. If the
+    /// server asks for reads, that is a little earlier, so that the first cached GET proves the
+    /// location again, and reports the read.
+    #[inline]
+    pub(crate) fn proof_by_store(&self, posted: Nanos) -> Nanos {
+        if self.lookups.reads.are_wanted() { self.cache.earlier_stamp(posted) } else { posted }
+    }
+
     /// Whether the data of a READ that was posted at this time is still valid (invariant I3).
     #[inline]
     pub(crate) fn is_fresh(&self, posted: Nanos, now: Nanos) -> bool {

@@ -133,7 +133,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         match self.finish_swing(target, Some(new), result) {
             Ok(SwingResult::Done) => {
                 self.region.lookups.note_hit();
-                self.region.cache.replace(self.hash, *entry, new.replacement(entry.1), *posted);
+                let proved_at = self.region.proof_by_store(*posted);
+                self.region.cache.replace(self.hash, *entry, new.replacement(entry.1), proved_at);
                 self.region.allocator().held_blocks.drop_new(self.lane);
                 Ok(None)
             }

@@ -8,7 +8,8 @@
 //! than it is.
 //!
 //! A cached GET adds its block when it stamps the proof of the location anew, about once in
-//! T_word/16, so its fast path does not know of the ring. An uncached GET adds the block that it
+//! T_word/16, so its fast path does not know of the ring. A location that a store has just proved
+//! gets an older stamp than it could have, so that the first GET after the store adds its block. An uncached GET adds the block that it
 //! finds.
 
 use std::sync::OnceLock;
@@ -90,6 +91,12 @@ impl ReadReports {
         if let Some(ring) = self.0.get() {
             ring.add(block.0);
         }
+    }
+
+    /// Whether the server wants to know which blocks are read.
+    #[inline]
+    pub(crate) fn are_wanted(&self) -> bool {
+        self.0.get().is_some()
     }
 
     /// Appends the blocks that were read last since the last call, at most `max` of them. From the

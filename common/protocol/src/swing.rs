@@ -377,7 +377,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             has_stale_mark: false,
             expires: new.expires(),
             padding: new.block.class.padding(new.write_bytes.into()),
-            proved_at: posted,
+            proved_at: self.region.proof_by_store(posted),
         };
         self.region.cache.put(self.hash, location);
     }

@@ -37,6 +37,13 @@ impl ProofTimeBase {
         ((at >> self.unit_shift) + 1).saturating_sub(self.base)
     }
 
+    /// Returns the latest time before `at` with another stamp, unless a proof of that time would be
+    /// too old to be used. Then returns `at`.
+    pub(super) fn earlier(self, at: Nanos) -> Nanos {
+        let unit_began_at = at >> self.unit_shift << self.unit_shift;
+        if self.since_base(at) > 1 { unit_began_at.saturating_sub(1) } else { at }
+    }
+
     /// The time of a proof with this stamp, rounded down to a full unit.
     #[inline]
     pub(super) fn at(self, stamp: u64) -> Nanos {

@@ -89,6 +89,29 @@ fn a_location_is_found_until_it_is_forgotten() {
     assert_eq!(cache.get(hash(8)), None);
 }
 
+/// A store gives its location an older stamp, so the first read at the same time is reported, and
+/// the second one is not.
+#[test]
+fn the_first_read_after_a_store_is_reported() {
+    let (cache, reads, mut reported) = (cache(1 << 20), ReadReports::default(), Vec::new());
+    assert_eq!([0, units(1) - 1].map(|at| cache.earlier_stamp(at)), [0, units(1) - 1]);
+    reads.take(1, &mut reported);
+    for (n, at) in [(1, units(1)), (2, units(7) + 5), (3, units(9) - 1)] {
+        let proved_at = cache.earlier_stamp(at);
+        assert!((1..=units(1)).contains(&(at - proved_at)));
+        let stored = Location { proved_at, ..location(n, n) };
+        cache.put(hash(n), stored);
+        let packed = PackedLocation::new(hash(n), &stored).unwrap();
+        for expected in [vec![stored.word.block().unwrap().address], Vec::new()] {
+            let (entry, _) = cache.get_proved(hash(n)).unwrap();
+            assert!(entry.1.is_at(packed));
+            cache.prove(hash(n), entry.1, at, &reads);
+            reads.take(9, &mut reported);
+            assert_eq!(std::mem::take(&mut reported), expected);
+        }
+    }
+}
+
 /// A PUT replaces the entry that it found, whether or not other sessions have changed it since.
 #[test]
 fn an_entry_that_was_found_is_replaced() {
