@@ -19,6 +19,14 @@ pub(crate) struct BlockFields {
     pub(crate) expires_at_ms: u64,
 }
 
+/// A block that was found by its address.
+pub(crate) struct FoundBlock {
+    pub(crate) hash: KeyHash,
+    pub(crate) generation: u32,
+    pub(crate) written_at_ms: u64,
+    pub(crate) is_pinned: bool,
+}
+
 /// Reads the header of a block, then the bytes that are in use according to it. Returns `None` if
 /// the caller does not want a block with this header, or if the header is damaged.
 pub(crate) fn read_block(
@@ -79,14 +87,14 @@ impl BlockReader {
         Ok(fits_slot.then(|| BlockFields { generation, expires_at_ms: content.expires_at_ms() }))
     }
 
-    /// Reads the block at an address whose slot is not known, into `words`. Returns the hash of its
-    /// key, and its generation; `None` if no whole block of the class is there.
+    /// Reads the block at an address whose slot is not known, into `words`. Returns `None` if no
+    /// whole block of the class is there.
     pub(crate) fn read_at(
         &self,
         address: BlockAddress,
         class: SizeClass,
         words: &mut Vec<u64>,
-    ) -> Result<Option<(KeyHash, u32)>, ChainError> {
+    ) -> Result<Option<FoundBlock>, ChainError> {
         words.resize(BLOCK_HEADER_BYTES as usize / 8, 0);
         self.region.read(address.offset(), words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
@@ -98,8 +106,12 @@ impl BlockReader {
         self.region.read(address.offset(), words)?;
         let Ok(content) = Block::decode(words.as_bytes(), address) else { return Ok(None) };
         let is_of_class = class_for(content.key().len(), content.value().len()) == Some(class);
-        let found = || (self.hasher.hash(content.key()), content.header_word().generation);
-        Ok(is_of_class.then(found))
+        Ok(is_of_class.then(|| FoundBlock {
+            hash: self.hasher.hash(content.key()),
+            generation: content.header_word().generation,
+            written_at_ms: content.written_at_ms(),
+            is_pinned: content.is_pinned(),
+        }))
     }
 }
 

@@ -445,6 +445,8 @@ impl Depot {
                 blocks: pool.blocks,
                 blocks_free: pool.in_depot,
                 blocks_resting: pool.resting_count,
+                evicted: 0,
+                evicted_after_ms: 0,
             })
             .collect()
     }

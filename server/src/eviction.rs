@@ -10,9 +10,11 @@
 //! the server finds the slot by the key, as a client does. So no eviction walks the index.
 //! [`drains`] moves memory between classes.
 
+mod ages;
 mod demand;
 mod drains;
 mod hand;
+mod pins;
 mod policy;
 mod pulls;
 #[cfg(test)]
@@ -25,14 +27,17 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, SizeClass};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::BlockReader;
+use crate::content::{BlockReader, FoundBlock};
 use crate::depot::{BlockError, Depot, VisitedBlock};
 use crate::expiry::Reaper;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
+pub(crate) use ages::ClassEvictions;
+use ages::EvictionAges;
 use demand::ClassDemand;
 use drains::{Drains, PLAN_NS};
 use hand::{Hand, RUN, Search};
+use pins::Pins;
 use policy::{Batch, Candidate};
 use pulls::ReadPulls;
 
@@ -79,6 +84,8 @@ pub(crate) struct Evictor {
     /// By the index of the class.
     hands: Vec<Hand>,
     pub(crate) pulls: ReadPulls,
+    pins: Pins,
+    ages: EvictionAges,
     drains: Drains,
     /// When to look for spans to drain, if there were requests.
     plan_at: Option<Nanos>,
@@ -104,6 +111,8 @@ impl Evictor {
             low: Vec::new(),
             hands: SizeClass::all().map(Hand::new).collect(),
             pulls: ReadPulls::new(),
+            pins: Pins::new(),
+            ages: EvictionAges::new(),
             drains: Drains::default(),
             plan_at: None,
             planned_at: 0,
@@ -191,6 +200,17 @@ impl Evictor {
         self.low.contains(&class) && !self.rests(class, now)
     }
 
+    /// Whether pinned values are why a request for blocks of the class finds none.
+    pub(crate) fn is_full_of_pins(&self, class: SizeClass, depot: &Depot) -> bool {
+        // A class without spans gets those of others.
+        self.pins.fill(class) || depot.spans(class).is_empty() && self.pins.fill_any()
+    }
+
+    /// Returns the evictions of the class since the server started.
+    pub(crate) fn evictions(&self, class: SizeClass) -> ClassEvictions {
+        self.ages.of(class)
+    }
+
     /// Whether no key of the class could be evicted lately.
     fn rests(&self, class: SizeClass, now: Nanos) -> bool {
         self.hands[usize::from(class.index())].rests(now)
@@ -228,6 +248,7 @@ impl Evictor {
         hand.found.extend_from_slice(&evictions[done.tried..]);
         if done.evicted > 0 {
             hand.note_evicted();
+            self.pins.note_evicted(class);
         }
         Ok(done.evicted)
     }
@@ -245,7 +266,7 @@ impl Evictor {
         // The hand does not come by these again in this round.
         for address in std::mem::take(&mut self.hands[hand].found) {
             if let Some(block) = tools.depot.look(address)
-                && let Some(candidate) = self.candidate(block)?
+                && let Some(candidate) = self.candidate(block, class)?
             {
                 batch.add(candidate);
             }
@@ -258,14 +279,17 @@ impl Evictor {
             for index in run {
                 let Some(block) = tools.depot.visit(chunk, index) else { continue };
                 let looks = block.reads == 0 || batch.candidates() < HEADERS_PER_EVICTION * wanted;
-                if looks && let Some(candidate) = self.candidate(block)? {
+                if looks && let Some(candidate) = self.candidate(block, class)? {
                     batch.add(candidate);
                 }
             }
             match self.hands[hand].note_visits(visited, blocks, || tools.own.now()) {
                 Search::GoOn => {}
                 Search::Forget => tools.depot.forget_reads(class),
-                Search::End => break,
+                Search::End => {
+                    self.pins.note_search_ended(class);
+                    break;
+                }
             }
             runs += 1;
             if runs % RUNS_PER_LOOK == 0 && tools.own.now() >= until {
@@ -295,7 +319,11 @@ impl Evictor {
         }
         let evicted = blocks.len();
         self.evicted += evicted as u64;
-        self.pulls.note_evicted(class, evicted, tools.depot.blocks_lasting(class));
+        let lasting = tools.depot.blocks_lasting(class);
+        self.pulls.note_evicted(class, evicted, lasting);
+        if evicted > 0 {
+            self.ages.warn_if_young(class, lasting, tools.own.now());
+        }
         if let Err(error) = give(tools.depot, blocks, tools.own.now()) {
             tracing::error!("the depot refuses the block of an evicted key: {error}");
         }
@@ -341,25 +369,41 @@ impl Evictor {
         for (index, address) in tools.depot.blocks_outside(chunk, from, from + length) {
             let reads = tools.depot.reads(chunk, index);
             if candidates.len() < count_max {
-                candidates.extend(self.candidate(VisitedBlock { address, reads })?);
+                let block = VisitedBlock { address, reads };
+                candidates.extend(self.candidate(block, class)?);
             }
         }
         Ok(())
     }
 
     /// Returns what the policy has to know of a block; `None` if it has no key that can be evicted.
-    fn candidate(&self, block: VisitedBlock) -> Result<Option<Candidate>, ChainError> {
+    fn candidate(
+        &mut self,
+        block: VisitedBlock,
+        class: SizeClass,
+    ) -> Result<Option<Candidate>, ChainError> {
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
         self.reader.region.read(block.address.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
         // A client holds a marked block, or is about to unlink it. A few marked blocks are linked
         // all the same: only a drain evicts their keys.
         let is_used = header.written_at_ms() > 0 && !header.is_marked();
+        if is_used && header.is_pinned() {
+            self.note_pin(block.address, class);
+            return Ok(None);
+        }
         Ok(is_used.then(|| Candidate::new(block, header)))
     }
 
+    /// Notes that the value in this block is pinned.
+    fn note_pin(&mut self, address: BlockAddress, class: SizeClass) {
+        if let Some(chunk) = self.reader.geometry.chunk_of(address.offset()) {
+            self.pins.note(chunk, class);
+        }
+    }
+
     /// Removes the key whose block is at this address. Returns the block, which has not rested;
-    /// `None` if no slot leads to it.
+    /// `None` if its value is pinned, or if no slot leads to it.
     ///
     /// The block is read first, then the slot that its key leads to. Both readings and the CAS lie
     /// within the age of a proof (invariant I4), so the generation that was read is the word's.
@@ -370,14 +414,20 @@ impl Evictor {
         Tools { index, own, reaper, .. }: &mut Tools<'_>,
     ) -> Result<Option<FreeBlock>, ChainError> {
         let deadline = own.now().saturating_add(self.proof_age_max_ns);
-        let Some((hash, generation)) = self.reader.read_at(address, class, &mut self.words)? else {
+        let Some(found) = self.reader.read_at(address, class, &mut self.words)? else {
             return Ok(None);
         };
+        let FoundBlock { hash, generation, written_at_ms, is_pinned } = found;
         let block = BlockRef { address, class, generation_low: generation as u8 };
         let Some((slot, word)) = index.find_linked(hash, block)? else { return Ok(None) };
+        if is_pinned {
+            self.note_pin(address, class);
+            return Ok(None);
+        }
         if !own.unlink_to_tombstone(slot, word, block, deadline)? {
             return Ok(None);
         }
+        self.ages.note(class, wall_ms().saturating_sub(written_at_ms));
         let removed = reaper.schedule_tomb_clearing(slot, word, block, generation, own.now());
         Ok(Some(removed.block))
     }

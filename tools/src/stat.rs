@@ -117,6 +117,9 @@ struct Memory {
     emptying_bytes: u64,
     /// Blocks that hold a key.
     linked_bytes: u64,
+    /// What a key takes on average: the chunks of index and blocks, divided by the keys. 0 without
+    /// keys.
+    bytes_per_key: u64,
 }
 
 /// The collector of blocks that dead clients held.
@@ -150,6 +153,10 @@ struct Class {
     resting: u64,
     /// All other blocks: resting or ready at clients, for their next writes.
     with_clients: u64,
+    /// Keys that the server removed to make room for others.
+    evicted: u64,
+    /// How long after their write keys are evicted: the mean of the latest evictions.
+    evicted_after_ms: u64,
 }
 
 impl Overview {
@@ -162,6 +169,9 @@ impl Overview {
             blocks_bytes: report.chunks.blocks * CHUNK_BYTES,
             emptying_bytes: statistics.chunks_emptying * CHUNK_BYTES,
             linked_bytes: report.block_bytes,
+            bytes_per_key: (report.chunks.subtables + report.chunks.blocks) * CHUNK_BYTES
+                / report.keys.max(1)
+                * u64::from(report.keys > 0),
         };
         Self {
             shard: None,
@@ -258,6 +268,7 @@ impl Overview {
                 format!("{}, {} with keys", bytes(memory.blocks_bytes), bytes(memory.linked_bytes)),
             ),
             ("  emptying", bytes(memory.emptying_bytes)),
+            ("  a key", format!("{}, with its share of the index", bytes(memory.bytes_per_key))),
             (
                 "limits",
                 format!(
@@ -294,25 +305,27 @@ impl Overview {
         .map(|(name, value)| format!("{name:<12}{value}\n"))
         .concat();
         if !self.classes.is_empty() {
-            let columns =
-                ["block", "chunks", "blocks", "with keys", "free", "resting", "with clients"];
-            table += &row(&columns.map(str::to_owned));
+            let of_blocks = ["block", "chunks", "blocks", "with keys", "free", "resting"];
+            let others = ["with clients", "evicted", "after"];
+            table += &row(of_blocks.into_iter().chain(others).map(str::to_owned));
         }
         for class in &self.classes {
-            let Class { chunks, blocks, linked, free, resting, with_clients, .. } = *class;
-            let numbers = [chunks, blocks, linked, free, resting, with_clients];
-            let [chunks, blocks, linked, free, resting, clients] =
-                numbers.map(|number| number.to_string());
-            let size = bytes(class.block_bytes);
-            table += &row(&[size, chunks, blocks, linked, free, resting, clients]);
+            let Class { chunks, blocks, linked, free, resting, with_clients, evicted, .. } = *class;
+            let numbers = [chunks, blocks, linked, free, resting, with_clients, evicted];
+            let after = match evicted {
+                0 => "-".to_owned(),
+                _ => format!("{:.1} s", class.evicted_after_ms as f64 / 1000.0),
+            };
+            let numbers = numbers.into_iter().map(|number| number.to_string());
+            table += &row([bytes(class.block_bytes)].into_iter().chain(numbers).chain([after]));
         }
         table
     }
 }
 
-fn row(cells: &[String; 7]) -> String {
+fn row(cells: impl Iterator<Item = String>) -> String {
     // The longest title has 12 letters.
-    let padded = cells.iter().map(|cell| format!("{cell:>13}"));
+    let padded = cells.map(|cell| format!("{cell:>13}"));
     padded.collect::<String>().trim_end().to_owned() + "\n"
 }
 
@@ -324,6 +337,8 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
         let in_depot = in_depot.find(|in_depot| in_depot.class == class_use.class);
         let free = in_depot.map_or(0, |in_depot| in_depot.blocks_free);
         let resting = in_depot.map_or(0, |in_depot| in_depot.blocks_resting);
+        let evicted = in_depot.map_or(0, |in_depot| in_depot.evicted);
+        let evicted_after_ms = in_depot.map_or(0, |in_depot| in_depot.evicted_after_ms);
         let (blocks, linked) = (class_use.blocks(), class_use.blocks_linked);
         Class {
             block_bytes: class_use.class.block_bytes(),
@@ -333,6 +348,8 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
             free,
             resting,
             with_clients: blocks.saturating_sub(linked + free),
+            evicted,
+            evicted_after_ms,
         }
     };
     report.classes.iter().map(class).collect()

@@ -92,6 +92,11 @@ pub struct ClassStatistics {
     pub blocks_free: u64,
     /// Blocks in the depot that still rest.
     pub blocks_resting: u64,
+    /// Keys that the server removed to make room for others.
+    pub evicted: u64,
+    /// The mean time from a key's write to its removal, in milliseconds, of the keys that were
+    /// evicted lately; 0 if none was.
+    pub evicted_after_ms: u64,
 }
 
 fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result<S::Ok, S::Error> {
@@ -101,7 +106,7 @@ fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result
 /// The number of fields of [`ServerStatistics`] before its classes.
 const NUMBERS: usize = 31;
 /// The number of fields of a [`ClassStatistics`].
-const CLASS_NUMBERS: usize = 4;
+const CLASS_NUMBERS: usize = 6;
 
 impl ServerStatistics {
     /// Returns the fields before the classes, in the order of a message.
@@ -142,7 +147,7 @@ impl ServerStatistics {
     }
 
     /// Returns the statistics of two servers together: the sums, of the incarnation and the uptime
-    /// the lesser, and of the directory's depth the greater.
+    /// the lesser, of the directory's depth the greater, and of the ages at eviction the mean.
     pub fn plus(mut self, other: &Self) -> Self {
         let mut other = other.clone();
         let least = |of: fn(&Self) -> u64| of(&self).min(of(&other));
@@ -157,6 +162,11 @@ impl ServerStatistics {
                     sum.blocks += class.blocks;
                     sum.blocks_free += class.blocks_free;
                     sum.blocks_resting += class.blocks_resting;
+                    let ages = [&*sum, &class]
+                        .map(|of| u128::from(of.evicted) * u128::from(of.evicted_after_ms));
+                    sum.evicted = sum.evicted.saturating_add(class.evicted);
+                    sum.evicted_after_ms =
+                        (ages.iter().sum::<u128>() / u128::from(sum.evicted.max(1))) as u64;
                 }
                 None => self.classes.push(class),
             }
@@ -168,8 +178,9 @@ impl ServerStatistics {
     /// Appends all numbers to a message.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         let numbers = self.clone().numbers().map(|number| *number);
-        let class_numbers = |class: &ClassStatistics| {
-            [class.class.index().into(), class.blocks, class.blocks_free, class.blocks_resting]
+        let class_numbers = |it: &ClassStatistics| {
+            let [class, evicted] = [it.class.index().into(), it.evicted];
+            [class, it.blocks, it.blocks_free, it.blocks_resting, evicted, it.evicted_after_ms]
         };
         for number in numbers.into_iter().chain(self.classes.iter().flat_map(class_numbers)) {
             into.extend_from_slice(&number.to_le_bytes());
@@ -185,11 +196,19 @@ impl ServerStatistics {
         };
         let (classes, []) = classes.as_chunks::<CLASS_NUMBERS>() else { return Err(length) };
         let class = |numbers: &[le::U64; CLASS_NUMBERS]| {
-            let [value, blocks, blocks_free, blocks_resting] = numbers.map(le::U64::get);
+            let [value, blocks, blocks_free, blocks_resting, evicted, evicted_after_ms] =
+                numbers.map(le::U64::get);
             let unknown = ControlError::Unknown { field: "size class", value };
             let index = u8::try_from(value).map_err(|_| unknown.clone())?;
             let class = SizeClass::from_index(index).map_err(|_| unknown)?;
-            Ok(ClassStatistics { class, blocks, blocks_free, blocks_resting })
+            Ok(ClassStatistics {
+                class,
+                blocks,
+                blocks_free,
+                blocks_resting,
+                evicted,
+                evicted_after_ms,
+            })
         };
         let classes = classes.iter().map(class).collect::<Result<_, _>>()?;
         let mut statistics = Self { classes, ..Self::default() };

@@ -103,8 +103,7 @@ impl std::fmt::Display for Exhausted {
             Self::Pinned { bytes } => write!(
                 f,
                 "no free block of {bytes} bytes, and the values that the server could evict are \
-                 pinned; delete some of them, store them without a pin, or start a server with \
-                 more --memory"
+                 pinned; delete some of them, or start a server with more --memory"
             ),
             Self::Index => write!(
                 f,

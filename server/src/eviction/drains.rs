@@ -15,7 +15,7 @@ use farside_layout::SizeClass;
 
 use super::policy::{self, Candidate};
 use super::{Evictor, Tools};
-use crate::depot::Depot;
+use crate::depot::{Depot, VisitedBlock};
 
 /// How often the server looks for spans to drain, at most.
 pub(super) const PLAN_NS: Nanos = 100_000_000;
@@ -77,6 +77,17 @@ impl Evictor {
         if !tools.depot.is_draining(drain.chunk) {
             return Ok(true);
         }
+        if drain.passes == 0 && drain.next == 0 {
+            self.look_for_pins(drain.chunk, drain.class, tools)?;
+        }
+        if self.pins.are_in(drain.chunk) {
+            // It cannot become empty.
+            if !tools.depot.end_drain(drain.chunk, tools.own.now()) {
+                drain.due_at = now.saturating_add(RETRY_NS);
+                self.drains.0.push_back(drain);
+            }
+            return Ok(true);
+        }
         let end = drain.class.blocks_per_span();
         let outside = tools.depot.blocks_outside(drain.chunk, drain.next, end);
         let batch: Vec<_> = outside.take(BLOCKS_PER_BATCH).collect();
@@ -106,11 +117,28 @@ impl Evictor {
         Ok(true)
     }
 
+    /// Notes a pinned value of the span, if it has one, before its other keys are evicted in vain.
+    fn look_for_pins(
+        &mut self,
+        chunk: u32,
+        class: SizeClass,
+        tools: &Tools<'_>,
+    ) -> Result<(), ChainError> {
+        for (_, address) in tools.depot.blocks_outside(chunk, 0, class.blocks_per_span()) {
+            if self.pins.are_in(chunk) {
+                break;
+            }
+            self.candidate(VisitedBlock { address, reads: 0 }, class)?;
+        }
+        Ok(())
+    }
+
     /// Begins to drain spans if the reserve or a class needs more chunks. Returns whether it needs
     /// more than begin at a time.
     pub(super) fn plan(&mut self, tools: &mut Tools<'_>, now: Nanos) -> Result<bool, ChainError> {
         let chunks = u64::from(tools.depot.chunks());
-        let idle_ms = self.idle_ms_of_classes(tools)?;
+        self.pins.forget_old_spans(now);
+        let mut idle_ms = self.idle_ms_of_classes(tools)?;
         for _ in 0..(chunks / BEGUN_SHARE_DIVISOR).clamp(BEGUN_MIN, BEGUN_MAX) {
             let is_missing = tools.depot.chunks_missing() > 0;
             let taker = if is_missing { None } else { self.taker(&idle_ms, tools, now) };
@@ -120,7 +148,13 @@ impl Evictor {
                 return Ok(false);
             }
             let Some(giver) = giver(&idle_ms, taker, tools) else { return Ok(false) };
-            let Some(chunk) = self.span_to_drain(giver, tools)? else { return Ok(false) };
+            let Some(chunk) = self.span_to_drain(giver, tools)? else {
+                // All of its spans that were compared have pinned values. Another class may give.
+                if idle_ms[usize::from(giver.index())].replace(0) == Some(0) {
+                    return Ok(false);
+                }
+                continue;
+            };
             // Large blocks need two neighbouring chunks, so the reserve should have a pair.
             let needs_pair = taker.is_none_or(|(class, _)| class.chunks_per_span() > 1)
                 && !tools.depot.has_pair_coming();
@@ -150,7 +184,7 @@ impl Evictor {
     }
 
     /// Returns for how long the next keys to go have been idle, in each class; `None` for a class
-    /// without keys.
+    /// without keys, 0 for one with pinned values only.
     fn idle_ms_of_classes(
         &mut self,
         tools: &Tools<'_>,
@@ -158,8 +192,11 @@ impl Evictor {
         let wall_ms = super::wall_ms();
         let mut idle_ms = [None; SizeClass::COUNT];
         for class in SizeClass::all().filter(|class| !tools.depot.spans(*class).is_empty()) {
+            let pins_before = self.pins.met(class);
             let candidates = self.candidates(class, CANDIDATES_OF_CLASS, tools)?;
-            idle_ms[usize::from(class.index())] = policy::idle_ms(&candidates, wall_ms);
+            let has_pins = self.pins.met(class) > pins_before;
+            idle_ms[usize::from(class.index())] =
+                policy::idle_ms(&candidates, wall_ms).or(has_pins.then_some(0));
         }
         Ok(idle_ms)
     }
@@ -190,8 +227,9 @@ impl Evictor {
         takers.min_by_key(|(_, idle_ms)| *idle_ms)
     }
 
-    /// Returns the span of the class whose keys have been idle for longest, of some spans.
-    fn span_to_drain(
+    /// Returns the span of the class whose keys have been idle for longest, of some spans. `None` if
+    /// pinned values were seen in all of them.
+    pub(super) fn span_to_drain(
         &mut self,
         class: SizeClass,
         tools: &Tools<'_>,
@@ -203,6 +241,9 @@ impl Evictor {
             let mut candidates = Vec::<Candidate>::new();
             for _ in 0..CANDIDATES_OF_SPAN {
                 self.add_run(chunk, class, (1, 1), tools, &mut candidates)?;
+            }
+            if self.pins.are_in(chunk) {
+                continue;
             }
             // A span without keys is the best.
             let idle_ms = policy::idle_ms(&candidates, wall_ms).unwrap_or(u64::MAX);

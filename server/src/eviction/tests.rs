@@ -1,6 +1,8 @@
 //! Checks which keys are evicted, that a damaged slot costs no other key, and that a span that
 //! drains becomes empty.
 
+use std::time::Duration;
+
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_fabric::boot_time_ns;
@@ -23,6 +25,9 @@ struct Cache {
     reaper: Reaper,
     evictor: Evictor,
     class: SizeClass,
+    /// Whether the next values are pinned, and when they expire.
+    pins: bool,
+    expires_at_ms: u64,
     _memory: RegionMemory,
 }
 
@@ -40,7 +45,7 @@ impl Cache {
             Evictor::new(reader(), (opened.format.grace_ns(), HOUR)),
         );
         let class = SizeClass::for_bytes(block_bytes).unwrap();
-        Self { opened, own, reaper, evictor, class, _memory: memory }
+        Self { opened, own, reaper, evictor, class, pins: false, expires_at_ms: 0, _memory: memory }
     }
 
     fn hash(&self, key: u64) -> KeyHash {
@@ -60,12 +65,18 @@ impl Cache {
 
     /// Stores a key as clients do. Returns its block.
     fn store(&mut self, key: u64, written_at_ms: u64) -> BlockRef {
+        let free = self.opened.take_blocks(self.class, 1, boot_time_ns()).unwrap()[0];
+        self.store_in(free, key, written_at_ms)
+    }
+
+    fn store_in(&self, free: FreeBlock, key: u64, written_at_ms: u64) -> BlockRef {
         let class = self.class;
-        let free = self.opened.take_blocks(class, 1, boot_time_ns()).unwrap()[0];
         let FreeBlock { address, generation } = free;
         let mut image = vec![0u64; (class.block_bytes() / 8) as usize];
         image[BLOCK_HEADER_BYTES as usize / 8] = key;
-        let stamp = BlockStamp { address, generation, writer: 1, written_at_ms, expires_at_ms: 0 };
+        let (writer, expires_at_ms, is_pinned) = (1, self.expires_at_ms, self.pins);
+        let stamp =
+            BlockStamp { address, generation, writer, written_at_ms, expires_at_ms, is_pinned };
         let value_bytes = class.block_bytes() - BLOCK_HEADER_BYTES - 8;
         seal(image.as_mut_bytes(), 8, value_bytes as u32, stamp).unwrap();
         self.opened.region.write(address.offset(), &image).unwrap();
@@ -242,4 +253,103 @@ fn values_above_2_mib_get_two_neighbouring_chunks_of_a_cache_full_of_small_ones(
         boot_time_ns() + tools.depot.chunk_rest() + evictor.grace
     });
     assert_eq!(cache.opened.take_blocks(large, 1, rested_at).unwrap().len(), 1);
+}
+
+#[test]
+fn pinned_values_stay_and_a_class_with_nothing_else_is_full() {
+    let mut cache = Cache::new(4096);
+    let (class, other) = (cache.class, SizeClass::for_bytes(64).unwrap());
+    let mut blocks = Vec::new();
+    while cache.opened.depot.blocks_to_give(class).0 > 0 {
+        let key = blocks.len() as u64;
+        cache.pins = key.is_multiple_of(3);
+        blocks.push(cache.store(key, 1 + key));
+    }
+    let pinned: Vec<u64> = (0..blocks.len() as u64).step_by(3).collect();
+    let is_full = |cache: &Cache, class| cache.evictor.is_full_of_pins(class, &cache.opened.depot);
+    assert_eq!(cache.evict(blocks.len(), NEVER), blocks.len() - pinned.len());
+    assert_eq!(cache.stored(&blocks), pinned);
+    assert_eq!(cache.evict(1, NEVER), 0);
+    assert!(is_full(&cache, class) && is_full(&cache, other));
+    let address = blocks[0].address;
+    let evicted = cache.with(|evictor, tools| evictor.evict(address, class, tools).unwrap());
+    assert!(evicted.is_none() && cache.is_stored(0, blocks[0]));
+    let evictions = cache.evictor.evictions(class);
+    assert_eq!(evictions.keys, (blocks.len() - pinned.len()) as u64);
+    assert!(evictions.age_ms().abs_diff(wall_ms()) < 60_000, "they were written in 1970");
+    // One that can be evicted ends this.
+    cache.pins = false;
+    let free = cache.opened.take_blocks(class, 1, boot_time_ns() + HOUR).unwrap();
+    cache.opened.depot.give(class, free, true, boot_time_ns()).unwrap();
+    cache.store(1, 1);
+    assert_eq!(cache.evict(1, NEVER), 1);
+    assert!(!is_full(&cache, class));
+}
+
+#[test]
+fn spans_with_pinned_values_do_not_drain_if_others_can() {
+    let mut cache = Cache::new(4096);
+    let class = cache.class;
+    let held = cache.opened.take_blocks(class, 1, boot_time_ns()).unwrap()[0];
+    let chunk_of = |cache: &Cache, address: BlockAddress| {
+        cache.opened.geometry.chunk_of(address.offset()).unwrap()
+    };
+    // Each span but that of the held block has one pinned value.
+    let unpinned = chunk_of(&cache, held.address);
+    let (mut blocks, mut chunks) = (Vec::new(), Vec::new());
+    while cache.opened.depot.blocks_to_give(class).0 > 0 {
+        let key = blocks.len() as u64;
+        let free = cache.opened.take_blocks(class, 1, boot_time_ns()).unwrap()[0];
+        let chunk = chunk_of(&cache, free.address);
+        cache.pins = chunk != unpinned && !chunks.contains(&chunk);
+        chunks.extend(cache.pins.then_some(chunk));
+        blocks.push(cache.store_in(free, key, 1 + key));
+    }
+    assert!(chunks.len() > 1);
+    let drain = |cache: &mut Cache, now| {
+        cache.with(|evictor, tools| {
+            while evictor.drain(tools, now, Nanos::MAX).unwrap() {}
+            evictor.evicted
+        })
+    };
+    for chunk in &chunks {
+        cache.with(|evictor, tools| evictor.begin(*chunk, class, tools, 0));
+        assert_eq!(drain(&mut cache, 1), 0);
+        assert!(!cache.opened.depot.is_draining(*chunk));
+    }
+    for _ in 0..100 {
+        let chosen = cache.with(|evictor, tools| evictor.span_to_drain(class, tools).unwrap());
+        assert!(chosen.is_none_or(|chunk| chunk == unpinned));
+    }
+    // A client stores a pinned value while the span drains. Its other blocks rest first.
+    cache.with(|evictor, tools| evictor.begin(unpinned, class, tools, 0));
+    let evicted = drain(&mut cache, 1);
+    assert_eq!(evicted, class.blocks_per_span() - 1);
+    assert!(cache.opened.depot.is_draining(unpinned));
+    cache.pins = true;
+    let late = cache.store_in(held, u64::MAX, 1);
+    drain(&mut cache, boot_time_ns());
+    std::thread::sleep(Duration::from_nanos(2 * cache.evictor.grace));
+    drain(&mut cache, boot_time_ns());
+    assert!(!cache.opened.depot.is_draining(unpinned) && cache.is_stored(u64::MAX, late));
+    assert_eq!(cache.evictor.evicted, evicted);
+}
+
+#[test]
+fn values_that_have_ended_go_before_living_ones() {
+    let mut cache = Cache::new(4096);
+    let mut blocks = Vec::new();
+    while cache.opened.depot.blocks_to_give(cache.class).0 > 0 {
+        let key = blocks.len() as u64;
+        // One in four has ended in 1970. The others never expire, or not today.
+        cache.expires_at_ms = [1, 0, wall_ms() + HOUR / 1_000_000, 0][(key % 4) as usize];
+        blocks.push(cache.store(key, 1 + key));
+    }
+    let ended = blocks.len().div_ceil(4);
+    while cache.evictor.evicted < ended as u64 {
+        assert!(cache.evict(16, NEVER) > 0);
+    }
+    let stored = cache.stored(&blocks);
+    let living = (0..blocks.len() as u64).filter(|key| key % 4 != 0);
+    assert!(stored.into_iter().eq(living));
 }

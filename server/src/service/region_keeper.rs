@@ -97,6 +97,10 @@ impl RegionKeeper {
         let soon =
             evicts || self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
         self.statistics.requests_denied += u64::from(!soon);
+        let is_full = |evictor: &Evictor| evictor.is_full_of_pins(class, &self.opened.depot);
+        if !soon && self.evictor.as_ref().is_some_and(is_full) {
+            return Ok((ServerMessage::AllPinned { class }, begins_recall));
+        }
         Ok((ServerMessage::Blocks { class, rested: true, soon, blocks }, begins_recall))
     }
 
@@ -337,6 +341,12 @@ impl RegionKeeper {
             statistics.chunks_emptied = depot.chunks_emptied;
             statistics.classes = depot.classes();
             self.figures_at = Some(now);
+        }
+        if let Some(evictor) = &self.evictor {
+            for class in &mut self.statistics.classes {
+                let evictions = evictor.evictions(class.class);
+                (class.evicted, class.evicted_after_ms) = (evictions.keys, evictions.age_ms());
+            }
         }
         let index = &self.opened.index;
         ServerStatistics {

@@ -67,9 +67,20 @@ pub(crate) fn request(bytes: &[u8]) -> bool {
     true
 }
 
+fn class_statistics(class: SizeClass) -> ClassStatistics {
+    ClassStatistics {
+        class,
+        blocks: 9,
+        blocks_free: 4,
+        blocks_resting: 1,
+        evicted: 7,
+        evicted_after_ms: 60_000,
+    }
+}
+
 pub(crate) fn replies() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
-    let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 }];
+    let classes = vec![class_statistics(class)];
     let messages = [
         ServerMessage::Blocks { class, rested: true, soon: false, blocks },
         ServerMessage::Blocks { class, rested: false, soon: true, blocks: Vec::new() },

@@ -1,12 +1,15 @@
 //! Proves which values are pinned: what every kind of store says, what modifications keep, and what
-//! survives `kv-cli`, a snapshot and a restore. `eviction.rs` proves that a server keeps them.
+//! survives `kv-cli`, a snapshot and a restore. A cache never evicts them, refuses others if it is
+//! full of them, and tells what it evicts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use farside::{Client, Session, Store, Ttl};
-use farside_tests::ServerProcess;
+use farside::OperationError::OutOfSpace;
+use farside::{Client, Error, Exhausted, Session, Store, Ttl};
 use farside_tests::cluster::TestCluster;
+use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, scaled, wait_until};
+use serde_json::Value as Json;
 
 use crate::verb_counts::{price, server, uncached};
 
@@ -155,4 +158,104 @@ fn a_cluster_stores_pinned_values() {
                 .all(|(key, is_pinned)| { *is_pinned == (key.parse::<u32>().unwrap() % 2 == 0) }),
         "{pins:?}"
     );
+}
+
+/// Stores so many values of 1000 bytes under other keys.
+fn flood(session: &mut Session, round: u64) {
+    let total = scaled(60_000).max(20_000);
+    fill(session, round << 32..(round << 32) + total, |_| [7; 1000]);
+}
+
+#[test]
+fn a_flood_evicts_no_pinned_value() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
+    let client = server.client();
+    let session = &mut client.session().unwrap();
+    let key = |n: u32| format!("key {n}");
+    let pinned = Store::always().pinned();
+    for n in 0..300 {
+        session.store(key(n), [n as u8; 1000], pinned).unwrap();
+        session.store(format!("number {n}"), "1", pinned).unwrap();
+    }
+    flood(session, 1);
+    for n in 0..300 {
+        assert_eq!(session.increment(format!("number {n}"), 1).unwrap(), 2);
+    }
+    // Half of the values lose their pin.
+    (0..150).for_each(|n| session.put(key(n), [1; 1000]).unwrap());
+    flood(session, 2);
+    for n in 0..300 {
+        assert_eq!(session.increment(format!("number {n}"), 1).unwrap(), 3);
+    }
+    for n in 150..300 {
+        assert_eq!(session.get(key(n)).unwrap().unwrap(), [n as u8; 1000]);
+    }
+    let kept = (0..150).filter(|n| session.get(key(*n)).unwrap().is_some()).count();
+    assert!(kept < 75, "{kept} of 150 without a pin");
+
+    let statistics = client.admin().statistics().unwrap();
+    let evicted = |bytes: u64| {
+        let mut classes = statistics.classes.iter();
+        let class = classes.find(|class| class.class.block_bytes() == bytes).unwrap();
+        (class.evicted, class.evicted_after_ms)
+    };
+    assert!(evicted(1280).0 > 10_000 && evicted(64) == (0, 0), "{statistics:?}");
+    assert_eq!(evicted(1280).0, statistics.keys_evicted);
+    let stat: Json = serde_json::from_str(server.cli(&["stat", "--json"]).text()).unwrap();
+    let classes = stat["classes"].as_array().unwrap();
+    let class = classes.iter().find(|class| class["block_bytes"] == 1280).unwrap();
+    assert!(class["evicted"].as_u64() >= Some(evicted(1280).0), "{stat}");
+    assert!(class["evicted_after_ms"].is_u64(), "{stat}");
+    let used = ["index_bytes", "blocks_bytes"].map(|field| stat["memory"][field].as_u64().unwrap());
+    let (used, keys) = (used.iter().sum::<u64>(), stat["keys"].as_u64().unwrap());
+    assert_eq!(stat["memory"]["bytes_per_key"], used / keys);
+    let table = server.cli(&["stat"]).succeeded().text().to_owned();
+    assert!(table.contains("evicted") && table.contains("with its share of the index"), "{table}");
+    // The test takes less than a minute to replace what 16 MiB hold, or the age tells otherwise.
+    if evicted(1280).1 < 30_000 {
+        server.wait_for_log("keys with blocks of 1280 bytes are evicted");
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn a_cache_full_of_pinned_values_refuses_others_and_says_why() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
+    let mut session = server.session();
+    let pinned = Store::always().pinned();
+    let put = |session: &mut Session, n: u64| session.store(n.to_le_bytes(), [1; 1000], pinned);
+    let (stored, error) =
+        (0..).find_map(|n| put(&mut session, n).err().map(|error| (n, error))).unwrap();
+    let Error::Operation(OutOfSpace { what: Exhausted::Pinned { bytes: 1280 } }) = error else {
+        panic!("after {stored}: {error}")
+    };
+    assert!(stored > 3000, "{stored} values of 1000 bytes in 16 MiB");
+    let (value, text) = ("v".repeat(1000), ["no free block", "pinned", "delete", "--memory"]);
+    server.cli(&["put", "another", &value]).expect_line(5, &text);
+    for n in 0..stored {
+        assert_eq!(session.get(n.to_le_bytes()).unwrap().unwrap(), [1; 1000]);
+    }
+    // A DELETE makes room, for a put that removes a pin too. From then on there is one to evict.
+    assert!(session.delete(0u64.to_le_bytes()).unwrap());
+    std::thread::sleep(session.limits().grace);
+    session.put(1u64.to_le_bytes(), [2; 1000]).unwrap();
+    wait_until("the value without a pin makes room", TEST_TIMEOUT, || {
+        session.put(b"other", [3; 1000]).is_ok()
+    });
+    assert!((2..stored).all(|n| session.get(n.to_le_bytes()).unwrap().is_some()));
+    server.assert_verifies();
+}
+
+#[test]
+fn a_pinned_value_expires_all_the_same() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
+    let client = server.client();
+    let session = &mut client.session().unwrap();
+    let short = Store::always().pinned().ttl(Duration::from_millis(100));
+    (0..100).for_each(|n| assert!(session.store(n.to_string(), "v", short).unwrap().applied));
+    wait_until("all are removed", TEST_TIMEOUT, || {
+        client.admin().statistics().unwrap().keys_expired == 100
+    });
+    assert_eq!(session.scan().unwrap().count(), 0);
+    server.assert_verifies();
 }

@@ -12,6 +12,17 @@ fn class(index: u8) -> SizeClass {
     SizeClass::from_index(index).unwrap()
 }
 
+fn class_statistics(class: SizeClass) -> ClassStatistics {
+    ClassStatistics {
+        class,
+        blocks: 9,
+        blocks_free: 4,
+        blocks_resting: 1,
+        evicted: 7,
+        evicted_after_ms: 60_000,
+    }
+}
+
 #[test]
 fn messages_round_trip() {
     let mut bytes = Vec::new();
@@ -45,9 +56,7 @@ fn messages_round_trip() {
         assert_eq!(Request::decode(&bytes).unwrap(), request);
         assert!(Request::decode(&bytes[..bytes.len() - 1]).is_err());
     }
-    let classes = SizeClass::all()
-        .map(|class| ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 })
-        .collect();
+    let classes = SizeClass::all().map(class_statistics).collect();
     let statistics =
         ServerStatistics { clients: 3, clients_lost: 8, classes, ..Default::default() };
     for reply in [
@@ -107,7 +116,7 @@ proptest! {
     ) {
         let mut bytes = Vec::new();
         let (class, blocks) = (class(7), some_blocks(3));
-        let classes = vec![ClassStatistics { class, blocks: 9, blocks_free: 4, blocks_resting: 1 }];
+        let classes = vec![class_statistics(class)];
         match kind {
             0 => Request::TakeBlocks { class, count: 3 }.encode(&mut bytes),
             1 => Request::GiveBlocks { class, rested: true, blocks }.encode(&mut bytes),
