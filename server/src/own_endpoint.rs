@@ -5,10 +5,9 @@ use std::sync::Arc;
 use farside_fabric::shm::{LATENESS_MAX_NS, Region, ShmFabric};
 #[cfg(feature = "verbs")]
 use farside_fabric::verbs::Loopback;
-use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, LaneId, Nanos, RegionIndex, Verb};
-use farside_layout::{
-    BlockHeader, BlockRef, Format, Geometry, Mark, SlotState, SlotWord, proof_age_max_ns,
-};
+use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, Nanos, RegionIndex};
+use farside_layout::{BlockHeader, BlockRef, Format, Geometry, SlotWord, proof_age_max_ns};
+use farside_protocol::removal::{clear_tomb, unlink_to_tombstone};
 use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::{clear, clear_left_by};
 use zerocopy::IntoBytes;
@@ -18,8 +17,6 @@ use crate::walk::Budget;
 
 /// How many slots a split moves at a time. Over RDMA each batch takes four round trips.
 pub(crate) const LANES: u16 = 32;
-/// The lane of chains that are posted one at a time.
-const SINGLE_LANE: LaneId = LaneId(0);
 /// The only region that the endpoint reaches.
 const REGION: RegionIndex = RegionIndex::FIRST;
 
@@ -94,11 +91,7 @@ impl OwnEndpoint {
     }
 
     /// Makes a LIVE slot a tombstone if it still has this word, at the latest at `deadline`.
-    /// Returns false if the word has changed, or if the deadline has passed. Writes the mark first
-    /// (I2).
-    ///
-    /// A PUT that loses to this removal must not count as overwritten, because the key is removed
-    /// for its old value. So the state becomes TOMB, which absorbs no PUT.
+    /// Returns false if the word has changed, or if the deadline has passed.
     pub(crate) fn unlink_to_tombstone(
         &self,
         slot: u64,
@@ -106,32 +99,19 @@ impl OwnEndpoint {
         block: BlockRef,
         deadline: Nanos,
     ) -> Result<bool, ChainError> {
-        let tomb = word.with_state(SlotState::Tomb);
-        let chain = [
-            Verb::WriteU32 { remote: block.address.offset(), value: Mark::SUPERSEDED.bits() },
-            Verb::CompareSwap { remote: slot, expected: word.bits(), desired: tomb.bits() },
-        ];
-        match self.chain(&chain, deadline) {
-            Ok(found) => Ok(found == word.bits()),
-            Err(ChainError::Late) => Ok(false),
-            Err(error) => Err(error),
-        }
+        let endpoint = &*self.endpoint;
+        endpoint.drive(unlink_to_tombstone((endpoint, REGION), (slot, word), block, deadline))
     }
 
-    /// Empties a slot that became a tombstone GRACE ago. Its hint may stay (invariant I6).
+    /// Empties a slot that became a tombstone GRACE ago.
     pub(crate) fn clear_tomb(&self, slot: u64, tomb: SlotWord) -> Result<(), ChainError> {
-        let (expected, desired) = (tomb.bits(), tomb.emptied().bits());
-        let swap = Verb::CompareSwap { remote: slot, expected, desired };
-        self.chain(&[swap], Nanos::MAX).map(drop)
+        let endpoint = &*self.endpoint;
+        endpoint.drive(clear_tomb((endpoint, REGION), slot, tomb))
     }
 
     /// Returns the present time on the clock of deadlines.
     pub(crate) fn now(&self) -> Nanos {
         self.endpoint.fabric().now()
-    }
-
-    fn chain(&self, chain: &[Verb], deadline: Nanos) -> Result<u64, ChainError> {
-        self.endpoint.drive(self.endpoint.chain(SINGLE_LANE, REGION, chain, deadline))
     }
 
     /// Moves the entries of a subtable to two others, and makes the directory of depth `depth` lead

@@ -7,9 +7,10 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use farside::OperationError::Indeterminate;
-use farside::{Error, Outcome, Session, Value, Version};
+use farside::{Error, Outcome, Session, Store, Value, Version};
 use farside_fabric::boot_time_ns;
 use farside_fabric::shm::Region;
 use farside_linearizability::{Ended, HistoryOperation, Record, numeric};
@@ -21,6 +22,16 @@ use crate::self_describing;
 pub const HOT_KEYS: u64 = 64;
 /// The keys whose values are decimal numbers.
 pub const COUNTERS: std::ops::Range<u64> = HOT_KEYS..HOT_KEYS + 8;
+/// The keys that sessions of a cache use besides the hot ones. Their values take more memory than
+/// the server has.
+pub const COLD_KEYS: std::ops::Range<u64> = COUNTERS.end..10_000;
+/// Of the keys of a cache, those with this remainder may have values that expire.
+const EXPIRING_REMAINDER: u64 = 3;
+const EXPIRING_DIVISOR: u64 = 4;
+/// The times to live of values that expire, in milliseconds.
+const TTLS_MS: [u64; 3] = [2, 30, 400];
+/// The lengths of the values that a client inserts under new keys of a cache.
+const NEW_SIZES: [usize; 4] = [self_describing::HEADER_BYTES, 200, 3000, 20_000];
 
 /// The offsets of a record's words. The time when the operation began; 0 if it has not.
 const BEGAN: u64 = 0;
@@ -69,11 +80,32 @@ pub fn create_mapped(path: &Path, bytes: u64) -> std::io::Result<Region> {
     Region::map(&file)
 }
 
-/// Returns a key that recorded sessions do not use, and its value. `first` is the number of the
-/// first session of the client that inserts the key.
-pub fn new_key(first: u64, number: u64) -> ([u8; 8], Vec<u8>) {
+/// Returns a key that recorded sessions do not use, and its value, which is longer in a cache.
+/// `first` is the number of the first session of the client that inserts the key.
+pub fn new_key(first: u64, number: u64, is_cache: bool) -> ([u8; 8], Vec<u8>) {
     let key = 1 << 63 | first << 32 | number;
-    (key.to_le_bytes(), self_describing::value(key, first, number, self_describing::HEADER_BYTES))
+    let at = if is_cache { number as usize % NEW_SIZES.len() } else { 0 };
+    (key.to_le_bytes(), self_describing::value(key, first, number, NEW_SIZES[at]))
+}
+
+/// Whether values of this key of a cache may expire. Only GET, PUT, INSERT and DELETE are used on
+/// such a key: an operation that depends on a value may count it as present after its expiry.
+pub fn may_expire(key: u64) -> bool {
+    key % EXPIRING_DIVISOR == EXPIRING_REMAINDER && !COUNTERS.contains(&key)
+}
+
+/// Returns the time to live, in milliseconds, of the `count`-th value of a session of a cache, if
+/// it expires.
+fn ttl_ms(key: u64, count: u64) -> Option<u64> {
+    let at = (count % (TTLS_MS.len() as u64 + 1)) as usize;
+    TTLS_MS.get(at).copied().filter(|_| may_expire(key))
+}
+
+/// Returns the time to live, in milliseconds, of a value in the history of a cache, if it expires.
+pub fn ttl_ms_of(key: &str, value: &str) -> Option<u64> {
+    let key = u64::from_str_radix(key, 16).ok()?;
+    let (_, count) = value.split_once('.')?;
+    ttl_ms(key, count.parse().ok()?)
 }
 
 /// A session that records all its operations.
@@ -151,8 +183,16 @@ fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) 
     let changed = |is_done| (ended(is_done), None);
     match action {
         Action::Get => session.get(key).map(|found| (ended(found.is_some()), found)),
-        Action::Put(_) => session.put(key, value).map(|()| changed(true)),
-        Action::Insert(_) => session.insert(key, value).map(changed),
+        Action::Put(lifetime) => match lifetime.ttl() {
+            Some(ttl) => session.store(key, value, Store::always().ttl(ttl)).map(recorded_outcome),
+            None => session.put(key, value).map(|()| changed(true)),
+        },
+        Action::Insert(lifetime) => match lifetime.ttl() {
+            Some(ttl) => {
+                session.store(key, value, Store::if_absent().ttl(ttl)).map(recorded_outcome)
+            }
+            None => session.insert(key, value).map(changed),
+        },
         Action::Update(_) => session.update(key, value).map(changed),
         Action::Delete => session.delete(key).map(changed),
         Action::Exchange(Expected::Value(expected), _) => {
@@ -193,6 +233,12 @@ impl RecordingSession {
     /// Returns the number of operations that still fit into the file.
     pub fn room(&self) -> u64 {
         (self.words.bytes() - self.next_record) / RECORD_BYTES
+    }
+
+    /// Returns the lifetime of the next value that the session stores under this key of a cache.
+    pub fn next_lifetime(&self, key: u64) -> Lifetime {
+        let ttl = ttl_ms(key, self.values + 1);
+        ttl.map_or(Lifetime::FOREVER, |ttl| Lifetime::lasting(Duration::from_millis(ttl)))
     }
 
     /// Overwrites the file from its start, for sessions whose history is not checked.

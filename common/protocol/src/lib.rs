@@ -29,6 +29,7 @@ mod pairs;
 mod put;
 mod read_reports;
 mod region_handle;
+pub mod removal;
 mod request_split;
 mod retry_state;
 mod scan;

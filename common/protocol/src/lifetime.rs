@@ -6,6 +6,9 @@ use farside_layout::EXPIRES_AT_MS_MAX;
 
 use crate::OperationError;
 
+/// When a value expires that had expired before it was stored, in milliseconds since 1970.
+const EXPIRED_MS: u64 = 1;
+
 /// How long a stored value stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetime {
@@ -63,6 +66,11 @@ impl Lifetime {
         Self { expiry: other.expiry, ..self }
     }
 
+    /// Returns the TTL of [`Lifetime::lasting`].
+    pub fn ttl(self) -> Option<Duration> {
+        if let Expiry::After(ttl) = self.expiry { Some(ttl) } else { None }
+    }
+
     /// Whether it is as long as that of the value that is replaced.
     pub fn is_kept(self) -> bool {
         self.expiry == Expiry::Kept
@@ -88,12 +96,16 @@ impl Lifetime {
     /// Returns when a value written at `wall_ns` (nanoseconds since 1970) expires, as blocks store
     /// it: the first millisecond in which the value is absent, or 0 for never. Rounded up, so that
     /// no value expires early.
+    ///
+    /// A value that has expired already expires in 1970. Otherwise an operation that began before
+    /// the given time could find the value, although it was never there (invariant I19).
     pub fn expires_at_ms(self, wall_ns: u64) -> u64 {
-        match self.expiry {
-            Expiry::Never | Expiry::Kept => 0,
+        let expires_at_ms = match self.expiry {
+            Expiry::Never | Expiry::Kept => return 0,
             Expiry::After(ttl) => millisecond(u128::from(wall_ns) + ttl.as_nanos()),
             Expiry::At(millisecond) => millisecond,
-        }
+        };
+        if expires_at_ms <= wall_ns / 1_000_000 { EXPIRED_MS } else { expires_at_ms }
     }
 
     /// Checks that a block can store the expiry of a value written at `wall_ns`.
@@ -124,7 +136,7 @@ mod tests {
             Lifetime::lasting(Duration::from_micros(ttl_us)).expires_at_ms(wall_us * 1000)
         };
         let expiries = [(0, 5000), (1, 5000), (1000, 5000), (1000, 5001)];
-        assert_eq!(expiries.map(|(ttl_us, wall_us)| expiry(ttl_us, wall_us)), [5, 6, 6, 7]);
+        assert_eq!(expiries.map(|(ttl_us, wall_us)| expiry(ttl_us, wall_us)), [1, 6, 6, 7]);
         assert_eq!(expiry(1_500_000, 1_700_000_000_123_000), 1_700_000_001_623);
         assert_eq!(Lifetime::FOREVER.expires_at_ms(5), 0);
         let check = |ttl| Lifetime::lasting(ttl).check(5_000_000);
@@ -133,5 +145,11 @@ mod tests {
         assert_eq!(check(longest + Duration::from_nanos(1)), Err(OperationError::ExpiryTooLate));
         assert!(Lifetime::lasting(Duration::MAX).check(u64::MAX).is_err());
         assert_eq!(Lifetime::lasting(Duration::ZERO).expires_at_ms(0), 1);
+    }
+
+    #[test]
+    fn a_value_that_has_expired_expires_in_1970() {
+        let expiry = |wall_ms: u64| Lifetime::until_ms(7).expires_at_ms(wall_ms * 1_000_000);
+        assert_eq!([6, 7, 8].map(expiry), [7, 1, 1]);
     }
 }

@@ -25,12 +25,26 @@ pub enum HistoryOperation {
     PutKeepTtl,
     /// Only the simulator checks it: a history has no expiries.
     Touch,
+    /// The server's removal of exactly the expected value. Only the simulator knows when it
+    /// happens.
+    Evict,
+    /// The server's removal of exactly the expected value, which must have expired. Only the
+    /// simulator knows when it happens.
+    Expire,
 }
 
 impl HistoryOperation {
     /// Whether the operation has an argument.
     pub fn stores(self) -> bool {
-        !matches!(self, Self::Get | Self::Delete | Self::DeleteVersion | Self::Take)
+        !matches!(
+            self,
+            Self::Get
+                | Self::Delete
+                | Self::DeleteVersion
+                | Self::Take
+                | Self::Evict
+                | Self::Expire
+        )
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! - [`Record`], [`read`], [`write()`]: the open format of histories.
 //! - [`Register`]: checks the operations on one key as they happen, for the simulator.
-//! - [`check`]: checks a whole history.
+//! - [`check`]: checks a whole history. [`check_cache`] checks one of a cache.
 #![deny(unsafe_code)]
 
 mod history;
@@ -68,7 +68,17 @@ const AROUND_MAX: usize = 24;
 /// # Errors
 /// The first violation, with keys in alphabetical order.
 pub fn check(history: &[Record]) -> Result<(), Violation> {
-    check_keys(history, false)
+    check_keys(history, Rules::default())
+}
+
+/// Checks a history of a cache, in which the server evicts keys and values expire: a key that is
+/// present may become absent at any moment, and only an operation that stores a value makes it
+/// present again. Everything else is as for [`check`].
+///
+/// # Errors
+/// As [`check`].
+pub fn check_cache(history: &[Record]) -> Result<(), Violation> {
+    check_keys(history, Rules { is_cache: true, ..Rules::default() })
 }
 
 /// Checks a history in which compactions give values another version
@@ -97,19 +107,29 @@ pub fn check_compacted(history: &[Record]) -> Result<(), Violation> {
             record.clone()
         }
     };
-    check_keys(&history.iter().map(refused_as_get).collect::<Vec<_>>(), true)
+    let history: Vec<_> = history.iter().map(refused_as_get).collect();
+    check_keys(&history, Rules { values_move: true, ..Rules::default() })
 }
 
-fn check_keys(history: &[Record], values_move: bool) -> Result<(), Violation> {
+/// What a history may contain besides the recorded operations.
+#[derive(Clone, Copy, Default)]
+struct Rules {
+    /// Compactions give values other versions.
+    values_move: bool,
+    /// Present keys become absent.
+    is_cache: bool,
+}
+
+fn check_keys(history: &[Record], rules: Rules) -> Result<(), Violation> {
     let mut keys: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
     for record in history {
         keys.entry(&record.key).or_default().push(record);
     }
-    keys.into_iter().try_for_each(|(key, records)| check_key(key, &records, values_move))
+    keys.into_iter().try_for_each(|(key, records)| check_key(key, &records, rules))
 }
 
-fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Violation> {
-    let values = Values::new(key, records, values_move)?;
+fn check_key(key: &str, records: &[&Record], rules: Rules) -> Result<(), Violation> {
+    let values = Values::new(key, records, rules.values_move)?;
     // Time, whether it is an end, and the record's index. At one time beginnings come before ends,
     // which makes the operations concurrent.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * records.len());
@@ -128,7 +148,7 @@ fn check_key(key: &str, records: &[&Record], values_move: bool) -> Result<(), Vi
         }
     }
     events.sort_unstable();
-    let mut register = Register::default();
+    let mut register = if rules.is_cache { Register::cached() } else { Register::default() };
     for (_, is_end, index) in events {
         let record = records[index];
         let answer = values.answer(record);
@@ -220,7 +240,9 @@ impl<'r> Values<'r> {
         };
         let operation = record.operation;
         let argument = match operation {
-            HistoryOperation::Touch => return Err(Violation::Record(Box::new(record.clone()))),
+            HistoryOperation::Touch | HistoryOperation::Evict | HistoryOperation::Expire => {
+                return Err(Violation::Record(Box::new(record.clone())));
+            }
             _ if !operation.stores() => 0,
             _ => number(&record.argument)?,
         };
@@ -232,7 +254,7 @@ impl<'r> Values<'r> {
             }
             _ => None,
         };
-        Ok(HistoryCall { operation, argument, expected: expected.map(Held::from) })
+        Ok(HistoryCall { operation, argument, expiry: 0, expected: expected.map(Held::from) })
     }
 
     /// Returns the answer that the caller got; `None` if the operation ended without an answer.

@@ -21,7 +21,7 @@ pub const OPAQUE_MIN: Value = 1 << 40;
 pub struct Held {
     /// The value.
     pub value: Value,
-    /// A number for the time at which it expires; 0 for never, and where it is not known.
+    /// The time at which it expires; 0 for never, and where it is not known.
     pub expiry: Value,
 }
 
@@ -45,6 +45,8 @@ pub struct HistoryCall {
     /// The value to be stored, if the operation stores one. For an increment the addend, for an
     /// append one digit, for a touch the new expiry.
     pub argument: Value,
+    /// The time at which the stored value expires; 0 for never.
+    pub expiry: Value,
     /// What an exchange or a DELETE requires: of an exchange by value only the value counts. `None`
     /// for a version that no answer contains, so its value is unknown.
     pub expected: Option<Held>,
@@ -69,7 +71,7 @@ impl HistoryCall {
     /// Applies the operation to a key with the value `held`. Returns the new value and the answer.
     pub(super) fn apply(self, held: Option<Held>) -> (Option<Held>, HistoryAnswer) {
         let changed = |new| (new, HistoryAnswer { done: true, found: None });
-        let stored = || changed(Some(self.argument.into()));
+        let stored = || changed(Some(Held { value: self.argument, expiry: self.expiry }));
         let removed = || changed(None);
         let refused = |found| (held, HistoryAnswer { done: false, found });
         let value = held.map_or(0, |held| held.value);
@@ -87,7 +89,11 @@ impl HistoryCall {
                 changed(Some(Held { value, expiry: self.argument }))
             }
             HistoryOperation::Delete if held.is_some() => removed(),
-            HistoryOperation::DeleteVersion if is_expected(|held, it| held == it) => removed(),
+            HistoryOperation::DeleteVersion | HistoryOperation::Evict
+                if is_expected(|held, it| held == it) =>
+            {
+                removed()
+            }
             HistoryOperation::Take if held.is_some() => {
                 (None, HistoryAnswer { done: true, found: held })
             }
@@ -96,6 +102,8 @@ impl HistoryCall {
             | HistoryOperation::Touch
             | HistoryOperation::Delete
             | HistoryOperation::DeleteVersion
+            | HistoryOperation::Evict
+            | HistoryOperation::Expire
             | HistoryOperation::Take => refused(None),
             // These fail for a value that is no number.
             HistoryOperation::Increment | HistoryOperation::Append if value >= OPAQUE_MIN => {
@@ -119,13 +127,54 @@ impl HistoryCall {
         }
     }
 
-    /// Returns all possible pairs of new value and answer. With a `known_answer`, returns only the
-    /// pairs with this answer.
+    /// Whether the operation first looks at the value and then changes it. If the value expires in
+    /// between, the operation still counts it as present.
+    fn looks_first(self) -> bool {
+        !matches!(
+            self.operation,
+            HistoryOperation::Get
+                | HistoryOperation::Put
+                | HistoryOperation::Insert
+                | HistoryOperation::GetOrInsert
+                | HistoryOperation::Delete
+                | HistoryOperation::Evict
+                | HistoryOperation::Expire
+        )
+    }
+
+    /// Returns the pairs of new content and answer that are possible because the key's value has
+    /// expired, and is still stored.
+    fn outcomes_of_expired(
+        self,
+        expired: Held,
+        began_at: Value,
+    ) -> impl Iterator<Item = (Content, HistoryAnswer)> {
+        let is_removed = match self.operation {
+            HistoryOperation::Expire | HistoryOperation::Evict => self.expected == Some(expired),
+            HistoryOperation::Delete => true,
+            _ => false,
+        };
+        let done = self.operation != HistoryOperation::Delete;
+        let removed = (Content::default(), HistoryAnswer { done, found: None });
+        let looked_before = self.looks_first() && began_at < expired.expiry;
+        let (held, answer) = self.apply(Some(expired));
+        // One that changes nothing, such as a refused exchange, has seen the value before.
+        let content = match held == Some(expired) {
+            true => Content { held: None, expired: held },
+            false => Content { held, expired: None },
+        };
+        let counted = looked_before.then_some((content, answer));
+        is_removed.then_some(removed).into_iter().chain(counted)
+    }
+
+    /// Returns all possible pairs of new content and answer. With a known answer, returns only the
+    /// pairs with this answer. `now` is the present time.
     fn outcomes(
         self,
-        held: Option<Held>,
-        known_answer: Option<HistoryAnswer>,
-    ) -> impl Iterator<Item = (Option<Held>, HistoryAnswer)> {
+        Content { held, expired }: Content,
+        pending: Pending,
+        now: Value,
+    ) -> impl Iterator<Item = (Content, HistoryAnswer)> {
         // The unknown version may be the current value's version.
         let by_version = matches!(
             self.operation,
@@ -134,14 +183,46 @@ impl HistoryCall {
         let is_unknown = by_version && self.expected.is_none() && held.is_some();
         let matched = is_unknown.then(|| Self { expected: held, ..self }.apply(held));
         let outcomes = [self.apply(held)].into_iter().chain(matched);
+        let outcomes = outcomes.map(move |(new, answer)| {
+            let content = if new == held { Content { held, expired } } else { Content::of(new) };
+            (content, answer)
+        });
+        let of_expired = expired.map(|expired| self.outcomes_of_expired(expired, pending.began_at));
+        let outcomes = outcomes.chain(of_expired.into_iter().flatten());
+        let outcomes = outcomes.map(move |(content, answer)| (content.at(now), answer));
+        let known_answer = pending.known_answer;
         outcomes.filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
+    }
+}
+
+/// The content of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Content {
+    held: Option<Held>,
+    /// A value that has expired. The key is absent, and nothing has replaced or removed the value.
+    expired: Option<Held>,
+}
+
+impl Content {
+    fn of(held: Option<Held>) -> Self {
+        Self { held, expired: None }
+    }
+
+    /// The same content at this time, at which the value may have expired.
+    fn at(self, now: Value) -> Self {
+        match self.held {
+            Some(held) if held.expiry != 0 && held.expiry <= now => {
+                Self { held: None, expired: self.held }
+            }
+            _ => self,
+        }
     }
 }
 
 /// One explanation of the answers so far.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Configuration {
-    held: Option<Held>,
+    content: Content,
     /// The unanswered operations that have taken effect, and their future answers, sorted by id.
     applied: Vec<(u32, HistoryAnswer)>,
 }
@@ -153,11 +234,11 @@ impl Configuration {
         Some(self.applied[index].1)
     }
 
-    fn apply(&self, id: u32, (held, answer): (Option<Held>, HistoryAnswer)) -> Self {
+    fn apply(&self, id: u32, (content, answer): (Content, HistoryAnswer)) -> Self {
         let mut applied = self.applied.clone();
         let index = applied.partition_point(|(other, _)| *other < id);
         applied.insert(index, (id, answer));
-        Self { held, applied }
+        Self { content, applied }
     }
 
     fn without(mut self, id: u32) -> Self {
@@ -171,6 +252,8 @@ struct Pending {
     call: HistoryCall,
     /// The operation's answer, if the caller knows it before the operation ends.
     known_answer: Option<HistoryAnswer>,
+    /// The time at which it began, as far as [`Register::advance`] knows it.
+    began_at: Value,
 }
 
 /// The reason why a history was not accepted, with the id of the operation that showed it.
@@ -190,21 +273,78 @@ pub const CONFIGURATIONS_MAX: usize = 200_000;
 pub struct Register {
     configurations: HashSet<Configuration>,
     pending: BTreeMap<u32, Pending>,
+    /// Values with an expiry up to this time have expired.
+    now: Value,
+    /// Whether the key may become absent at any moment.
+    is_cached: bool,
 }
 
 /// The key is absent.
 impl Default for Register {
     fn default() -> Self {
-        let start = Configuration { held: None, applied: Vec::new() };
-        Self { configurations: [start].into(), pending: BTreeMap::new() }
+        let start = Configuration { content: Content::default(), applied: Vec::new() };
+        let (configurations, pending) = ([start].into(), BTreeMap::new());
+        Self { configurations, pending, now: 0, is_cached: false }
     }
 }
 
 impl Register {
+    /// Returns a register of a cache: while the key is present, it may become absent at any moment.
+    pub fn cached() -> Self {
+        Self { is_cached: true, ..Self::default() }
+    }
+
     /// Begins an operation. The caller chooses a unique id. A caller that knows the answer already
     /// passes it, which saves work.
     pub fn invoke(&mut self, id: u32, call: HistoryCall, known_answer: Option<HistoryAnswer>) {
-        self.pending.insert(id, Pending { call, known_answer });
+        self.pending.insert(id, Pending { call, known_answer, began_at: self.now });
+    }
+
+    /// Notes the time. From here on, values that have expired by then are absent.
+    ///
+    /// # Errors
+    /// [`RegisterFault::TooMany`], with the id 0.
+    pub fn advance(&mut self, now: Value) -> Result<(), RegisterFault> {
+        let mut stack: Vec<_> = self.configurations.drain().collect();
+        let mut seen: HashSet<_> = stack.iter().cloned().collect();
+        while let Some(configuration) = stack.pop() {
+            self.apply_each(&configuration, &mut seen, &mut stack);
+            if seen.len() > CONFIGURATIONS_MAX {
+                return Err(RegisterFault::TooMany(0));
+            }
+        }
+        self.now = now;
+        let at = |it: Configuration| Configuration { content: it.content.at(now), ..it };
+        self.configurations = seen.into_iter().map(at).collect();
+        Ok(())
+    }
+
+    /// Applies each operation that has not taken effect yet, or lets a cache remove the key.
+    /// Collects the configurations that are not in `seen`.
+    fn apply_each(
+        &self,
+        configuration: &Configuration,
+        seen: &mut HashSet<Configuration>,
+        stack: &mut Vec<Configuration>,
+    ) {
+        if self.is_cached && configuration.content.held.is_some() {
+            let content = Content::default();
+            let vanished = Configuration { content, ..configuration.clone() };
+            if seen.insert(vanished.clone()) {
+                stack.push(vanished);
+            }
+        }
+        for (id, pending) in &self.pending {
+            if configuration.applied_answer(*id).is_some() {
+                continue;
+            }
+            for outcome in pending.call.outcomes(configuration.content, *pending, self.now) {
+                let applied = configuration.apply(*id, outcome);
+                if seen.insert(applied.clone()) {
+                    stack.push(applied);
+                }
+            }
+        }
     }
 
     /// Removes an operation that certainly has no effect.
@@ -252,17 +392,7 @@ impl Register {
                 }
                 continue;
             }
-            for (other, pending) in &self.pending {
-                if configuration.applied_answer(*other).is_some() {
-                    continue;
-                }
-                for outcome in pending.call.outcomes(configuration.held, pending.known_answer) {
-                    let applied = configuration.apply(*other, outcome);
-                    if seen.insert(applied.clone()) {
-                        stack.push(applied);
-                    }
-                }
-            }
+            self.apply_each(&configuration, &mut seen, &mut stack);
             if seen.len() > CONFIGURATIONS_MAX {
                 return Err(RegisterFault::TooMany(id));
             }
@@ -283,12 +413,17 @@ impl Register {
             if configuration.applied_answer(*id).is_some() {
                 continue;
             }
-            let (held, answer) = pending.call.apply(configuration.held);
-            if held == configuration.held
+            let content = configuration.content;
+            // A DELETE may remove a value that has expired, although it reports no change.
+            if content.expired.is_some() && pending.call.operation == HistoryOperation::Delete {
+                continue;
+            }
+            let (held, answer) = pending.call.apply(content.held);
+            if held == content.held
                 && answer == known_answer
                 && pending.call.is_unchanging(known_answer)
             {
-                configuration = configuration.apply(*id, (held, answer));
+                configuration = configuration.apply(*id, (content, answer));
             }
         }
         configuration
@@ -299,7 +434,8 @@ impl Register {
         use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
         let build = BuildHasherDefault::<DefaultHasher>::default();
         let hashes = self.configurations.iter().map(|configuration| build.hash_one(configuration));
-        let pending: Vec<u32> = self.pending.keys().copied().collect();
+        let pending: Vec<_> =
+            self.pending.iter().map(|(id, pending)| (*id, pending.began_at)).collect();
         hashes.fold(build.hash_one(pending), u64::wrapping_add)
     }
 }

@@ -45,12 +45,16 @@ fn at(invoke: u64, returned: u64, record: Record) -> Record {
 }
 
 /// Whether some order of these operations explains all answers. `done` are the operations that are
-/// already in the order; operations without an answer are optional.
-fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Held>) -> bool {
+/// already in the order; operations without an answer are optional. In a cache the key may become
+/// absent before each operation.
+fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Held>, is_cache: bool) -> bool {
     let values = Values::new("k", &records.iter().collect::<Vec<_>>(), false).unwrap();
     let is_left = |index: &usize| !done.contains(index);
     let rest: Vec<usize> = (0..records.len()).filter(is_left).collect();
     if rest.iter().all(|index| records[*index].result == Ended::Unknown) {
+        return true;
+    }
+    if is_cache && held.is_some() && explains(records, done, None, is_cache) {
         return true;
     }
     for next in &rest {
@@ -74,7 +78,7 @@ fn explains(records: &[Record], done: &mut Vec<usize>, held: Option<Held>) -> bo
         let before = done.len();
         done.push(*next);
         done.extend(rest.iter().filter(had_no_effect));
-        if explains(records, done, after) {
+        if explains(records, done, after, is_cache) {
             return true;
         }
         done.truncate(before);
@@ -125,8 +129,11 @@ proptest! {
     fn the_checker_agrees_with_trying_every_order(
         records in prop::collection::vec(any_record(), 0..7),
     ) {
-        let (verdict, explained) = (check(&records), explains(&records, &mut Vec::new(), None));
-        prop_assert_eq!(verdict.is_ok(), explained, "{:?}", verdict);
+        let explained = |is_cache| explains(&records, &mut Vec::new(), None, is_cache);
+        let verdict = check(&records);
+        prop_assert_eq!(verdict.is_ok(), explained(false), "{:?}", verdict);
+        let verdict = check_cache(&records);
+        prop_assert_eq!(verdict.is_ok(), explained(true), "in a cache: {:?}", verdict);
     }
 }
 
@@ -213,6 +220,34 @@ fn a_failed_operation_had_no_effect() {
     let failed = Record { result: Ended::Failed, ..at(0, 1, put(1, 1)) };
     assert_eq!(check(&[failed.clone(), at(2, 3, get(1, None))]), Ok(()));
     assert_bad(&[failed, at(2, 3, get(1, Some(1)))]);
+}
+
+/// A cache may lose any key, and nothing else: no value returns, and none comes from nowhere.
+#[test]
+fn a_cache_may_lose_a_key_but_no_value_returns() {
+    let insert = |result| Record { result, ..record(1, HistoryOperation::Insert, Some(2)) };
+    let exchange = |expected: u32| Record {
+        expected: Some(expected.to_string()),
+        ..record(1, HistoryOperation::Exchange, Some(3))
+    };
+    let delete = |result| Record { result, ..record(1, HistoryOperation::Delete, None) };
+    let first = at(0, 1, put(1, 1));
+    let with = |more: &[Record]| check_cache(&[&[first.clone()], more].concat());
+    let gone = at(2, 3, get(2, None));
+    for lost in [gone.clone(), at(2, 3, insert(Ended::Done)), at(2, 3, delete(Ended::Refused))] {
+        assert_eq!(with(&[lost.clone()]), Ok(()));
+        assert!(check(&[first.clone(), lost]).is_err());
+    }
+    // A value that was evicted, one that was replaced, and one of another key.
+    assert!(with(&[gone.clone(), at(4, 5, get(2, Some(1)))]).is_err());
+    assert!(with(&[at(2, 3, put(1, 2)), at(4, 5, get(2, Some(1)))]).is_err());
+    assert!(with(&[at(2, 3, get(2, Some(9)))]).is_err());
+    // What depends on the value fails once the key is gone, and an INSERT once it is there.
+    assert!(with(&[gone.clone(), at(4, 5, exchange(1))]).is_err());
+    assert!(with(&[gone.clone(), at(4, 5, delete(Ended::Done))]).is_err());
+    assert!(with(&[gone, at(4, 5, insert(Ended::Refused))]).is_err());
+    // One of two exchanges of the same value is a lost update.
+    assert!(with(&[at(2, 5, exchange(1)), at(2, 5, exchange(1))]).is_err());
 }
 
 #[test]
@@ -332,7 +367,7 @@ fn a_second_get_or_insert_finds_the_value_of_the_first() {
 fn a_register_knows_expiries() {
     let mut register = Register::default();
     let mut run = |id, operation, argument, found| {
-        let call = HistoryCall { operation, argument, expected: None };
+        let call = HistoryCall { operation, argument, expiry: 0, expected: None };
         register.invoke(id, call, None);
         register.respond(id, HistoryAnswer { done: true, found })
     };
@@ -346,6 +381,93 @@ fn a_register_knows_expiries() {
     assert_eq!(kept, Err(RegisterFault::NotLinearizable(5)));
     let touch = at(0, 1, record(1, HistoryOperation::Touch, Some(5)));
     assert!(matches!(check(&[touch]), Err(Violation::Record(_))), "a history has no expiries");
+}
+
+fn held(value: Value, expiry: Value) -> Held {
+    Held { value, expiry }
+}
+
+/// Runs operations on a register, one after another. Each is an operation with its argument, expiry
+/// and expected content; `done` and `found` are the answer.
+fn run(
+    register: &mut Register,
+    id: u32,
+    (operation, argument, expiry): (HistoryOperation, Value, Value),
+    expected: Option<Held>,
+    (done, found): (bool, Option<Held>),
+) -> Result<(), RegisterFault> {
+    register.invoke(id, HistoryCall { operation, argument, expiry, expected }, None);
+    register.respond(id, HistoryAnswer { done, found })
+}
+
+#[test]
+fn a_value_is_absent_from_its_expiry_on() {
+    use HistoryOperation::{Delete, Evict, Expire, Get, Insert, Put, Update};
+    let (absent, done) = ((false, None), (true, None));
+    // A register with a value that has expired at 5, and what follows.
+    let after = |follows: &[(HistoryOperation, (bool, Option<Held>))]| {
+        let mut register = Register::default();
+        run(&mut register, 0, (Put, 1, 5), None, done).unwrap();
+        run(&mut register, 1, (Get, 0, 0), None, (true, Some(held(1, 5)))).unwrap();
+        register.advance(5).unwrap();
+        (2..).zip(follows).try_for_each(|(id, (operation, answer))| {
+            run(&mut register, id, (*operation, 2, 0), Some(held(1, 5)), *answer)
+        })
+    };
+    for (operation, answer) in
+        [(Get, absent), (Update, absent), (Delete, absent), (Insert, done), (Expire, done)]
+    {
+        assert_eq!(after(&[(operation, answer)]), Ok(()), "{operation:?}");
+    }
+    assert!(after(&[(Get, (true, Some(held(1, 5))))]).is_err());
+    assert!(after(&[(Update, done)]).is_err());
+    // The server removes the value once, and only if nothing has replaced it.
+    assert_eq!(after(&[(Evict, done)]), Ok(()));
+    assert!(after(&[(Expire, done), (Expire, done)]).is_err());
+    assert!(after(&[(Insert, done), (Expire, done)]).is_err());
+    assert_eq!(after(&[(Delete, absent), (Get, absent)]), Ok(()));
+}
+
+/// An operation that looked before the expiry may change the value after it, unless the value was
+/// replaced or removed meanwhile. One that began later may not.
+#[test]
+fn an_update_that_began_before_the_expiry_counts_the_value() {
+    use HistoryOperation::{Expire, Get, Put, Update};
+    let (absent, done) = ((false, None), (true, None));
+    for is_removed in [false, true] {
+        for begins_late in [false, true] {
+            let mut register = Register::default();
+            run(&mut register, 0, (Put, 1, 5), None, done).unwrap();
+            let update = HistoryCall { operation: Update, argument: 2, expiry: 0, expected: None };
+            if !begins_late {
+                register.invoke(1, update, None);
+            }
+            register.advance(5).unwrap();
+            if begins_late {
+                register.invoke(1, update, None);
+            }
+            run(&mut register, 2, (Get, 0, 0), None, absent).unwrap();
+            if is_removed {
+                run(&mut register, 3, (Expire, 0, 0), Some(held(1, 5)), done).unwrap();
+            }
+            let updated = register.respond(1, HistoryAnswer { done: true, found: None });
+            assert_eq!(updated.is_ok(), !is_removed && !begins_late);
+        }
+    }
+}
+
+/// A removal before the expiry is none of an expired value. An eviction removes one value only.
+#[test]
+fn a_removal_of_another_value_is_found() {
+    use HistoryOperation::{Evict, Expire, Get, Put};
+    let done = (true, None);
+    let mut register = Register::default();
+    run(&mut register, 0, (Put, 1, 5), None, done).unwrap();
+    let mut other = register.clone();
+    assert!(run(&mut register.clone(), 1, (Expire, 0, 0), Some(held(1, 5)), done).is_err());
+    assert_eq!(run(&mut register, 1, (Evict, 0, 0), Some(held(1, 5)), done), Ok(()));
+    assert_eq!(run(&mut register, 2, (Get, 0, 0), None, (false, None)), Ok(()));
+    assert!(run(&mut other, 1, (Evict, 0, 0), Some(held(2, 0)), done).is_err());
 }
 
 #[test]

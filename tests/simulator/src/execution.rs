@@ -324,7 +324,17 @@ impl Execution<'_> {
         if process.state == State::Working && idle { Err(Violation::Stuck(actor)) } else { Ok(()) }
     }
 
+    /// Tells the checker which values have expired.
+    fn note_time(&mut self) -> Result<(), Violation> {
+        let now_ms = self.world.borrow().now / 1_000_000;
+        if self.prepared.has_expiries && self.monitor.advance(now_ms)? {
+            self.world.borrow_mut().note_event(|| "values have expired".to_owned());
+        }
+        Ok(())
+    }
+
     fn handle(&mut self, actor: usize, event: Event) -> Result<(), Violation> {
+        self.note_time()?;
         match event {
             Event::Invoke(requested) => {
                 let id =
@@ -347,6 +357,13 @@ impl Execution<'_> {
                 self.check_used(&self.sessions[self.processes[actor].client], is_get)?;
                 self.processes[actor].state = State::Between;
                 self.keep_session_state(actor);
+            }
+            Event::Removed(key, reply) => {
+                let id = Monitor::id(actor, self.processes[actor].operations_begun);
+                let outcome = self.monitor.respond(id, key, &reply);
+                let record = self.monitor.record(id);
+                self.world.borrow_mut().note(actor, || format!("ends: {record}"));
+                outcome?;
             }
             Event::Skip => self.processes[actor].state = State::Between,
             Event::Split(progress) => {

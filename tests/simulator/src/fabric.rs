@@ -15,7 +15,8 @@ use crate::lane::{Lane, Phase, extent};
 use crate::memory::{global, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
-use crate::world::World;
+use crate::session::EXPIRES_AT_MS;
+use crate::world::{START_NS, World};
 
 /// A wait of at most this many nanoseconds takes no time. So executions that differ only in such
 /// waits have equal states.
@@ -68,9 +69,14 @@ impl SimFabric {
         }
     }
 
+    /// Whether the client follows this mutant.
+    pub(crate) fn follows(&self, mutant: Mutant) -> bool {
+        self.mutant_fabric.as_ref().is_some_and(|fabric| fabric.mutant == mutant)
+    }
+
     /// Whether the client follows this mutant. If so, the mutant counts as fired.
     pub(crate) fn has_mutant(&self, mutant: Mutant) -> bool {
-        let has = self.mutant_fabric.as_ref().is_some_and(|fabric| fabric.mutant == mutant);
+        let has = self.follows(mutant);
         if has {
             self.world.borrow_mut().note_fired(mutant);
         }
@@ -318,6 +324,12 @@ impl Fabric for SimFabric {
             world.note_fired(fabric.mutant);
         }
         reported
+    }
+
+    fn wall_clock_ns(&self) -> u64 {
+        let now = self.clock_shows();
+        let is_late = now / 1_000_000 >= EXPIRES_AT_MS && self.world.borrow().began;
+        if is_late && self.has_mutant(Mutant::ExpiryIgnored) { START_NS } else { now }
     }
 
     fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {

@@ -46,3 +46,4 @@ pub use mutant::Mutant;
 pub use region::{GRACE_MS, KEYS, Key};
 pub use scenario::Scenario;
 pub use script::{Op, Script, client};
+pub use session::TTL_NS;

@@ -12,7 +12,7 @@ use farside_protocol::OperationError;
 use crate::memory::mix;
 use crate::region::{KEYS, Key};
 use crate::script::Op;
-use crate::session::{FoundValue, Reply};
+use crate::session::{EXPIRES_AT_MS, FoundValue, Reply};
 
 /// The process that the history names for the emptying of a shard.
 const OPERATOR: usize = 98;
@@ -46,19 +46,24 @@ pub enum Violation {
 /// An operation of a script, with its values.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestedOperation {
-    pub(crate) op: Op,
+    pub(crate) operation: HistoryOperation,
+    pub(crate) key: Key,
     /// The value to be stored.
     pub(crate) value: String,
+    /// When the value to be stored expires, in milliseconds; 0 for never.
+    pub(crate) expiry: u64,
     pub(crate) expected: Option<ExpectedContent>,
 }
 
-/// What an exchange or a DELETE requires.
+/// What an exchange, a DELETE or a removal by the server requires.
 #[derive(Clone, Debug)]
 pub(crate) enum ExpectedContent {
     /// This value.
     Value(&'static str),
     /// The version of this value.
     Seen(FoundValue),
+    /// This value, with the time at which it expires.
+    Removed(String, u64),
 }
 
 impl ExpectedContent {
@@ -67,14 +72,16 @@ impl ExpectedContent {
         match self {
             Self::Value(text) => text,
             Self::Seen(found) => &found.text,
+            Self::Removed(text, _) => text,
         }
     }
 
-    /// The number of the value's expiry, as far as it counts.
+    /// The value's expiry, as far as it counts.
     fn expiry(&self) -> Value {
         match self {
             Self::Value(_) => 0,
             Self::Seen(found) => found.expiry as Value,
+            Self::Removed(_, expiry) => *expiry as Value,
         }
     }
 
@@ -83,20 +90,30 @@ impl ExpectedContent {
         match self {
             Self::Value(text) => (*text).to_owned(),
             Self::Seen(found) => found.version.to_string(),
+            Self::Removed(text, _) => text.clone(),
         }
     }
 }
 
 impl RequestedOperation {
-    pub(crate) fn key(&self) -> Key {
-        self.operation().1
+    /// Returns a request of a script.
+    pub(crate) fn of(op: Op, value: String, expected: Option<ExpectedContent>) -> Self {
+        let (operation, key) = Self::operation(op);
+        let expires = matches!(op, Op::PutTtl(_) | Op::InsertTtl(_));
+        let expiry = if expires { EXPIRES_AT_MS } else { 0 };
+        Self { operation, key, value, expiry, expected }
     }
 
-    fn operation(&self) -> (HistoryOperation, Key) {
-        match self.op {
+    /// Returns the request of an operation that stores and requires nothing.
+    pub(crate) fn plain(op: Op) -> Self {
+        Self::of(op, String::new(), None)
+    }
+
+    fn operation(op: Op) -> (HistoryOperation, Key) {
+        match op {
             Op::Get(key) => (HistoryOperation::Get, key),
-            Op::Put(key) | Op::PutLarge(key) => (HistoryOperation::Put, key),
-            Op::Insert(key) => (HistoryOperation::Insert, key),
+            Op::Put(key) | Op::PutTtl(key) | Op::PutLarge(key) => (HistoryOperation::Put, key),
+            Op::Insert(key) | Op::InsertTtl(key) => (HistoryOperation::Insert, key),
             Op::Update(key) => (HistoryOperation::Update, key),
             Op::Delete(key) => (HistoryOperation::Delete, key),
             Op::Exchange(key, _) => (HistoryOperation::Exchange, key),
@@ -126,6 +143,8 @@ pub(crate) struct Monitor {
     /// The index of each operation in the history.
     records: HashMap<u32, usize>,
     time: u64,
+    /// Whether the values with a time to live have expired.
+    has_expired: bool,
 }
 
 impl Monitor {
@@ -156,13 +175,14 @@ impl Monitor {
 
     /// Begins a process's n-th operation.
     pub(crate) fn invoke(&mut self, process: usize, n: u32, requested: &RequestedOperation) -> u32 {
-        let (operation, key) = requested.operation();
+        let RequestedOperation { operation, key, .. } = *requested;
         let value = self.number(&requested.value);
         let expected = requested.expected.as_ref().map(|expected| Held {
             value: self.number(expected.text()),
             expiry: expected.expiry(),
         });
-        let call = HistoryCall { operation, argument: value, expected };
+        let expiry = requested.expiry as Value;
+        let call = HistoryCall { operation, argument: value, expiry, expected };
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
         self.registers[key].invoke(id, call, None);
@@ -235,10 +255,21 @@ impl Monitor {
 
     /// Records that a shard loses this key, which it has if `reply` is done: as if it were deleted.
     pub(crate) fn empty(&mut self, key: Key, reply: Reply) -> Result<(), Violation> {
-        let requested =
-            RequestedOperation { op: Op::Delete(key), value: String::new(), expected: None };
-        let id = self.invoke(OPERATOR, key as u32, &requested);
+        let id = self.invoke(OPERATOR, key as u32, &RequestedOperation::plain(Op::Delete(key)));
         self.respond(id, key, &Ok(reply))
+    }
+
+    /// Notes the time in milliseconds. Returns whether values have expired since the last call.
+    pub(crate) fn advance(&mut self, now_ms: u64) -> Result<bool, Violation> {
+        if self.has_expired || now_ms < EXPIRES_AT_MS {
+            return Ok(false);
+        }
+        self.has_expired = true;
+        let mut registers = self.registers.iter_mut();
+        registers
+            .try_for_each(|register| register.advance(now_ms as Value))
+            .map_err(|_| Violation::TooMany)?;
+        Ok(true)
     }
 
     /// Ends an operation without an answer. It has taken effect by now, or never will.

@@ -85,6 +85,22 @@ pub enum Mutant {
     HintAfterClear,
     /// The server does not fence the clients that were connected before its restart (I6).
     FormerClientsNotFenced,
+    /// The server clears a tombstone at once, not GRACE later. This breaks no rule: no answer of an
+    /// operation depends on TOMB instead of EMPTY.
+    TombClearedAtOnce,
+    /// PUT counts as overwritten by the removal of its key by the server (I23).
+    AbsorbedByTomb,
+    /// The server removes whatever value the slot has when it posts its chain, not the value that
+    /// it read (I4).
+    ReplacedRemoved,
+    /// The server removes a key although it read the word more than T_word ago (I4).
+    RemovedByOldProof,
+    /// The server gives the block of a removed key another owner with its old generation (I2).
+    RemovedGenerationKept,
+    /// The server removes a value before it expires (I19).
+    ExpiresEarly,
+    /// A client ignores when values expire (I19).
+    ExpiryIgnored,
     /// After a lost connection, a change that may have happened counts as not done.
     UnknownIsNothing,
     /// PUT counts as overwritten by a conditional operation.

@@ -216,7 +216,7 @@ impl MutantFabric {
         (at, slot, expected, desired): (usize, u64, u64, u64),
         memory: &Memory,
     ) {
-        use SlotState::{Aborted, Empty, Live, Moved, Pending};
+        use SlotState::{Aborted, Empty, Live, Moved, Pending, Tomb};
         let is = |from, to| swaps(expected, desired, from, to);
         let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
         match self.mutant {
@@ -243,6 +243,14 @@ impl MutantFabric {
                     chain[at] = swap(*real, desired);
                 }
             }
+            Mutant::ReplacedRemoved if is(Live, Tomb) => {
+                let found = memory.word_at_offset(slot);
+                let tomb = SlotWord::from_bits(found).with_state(Tomb);
+                if state(found) == Live && found != expected {
+                    self.words.insert(slot, (found, expected));
+                    chain[at] = swap(found, tomb.bits());
+                }
+            }
             Mutant::HintAfterClear if is(Pending, Empty) || is(Aborted, Empty) => {
                 self.reported = Some(memory.word_at_offset(slot));
                 chain.reverse();
@@ -258,7 +266,7 @@ impl MutantFabric {
     }
 
     fn complete_swap(&mut self, (slot, expected, desired): (u64, u64, u64), found: &mut u64) {
-        use SlotState::{Aborted, Empty, Live, Pending};
+        use SlotState::{Aborted, Empty, Live, Pending, Tomb};
         let is = |from, to| swaps(expected, desired, from, to);
         let (wanted, met) = (SlotWord::from_bits(expected), SlotWord::from_bits(*found));
         let same_incarnation = wanted.incarnation() == met.incarnation();
@@ -278,7 +286,10 @@ impl MutantFabric {
             {
                 *found = aborted;
             }
-            Mutant::TakesAborted | Mutant::SameIncarnation | Mutant::FoundBelieved(_) => {
+            Mutant::TakesAborted
+            | Mutant::SameIncarnation
+            | Mutant::FoundBelieved(_)
+            | Mutant::ReplacedRemoved => {
                 if let Some((real, reported)) = self.words.remove(&slot)
                     && *found == real
                 {
@@ -292,6 +303,15 @@ impl MutantFabric {
             }
             Mutant::AbsorbedByConditional if met.state() == Live && met != wanted => {
                 *found &= !(1 << 60);
+            }
+            // As if a PUT had replaced the value by one in the same block.
+            Mutant::AbsorbedByTomb if is(Live, Live) && met.state() == Tomb => {
+                let block = wanted.block().ok();
+                let next = |block: BlockRef| BlockRef {
+                    generation_low: block.generation_low.wrapping_add(1),
+                    ..block
+                };
+                *found = block.map_or(*found, |block| wanted.live(next(block), false).bits());
             }
             Mutant::DeleteAbsorbed
                 if is(Live, Empty) && met.state() == Live && same_incarnation =>

@@ -21,7 +21,7 @@ use crate::region::{KEYS, Key, SimRegion, keys};
 use crate::scenario::{Chore, EventCounts, Scenario};
 use crate::script::{Op, Script};
 use crate::server::{ServerAnswers, run_chores};
-use crate::session::{Reply, TestSession};
+use crate::session::{EXPIRES_AT_MS, Reply, TestSession};
 use crate::task::Events;
 use crate::world::World;
 
@@ -37,6 +37,8 @@ pub(crate) struct Prepared<'s> {
     pub(crate) can_change: Vec<bool>,
     /// Whether a script changes the two further regions; see [`crate::two_regions`].
     pub(crate) changes_two_regions: bool,
+    /// Whether there may be values that expire.
+    pub(crate) has_expiries: bool,
 }
 
 /// The options of a client's session.
@@ -62,7 +64,8 @@ impl<'s> Prepared<'s> {
     pub(crate) fn new(scenario: &'s Scenario) -> Self {
         let blocks_max = scenario.clients.iter().map(|script| script.blocks).max();
         let clients = scenario.clients.len() as u64;
-        let splits = scenario.chores().iter().filter(|chore| **chore != Chore::Sweep).count();
+        let is_split = |chore: &&Chore| matches!(chore, Chore::Split | Chore::Reuse { .. });
+        let splits = scenario.chores().iter().filter(is_split).count();
         let limits = &scenario.limits;
         let reopened = u64::from(limits.losses + limits.pauses + limits.reconnects)
             + clients * u64::from(limits.server_restarts);
@@ -79,12 +82,18 @@ impl<'s> Prepared<'s> {
         let mut world = World::new(region.clone(), memory.clone(), unnoticed, false, 0);
         world.cluster = scenario.moves.then(ClusterState::new);
         let world = Rc::new(RefCell::new(world));
-        let mut ops = scenario.clients.iter().flat_map(|script| script.lanes.concat());
-        let changes_two_regions = ops.any(|op| op == Op::RaiseBoth);
-        let mut prepared = Self { scenario, region, memory, can_change, changes_two_regions };
+        let ops = || scenario.clients.iter().flat_map(|script| script.lanes.concat());
+        let changes_two_regions = ops().any(|op| op == Op::RaiseBoth);
+        let has_expiries = !scenario.expiring.is_empty()
+            || ops().any(|op| matches!(op, Op::PutTtl(_) | Op::InsertTtl(_)));
+        let mut prepared =
+            Self { scenario, region, memory, can_change, changes_two_regions, has_expiries };
         let session = prepared.open(&world, 0, 0, 1, None);
         for key in scenario.removed.iter().chain(&scenario.stored) {
-            drive(&session, Action::Insert(Lifetime::FOREVER), *key, &format!("i{key}"));
+            let expires = scenario.expiring.contains(key);
+            let lifetime =
+                if expires { Lifetime::until_ms(EXPIRES_AT_MS) } else { Lifetime::FOREVER };
+            drive(&session, Action::Insert(lifetime), *key, &format!("i{key}"));
             if scenario.removed.contains(key) {
                 drive(&session, Action::Delete, *key, "");
             }

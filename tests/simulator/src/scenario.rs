@@ -34,6 +34,12 @@ pub(crate) enum Chore {
     },
     /// Clears the slots of lost clients.
     Sweep,
+    /// Evicts a key.
+    Evict(Key),
+    /// Removes the first value that it finds expired.
+    Expire,
+    /// Clears the tombstones that the removals before it left.
+    ClearTombs,
 }
 
 /// The number of events of each kind: those of an execution so far, or a scenario's limits.
@@ -65,6 +71,12 @@ pub struct Scenario {
     pub(crate) stored: Vec<Key>,
     pub(crate) removed: Vec<Key>,
     pub(crate) marked: Vec<Key>,
+    /// The stored keys whose values expire.
+    pub(crate) expiring: Vec<Key>,
+    /// The keys that the server evicts, one after another.
+    pub(crate) evicted: Vec<Key>,
+    /// How often the server looks for an expired value.
+    pub(crate) expiries: usize,
     pub(crate) clients: Vec<Script>,
     /// The time that chains really take.
     pub(crate) round_trip_ns: Nanos,
@@ -108,6 +120,26 @@ impl Scenario {
     pub fn marked(mut self, key: Key) -> Self {
         self.marked.push(key);
         self.stored(key)
+    }
+
+    /// The key is stored, and its value expires [`crate::TTL_NS`] after the start.
+    pub fn expiring(mut self, key: Key) -> Self {
+        self.expiring.push(key);
+        if self.stored.contains(&key) { self } else { self.stored(key) }
+    }
+
+    /// The server evicts this key at any moment, after the keys of earlier calls. GRACE later it
+    /// clears the slot, after a split if there is one.
+    pub fn evicts(mut self, key: Key) -> Self {
+        self.evicted.push(key);
+        self
+    }
+
+    /// The server removes an expired value, at any moment after it has evicted keys. It looks
+    /// `max` times for one.
+    pub fn expires(mut self, max: usize) -> Self {
+        self.expiries = max;
+        self
     }
 
     /// The number of slots that clients can use.
@@ -206,7 +238,18 @@ impl Scenario {
         let sweeps = (0..lost).map(|_| Chore::Sweep);
         let splits = self.split.iter().map(|_| Chore::Split);
         let reuse = self.reuse.map(|key_0_returns| Chore::Reuse { key_0_returns });
-        splits.chain(reuse).chain(sweeps).collect()
+        let mut splits = Some(splits.chain(reuse));
+        let evictions = self.evicted.iter().map(|key| Chore::Evict(*key));
+        let removals = evictions.chain((0..self.expiries).map(|_| Chore::Expire));
+        let mut chores = Vec::new();
+        for removal in removals {
+            chores.push(removal);
+            chores.extend(splits.take().into_iter().flatten());
+            chores.push(Chore::ClearTombs);
+        }
+        chores.extend(splits.into_iter().flatten());
+        chores.extend(sweeps);
+        chores
     }
 
     /// The server splits the subtable of all keys at any moment, `lanes` slots at a time. The
@@ -312,15 +355,20 @@ impl fmt::Display for Scenario {
             ("heartbeats", limits.heartbeats.into(), 0),
             ("reconnects", limits.reconnects.into(), 0),
             ("old_maps", limits.old_maps.into(), 0),
+            ("expires", self.expiries as u64, 0),
         ];
         for (name, number, default) in numbers {
             if number != default {
                 write!(f, ", {name}={number}")?;
             }
         }
-        for (name, keys) in
-            [("stored", &self.stored), ("removed", &self.removed), ("marked", &self.marked)]
-        {
+        for (name, keys) in [
+            ("stored", &self.stored),
+            ("removed", &self.removed),
+            ("marked", &self.marked),
+            ("expiring", &self.expiring),
+            ("evicts", &self.evicted),
+        ] {
             if !keys.is_empty() {
                 write!(f, ", {name}={keys:?}")?;
             }

@@ -37,6 +37,10 @@ pub enum Op {
     Increment(Key),
     /// Appends a digit.
     Append(Key),
+    /// PUT of a value that expires [`crate::TTL_NS`] after the start of the execution.
+    PutTtl(Key),
+    /// INSERT of such a value.
+    InsertTtl(Key),
     PutLarge(Key),
     GiveBack,
     Sleep(Nanos),
@@ -210,6 +214,16 @@ impl Script {
     /// Gives the value another expiry.
     pub fn touch(self, key: Key) -> Self {
         self.then(Op::Touch(key))
+    }
+
+    /// PUT of a value that expires [`crate::TTL_NS`] after the start of the execution.
+    pub fn put_ttl(self, key: Key) -> Self {
+        self.then(Op::PutTtl(key))
+    }
+
+    /// INSERT of such a value.
+    pub fn insert_ttl(self, key: Key) -> Self {
+        self.then(Op::InsertTtl(key))
     }
 
     /// PUT that keeps the expiry.

@@ -24,6 +24,8 @@ use crate::task::{Event, Events, begin};
 use crate::world::World;
 use crate::world::depot::SimDepot;
 
+mod removal;
+
 type Shared<T> = Rc<RefCell<T>>;
 
 /// The server's answers to the requests of one session. It answers at once.
@@ -123,6 +125,9 @@ pub(crate) async fn run_chores(
                 split(&session, &world, lanes, Some(key_0_returns)).await
             }
             Chore::Sweep => sweep(&session, &world).await,
+            Chore::Evict(key) => removal::evict(&session, &world, key, &events).await,
+            Chore::Expire => removal::expire(&session, &world, &events).await,
+            Chore::ClearTombs => removal::clear_tombs(&session, &world).await,
         };
         events.borrow_mut().extend([event, Event::Skip]);
     }

@@ -2,7 +2,7 @@
 
 use std::hash::Hasher;
 
-use farside_fabric::{Buffer, Endpoint, LaneId, RegionIndex};
+use farside_fabric::{Buffer, Endpoint, LaneId, Nanos, RegionIndex};
 use farside_layout::SizeClass;
 use farside_protocol::allocator::BlockSource;
 use farside_protocol::{
@@ -13,6 +13,7 @@ use farside_protocol::{
 use crate::cluster::ClusterClient;
 use crate::fabric::SimFabric;
 use crate::mutant::Mutant;
+use crate::world::START_NS;
 
 /// The answer to an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,13 +31,17 @@ pub(crate) struct FoundValue {
     /// The region that the value is in, and its version there.
     pub(crate) region: RegionIndex,
     pub(crate) version: Version,
-    /// The number of its expiry, after [`EXPIRY_BASE_MS`]; 0 for never.
+    /// When it expires, in milliseconds of the simulated wall clock; 0 for never.
     pub(crate) expiry: u64,
 }
 
-/// The expiries of touched values are later than this, in milliseconds since 1970: in the year
-/// 4199. So no value expires in an execution.
-pub(crate) const EXPIRY_BASE_MS: u64 = 1 << 46;
+/// The expiries of touched values are later than this, in milliseconds: two years after the start.
+/// So no touched value expires in an execution.
+pub(crate) const EXPIRY_BASE_MS: u64 = 1 << 36;
+/// When values with a time to live expire, in milliseconds: 50 ms after the start.
+pub(crate) const EXPIRES_AT_MS: u64 = START_NS / 1_000_000 + TTL_NS / 1_000_000;
+/// How long after the start of an execution values with a time to live expire.
+pub const TTL_NS: Nanos = 50_000_000;
 
 /// A session over the simulated fabric.
 pub(crate) struct TestSession {
@@ -133,7 +138,7 @@ impl TestSession {
             text: String::from_utf8_lossy(found.value_in(&buffer)).into_owned(),
             region: region.index,
             version: found.version,
-            expiry: found.expires_at_ms().saturating_sub(EXPIRY_BASE_MS),
+            expiry: found.expires_at_ms(),
         });
         // An increment returns the number that it stored.
         let is_increment =

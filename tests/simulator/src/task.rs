@@ -10,9 +10,9 @@ use farside_protocol::split::SplitProgress;
 use farside_protocol::{Action, Change, Expected, Lifetime, OperationError};
 
 use crate::monitor::{ExpectedContent, RequestedOperation};
-use crate::region::{KEYS, LARGE_BYTES, keys};
+use crate::region::{KEYS, Key, LARGE_BYTES, keys};
 use crate::script::Op;
-use crate::session::{EXPIRY_BASE_MS, FoundValue, Reply, TestSession};
+use crate::session::{EXPIRES_AT_MS, EXPIRY_BASE_MS, FoundValue, Reply, TestSession};
 use crate::two_regions::raise;
 
 /// A message of a process to the execution that polls it.
@@ -21,6 +21,8 @@ pub(crate) enum Event {
     Respond(usize, Result<Reply, Option<OperationError>>),
     /// The present operation or chore ends without an answer.
     Skip,
+    /// The server's removal of this key has ended: `Err(None)` if the key had another word by then.
+    Removed(Key, Result<Reply, Option<OperationError>>),
     /// A split has ended.
     Split(SplitProgress),
     /// The server has cleared the slots of these clients.
@@ -94,11 +96,11 @@ pub(crate) async fn run_script(
         if let Op::Increment(_) | Op::Append(_) = op {
             value = "1".to_owned();
         }
-        // The number of the expiry. Scripts have fewer than 16 operations, if they touch a key.
+        // A number for the expiry of a touch. Scripts have fewer than 16 operations, if they touch a key.
         let expiry = name.bytes().fold(0, |number, byte| number << 8 | u64::from(byte)) << 4;
         let expiry = expiry + n as u64 + 1;
         if let Op::Touch(_) = op {
-            value = expiry.to_string();
+            value = (EXPIRY_BASE_MS + expiry).to_string();
         }
         if matches!(op, Op::PutLarge(_)) {
             value.extend(std::iter::repeat_n('\0', LARGE_BYTES - value.len()));
@@ -114,8 +116,8 @@ pub(crate) async fn run_script(
             }
             _ => None,
         };
-        let requested = RequestedOperation { op, value: value.clone(), expected };
-        let key = requested.key();
+        let requested = RequestedOperation::of(op, value.clone(), expected);
+        let key = requested.key;
         if !std::mem::take(&mut is_invoked) {
             events.borrow_mut().push_back(Event::Invoke(requested));
         }
@@ -132,6 +134,8 @@ pub(crate) async fn run_script(
             (Op::Get(_), _) => (Action::Get, ""),
             (Op::Put(_) | Op::PutLarge(_), _) => (Action::Put(forever), &*value),
             (Op::Insert(_), _) => (Action::Insert(forever), &*value),
+            (Op::PutTtl(_), _) => (Action::Put(Lifetime::until_ms(EXPIRES_AT_MS)), &*value),
+            (Op::InsertTtl(_), _) => (Action::Insert(Lifetime::until_ms(EXPIRES_AT_MS)), &*value),
             (Op::Update(_), _) => (Action::Update(forever), &*value),
             (Op::Take(_), _) => (Action::take(), ""),
             (Op::GetOrInsert(_), _) => (Action::get_or_insert(), &*value),

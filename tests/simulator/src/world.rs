@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farside_fabric::Nanos;
+use farside_layout::SlotWord;
 use farside_protocol::ConnectionCache;
 use farside_protocol::split::SplitProgress;
 
@@ -16,6 +17,17 @@ use crate::mutant::Mutant;
 use crate::region::SimRegion;
 use crate::trace::{Line, describe};
 use crate::world::depot::SimDepot;
+
+/// The time at the start of an execution. The wall clock shows the same time.
+pub(crate) const START_NS: Nanos = 1_000_000_000;
+
+/// A slot whose key the server removed: a tombstone until `ready_at`.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) struct Tomb {
+    pub(crate) slot: u64,
+    pub(crate) word: SlotWord,
+    pub(crate) ready_at: Nanos,
+}
 
 pub(crate) struct World {
     pub(crate) region: Rc<SimRegion>,
@@ -41,6 +53,8 @@ pub(crate) struct World {
     pub(crate) fenced: Vec<u16>,
     /// Whether the place of a subtable rests for GRACE before its reuse.
     pub(crate) places_rest: bool,
+    /// The tombstones that the server has not cleared yet.
+    pub(crate) tombs: Vec<Tomb>,
     /// The cluster, if a shard changes its region.
     pub(crate) cluster: Option<ClusterState>,
     /// The server's depot, if there is one.
@@ -63,7 +77,7 @@ impl World {
         Self {
             region,
             memory,
-            now: 1_000_000_000,
+            now: START_NS,
             round_trip_ns,
             is_preemptible,
             accessed_by: vec![0; words],
@@ -74,6 +88,7 @@ impl World {
             split: None,
             fenced: Vec::new(),
             places_rest: true,
+            tombs: Vec::new(),
             cluster: None,
             depot: None,
             fired: Vec::new(),

@@ -5,7 +5,8 @@
 //! subtables. The process exits with 3 and a message on stderr when a call fails in a forbidden
 //! way, or returns a value that no session wrote.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network|cluster]`: the sessions
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network|cluster|cache|faulty-cache]`:
+//! the sessions
 //! are the processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number
 //! as name to FOLDER. The file `new-FIRST` has the number of new keys. The process ends once FOLDER
 //! has a file `stop`.
@@ -16,6 +17,9 @@
 //! `network`, the network fails, so that a write may wait for its blocks in vain. With `cluster`,
 //! ADDRESS is a list of seeds, and shards may be unavailable. Then sessions make fewer operations,
 //! so that their files have room for minutes.
+//!
+//! With `cache`, the server evicts keys. The sessions also use cold keys, whose values do not fit
+//! into its memory, and some values expire. `faulty-cache` has the faults as well.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
@@ -28,7 +32,9 @@ use farside::{Client, ClientBuilder, Contact, Error, Session, SetupError};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 use farside_tests::device;
 use farside_tests::faults::{Faults, Rates};
-use farside_tests::recorder::{COUNTERS, HOT_KEYS, RecordingSession, create_mapped, new_key};
+use farside_tests::recorder::{
+    COLD_KEYS, COUNTERS, HOT_KEYS, RecordingSession, create_mapped, may_expire, new_key,
+};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -52,6 +58,8 @@ const BATCH: usize = 8;
 const COUNTER_BYTES_MAX: usize = 6;
 /// Limit on the keys that a session inserts: the region has room for no more.
 const NEW_KEYS_MAX: u64 = 400_000;
+/// The number of keys that a session inserts into a cache between two pauses.
+const NEW_KEYS_PER_PAUSE: u64 = 16;
 /// [`NEW_KEYS_MAX`] for a client that works until it is killed: many such clients share a region,
 /// one after another.
 const NEW_KEYS_MAX_ENDLESS: u64 = 5_000;
@@ -73,10 +81,16 @@ enum Mode {
     Endless,
     Network,
     Cluster,
+    Cache,
+    FaultyCache,
 }
 
 fn mode() -> Mode {
     *MODE.get().unwrap()
+}
+
+fn is_cache() -> bool {
+    matches!(mode(), Mode::Cache | Mode::FaultyCache)
 }
 
 const PUT: Action<'static> = Action::Put(Lifetime::FOREVER);
@@ -99,6 +113,8 @@ fn main() {
         ["endless"] => Mode::Endless,
         ["network"] => Mode::Network,
         ["cluster"] => Mode::Cluster,
+        ["cache"] => Mode::Cache,
+        ["faulty-cache"] => Mode::FaultyCache,
         _ => usage(),
     };
     let (folder, mode) = (Path::new(folder), *MODE.get_or_init(|| mode));
@@ -109,7 +125,8 @@ fn main() {
         _ => CONNECT_TIMEOUT,
     };
     let mut client = Client::builder().server(address).connect_timeout(timeout);
-    let faults = (mode == Mode::Faults).then(|| faults(first));
+    let is_faulty = matches!(mode, Mode::Faults | Mode::FaultyCache);
+    let faults = is_faulty.then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
         client = client.intercept_fabric(Arc::new(move |fabric, lanes| {
@@ -138,7 +155,10 @@ fn main() {
 }
 
 fn usage() -> ! {
-    eprintln!("history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network|cluster]");
+    eprintln!(
+        "history-worker ADDRESS FOLDER FIRST SESSIONS \
+         [faults|endless|network|cluster|cache|faulty-cache]"
+    );
     std::process::exit(2);
 }
 
@@ -236,10 +256,13 @@ fn work(client: &Client, folder: &Path, process: u64) {
 }
 
 fn step(session: &mut RecordingSession, random: &mut SmallRng) {
-    let key = random.random_range(0..HOT_KEYS);
+    let key = any_key(random);
     let bytes = SIZES[random.random_range(0..SIZES.len())];
     if random.random_range(0..4) == 0 {
         session.clear_cache();
+    }
+    if is_cache() && may_expire(key) {
+        return step_of_expiring(session, key, random);
     }
     if random.random_range(0..8) == 0 {
         return count(session, random);
@@ -265,7 +288,9 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
         }
         _ => {
             let mut next = || {
-                let key = random.random_range(0..HOT_KEYS);
+                // The steps of a batch store no values that expire.
+                let mut keys = std::iter::repeat_with(|| any_key(random));
+                let key = keys.find(|key| !is_cache() || !may_expire(*key)).unwrap();
                 (key, unconditional(random.random_range(0..88)), bytes)
             };
             let steps: [_; BATCH] = std::array::from_fn(|_| next());
@@ -274,6 +299,27 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
             }
         }
     }
+}
+
+/// Returns a key for one step.
+fn any_key(random: &mut SmallRng) -> u64 {
+    if is_cache() && random.random() {
+        return random.random_range(COLD_KEYS);
+    }
+    random.random_range(0..HOT_KEYS)
+}
+
+/// Does one operation on a key whose values may expire.
+fn step_of_expiring(session: &mut RecordingSession, key: u64, random: &mut SmallRng) {
+    let bytes = SIZES[random.random_range(0..SIZES.len())];
+    let lifetime = session.next_lifetime(key);
+    let action = match random.random_range(0..100) {
+        0..50 => return drop(allowed_get(session.run(key, Action::Get, 0))),
+        50..70 => Action::Put(lifetime),
+        70..90 => Action::Insert(lifetime),
+        _ => Action::Delete,
+    };
+    drop(allowed(session.run(key, action, bytes)));
 }
 
 /// Does one operation on a key whose value is a decimal number.
@@ -317,17 +363,18 @@ fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
         if number % 64 == 0 && has_stopped(folder) {
             return;
         }
-        if mode() == Mode::Cluster {
+        if mode() == Mode::Cluster || is_cache() && number % NEW_KEYS_PER_PAUSE == 0 {
             std::thread::sleep(PAUSE);
         }
         insert_new(&mut session, first, number);
         count.store(0, number + 1).unwrap();
-        let (key, value) = new_key(first, random.random_range(0..=number));
+        let (key, value) = new_key(first, random.random_range(0..=number), is_cache());
         if number % 4 == 0
             && let Some(found) = allowed_get(session.get(key))
         {
+            let is_lost = found.is_none() && is_cache();
             assert!(
-                found.as_ref().is_some_and(|found| found.data == value),
+                is_lost || found.as_ref().is_some_and(|found| found.data == value),
                 "the new key {key:x?} has {found:?}"
             );
         }
@@ -336,7 +383,7 @@ fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
 
 /// Inserts a new key, and returns once it is there.
 fn insert_new(session: &mut Session, first: u64, number: u64) {
-    let (key, value) = new_key(first, number);
+    let (key, value) = new_key(first, number, is_cache());
     let mut may_be_there = false;
     loop {
         match session.insert(key, &value) {

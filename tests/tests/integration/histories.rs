@@ -7,6 +7,7 @@
 //! `FARSIDE_HISTORY_SECONDS` sets the duration of each kind of kill (5 by default). `make soak
 //! MINUTES=n` does all of that together for a long time.
 
+mod caches;
 mod figures;
 pub(crate) mod run;
 pub(crate) mod workers;

@@ -61,8 +61,9 @@ impl<'s> Execution<'s> {
             observer: None,
         };
         for key in &scenario.stored {
-            let requested =
-                RequestedOperation { op: Op::Put(*key), value: format!("i{key}"), expected: None };
+            let expires = scenario.expiring.contains(key);
+            let op = if expires { Op::PutTtl(*key) } else { Op::Put(*key) };
+            let requested = RequestedOperation::of(op, format!("i{key}"), None);
             let id = execution.monitor.invoke(STORER, *key as u32, &requested);
             let stored = Ok(Reply { done: true, found: None });
             execution.monitor.respond(id, *key, &stored).expect("the first values");

@@ -23,7 +23,7 @@ impl Execution<'_> {
         let visible_state = self.visible_state();
         let world = self.world.borrow();
         let mut hasher = DefaultHasher::new();
-        world.cluster.hash(&mut hasher);
+        (world.cluster, &world.tombs).hash(&mut hasher);
         (world.memory.hash(), world.now, self.monitor.state()).hash(&mut hasher);
         for session in &self.sessions {
             let fabric = session.endpoint().fabric();
@@ -99,13 +99,13 @@ impl Execution<'_> {
         {
             return Err(Violation::Stuck(actor));
         }
+        self.note_time()?;
         let first = self.processes.len();
         let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
         for (session, actor) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
             self.world.borrow_mut().note(actor, || "reads all keys".to_owned());
             for key in 0..KEYS {
-                let requested =
-                    RequestedOperation { op: Op::Get(key), value: String::new(), expected: None };
+                let requested = RequestedOperation::plain(Op::Get(key));
                 let id = self.monitor.invoke(actor, key as u32, &requested);
                 let read = session.run(LaneId(0), Action::Get, (&keys()[key], b""));
                 let reply = session.endpoint().drive(read);

@@ -17,6 +17,7 @@ mod mutants;
 mod pairs;
 mod places;
 mod random;
+mod removals;
 mod reuse;
 mod sessions;
 mod split_mutants;

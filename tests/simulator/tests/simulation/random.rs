@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use farside_simulator::{Mutant, Scenario, TRUST_NS, client};
+use farside_simulator::{Mutant, Op, Scenario, TRUST_NS, TTL_NS, client};
 
 use crate::GRACE_NS;
 
@@ -91,6 +91,19 @@ fn succession() -> Scenario {
     scenario.late_answers().records_fail().chains(64).client(first).client(second).client(third)
 }
 
+/// The server evicts keys, removes expired values, and splits the subtable. Evicted blocks go from
+/// client to client.
+fn cache() -> Scenario {
+    let first = client().takes().knows(0).put(0).get(1).insert_ttl(1).get(0).delete(0).put(2);
+    let second = client().takes().blocks(1).knows(0).get(0).touch(0).put_ttl(2).update(1);
+    let third = client().takes().get(0).exchange_seen(0).op(Op::Take(2)).get_or_insert(1);
+    let scenario = Scenario::new().slots(3).used(1).depot().expiring(1).splits(0, 2).expires(3);
+    let scenario = scenario.evicts(0).evicts(1).evicts(2).evicts(0).deaths(1).chains(64);
+    let scenario = scenario.jumps(2, &[1_300_000, TTL_NS, GRACE_NS]);
+    let scenario = scenario.client(first.get(1).get(2)).client(second.insert(0).get(2).get(1));
+    scenario.client(third.put_keep_ttl(2).put(1).get(0).delete(2))
+}
+
 /// Returns the number in an environment variable, or the default.
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
@@ -100,8 +113,17 @@ fn variable(name: &str, default: u64) -> u64 {
 #[test]
 fn seeds() {
     let first = variable("FARSIDE_SIMULATION_SEED", 0);
-    let separate =
-        [brawl(), chase(), rush(), moving(), wreck(), returning(), mixture(), succession()];
+    let separate = [
+        brawl(),
+        chase(),
+        rush(),
+        moving(),
+        wreck(),
+        returning(),
+        mixture(),
+        succession(),
+        cache(),
+    ];
     let shared = separate.clone().map(Scenario::shares_locations);
     let seconds = variable("FARSIDE_SIMULATION_SECONDS", 10);
     let share = Duration::from_secs(seconds) / (separate.len() + shared.len()) as u32;

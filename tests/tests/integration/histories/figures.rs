@@ -31,6 +31,9 @@ pub(crate) struct Figures {
     /// Restarts without an operation since the previous one.
     pub(super) idle_restarts: u64,
     pub(super) splits: u64,
+    /// Keys that the server evicted, and expired values that it removed.
+    pub(super) evicted: u64,
+    pub(super) expired: u64,
     /// Outages of the network.
     pub(crate) outages: u64,
     /// The number of successes of each of [`CHORES`].
@@ -53,6 +56,8 @@ impl Figures {
         self.server_restarts += other.server_restarts;
         self.idle_restarts += other.idle_restarts;
         self.splits += other.splits;
+        self.evicted += other.evicted;
+        self.expired += other.expired;
         self.outages += other.outages;
         self.violations += other.violations;
         self.checking += other.checking;
@@ -84,6 +89,9 @@ impl fmt::Display for Figures {
             let faults: Vec<String> =
                 faults.map(|(name, count)| format!("{count} {name}")).collect();
             write!(f, ", chains: {}", faults.join(", "))?;
+        }
+        if self.evicted > 0 {
+            write!(f, ", {} keys evicted, {} expired values removed", self.evicted, self.expired)?;
         }
         if self.outages > 0 {
             write!(f, ", {} outages of the network", self.outages)?;

@@ -4,7 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use farside::Client;
-use farside_linearizability::{Ended, Record};
+use farside_linearizability::{Ended, Record, check, check_compacted};
 use farside_tests::faults::Fault;
 use farside_tests::network::Network;
 use farside_tests::{
@@ -14,6 +14,7 @@ use farside_tests::{
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
+use super::caches::check_cache;
 use super::figures::{CHORES, Figures};
 use super::workers::{Member, RecordedRun, Workers, keep};
 
@@ -23,6 +24,10 @@ const WORKERS: usize = 2;
 pub(super) const OPERATIONS_MIN: u64 = 10_000;
 /// A run continues until it has seen more splits than this.
 pub(super) const SPLITS_MIN: u64 = 60;
+/// A run of a cache continues until the server has evicted more keys than this.
+pub(super) const EVICTIONS_MIN: u64 = 1000;
+/// The memory of a cache: less than half of what the values take.
+const CACHE_MEMORY: &str = "32MiB";
 /// A run that kills clients continues until it has killed more than this.
 pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
 /// A run that kills the server continues until it has restarted it more often than this.
@@ -57,6 +62,8 @@ pub(crate) struct Plan {
     pub(super) netem: Option<&'static str>,
     /// The server listens at a port, too, and one of the workers uses it.
     pub(super) also_over_tcp: bool,
+    /// The server evicts keys, and has less memory than the values take. Some values expire.
+    pub(super) is_cache: bool,
 }
 
 impl Plan {
@@ -89,8 +96,15 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn start(plan: Plan) -> Self {
         // A small region is soon served again.
-        let memory = if plan.kills_server { "256MiB" } else { "512MiB" };
+        let memory = match plan {
+            Plan { is_cache: true, .. } => CACHE_MEMORY,
+            Plan { kills_server: true, .. } => "256MiB",
+            _ => "512MiB",
+        };
         let mut arguments = format!("--memory {memory} --grace-ms 20");
+        if plan.is_cache {
+            arguments.push_str(" --evict");
+        }
         let tcp = plan.also_over_tcp.then(free_tcp_address);
         tcp.iter().for_each(|address| arguments.push_str(&format!(" --listen {address}")));
         let network = plan.has_outages.then(|| Network::new().unwrap());
@@ -101,7 +115,8 @@ impl Run {
         if let (Some(network), Some(netem)) = (&network, plan.netem) {
             network.degrade(netem).unwrap();
         }
-        let workers = Workers::new(server.folder().join("histories"));
+        let folder = server.folder().join("histories");
+        let workers = if plan.is_cache { Workers::of_cache(folder) } else { Workers::new(folder) };
         let mut run =
             Self { plan, server, network, tcp, workers, chore: None, figures: Figures::default() };
         (0..WORKERS).for_each(|number| run.start_worker(number < plan.faulty));
@@ -110,6 +125,7 @@ impl Run {
 
     fn start_worker(&mut self, is_faulty: bool) {
         let mode = match &self.network {
+            _ if self.plan.is_cache => Some(if is_faulty { "faulty-cache" } else { "cache" }),
             _ if is_faulty => Some("faults"),
             Some(_) => Some("network"),
             None => None,
@@ -142,7 +158,7 @@ impl Run {
                 self.do_chore(random.random_range(0..CHORES.len()));
             }
             if kills_server && (!kills_workers || random.random_range(0..4) == 0) {
-                self.add_splits();
+                self.add_statistics();
                 if random.random() {
                     self.server.kill();
                 } else {
@@ -197,8 +213,15 @@ impl Run {
         {
             return true;
         }
-        let splits = self.figures.splits + self.client().admin().statistics().unwrap().splits;
-        self.workers.operations() < 2 * scaled(OPERATIONS_MIN) || splits <= scaled(SPLITS_MIN)
+        let now = self.client().admin().statistics().unwrap();
+        let has_few = match self.plan.is_cache {
+            true => {
+                self.figures.evicted + now.keys_evicted <= scaled(EVICTIONS_MIN)
+                    || self.figures.expired + now.keys_expired == 0
+            }
+            false => self.figures.splits + now.splits <= scaled(SPLITS_MIN),
+        };
+        self.workers.operations() < 2 * scaled(OPERATIONS_MIN) || has_few
     }
 
     /// Returns whether every kind of fault has happened, and a worker has died of one.
@@ -267,9 +290,12 @@ impl Run {
         }
     }
 
-    /// Adds this server's splits: a restarted server counts from 0.
-    fn add_splits(&mut self) {
-        self.figures.splits += self.client().admin().statistics().unwrap().splits;
+    /// Adds what this server has counted: a restarted server counts from 0.
+    fn add_statistics(&mut self) {
+        let now = self.client().admin().statistics().unwrap();
+        self.figures.splits += now.splits;
+        self.figures.evicted += now.keys_evicted;
+        self.figures.expired += now.keys_expired;
     }
 
     /// Returns the counts of faults of all workers.
@@ -296,7 +322,7 @@ impl Run {
             }
         }
         self.end_chore();
-        self.add_splits();
+        self.add_statistics();
         self.figures.faults = self.faults();
         self.read_all();
         if self.plan.kills_server {
@@ -311,9 +337,10 @@ impl Run {
         self.figures.full = recorded.full;
         let history = recorded.history;
         let started = Instant::now();
-        let verdict = match self.plan.chores {
-            true => farside_linearizability::check_compacted(&history),
-            false => farside_linearizability::check(&history),
+        let verdict = match self.plan {
+            Plan { is_cache: true, .. } => check_cache(&history),
+            Plan { chores: true, .. } => check_compacted(&history).map_err(|it| it.to_string()),
+            _ => check(&history).map_err(|it| it.to_string()),
         };
         if let Err(violation) = verdict {
             println!("VIOLATION: {violation}\nThe history is in {}", keep(&history).display());

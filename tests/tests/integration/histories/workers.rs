@@ -8,7 +8,7 @@ use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, Record};
 use farside_protocol::Action;
 use farside_tests::Worker;
-use farside_tests::recorder::{COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
+use farside_tests::recorder::{COLD_KEYS, COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 
 /// The number of recording sessions of a worker.
 const SESSIONS: u64 = 3;
@@ -30,6 +30,8 @@ pub(crate) struct Workers {
     sessions: u64,
     /// The number of sessions that read every key at the end.
     readers: u64,
+    /// Whether keys may be absent at the end.
+    is_cache: bool,
     /// First sessions of killed workers, and times by which these were certainly dead.
     deaths: Vec<(u64, u64)>,
 }
@@ -54,7 +56,13 @@ impl Workers {
     /// Makes this folder for the files.
     pub(crate) fn new(folder: PathBuf) -> Self {
         std::fs::create_dir(&folder).unwrap();
-        Self { folder, members: Vec::new(), sessions: 0, readers: 0, deaths: Vec::new() }
+        let (members, deaths) = (Vec::new(), Vec::new());
+        Self { folder, members, sessions: 0, readers: 0, is_cache: false, deaths }
+    }
+
+    /// As [`Workers::new`], of a server that evicts keys.
+    pub(crate) fn of_cache(folder: PathBuf) -> Self {
+        Self { is_cache: true, ..Self::new(folder) }
     }
 
     /// Starts a worker by a function of the program, its number, and its arguments after the
@@ -70,8 +78,8 @@ impl Workers {
         arguments.extend([first, SESSIONS].map(|number| number.to_string()));
         arguments.extend(mode.map(str::to_owned));
         let worker = start(env!("CARGO_BIN_EXE_history-worker"), first, arguments);
-        let member =
-            Member { first, worker, is_faulty: mode == Some("faults"), is_over_tcp: false };
+        let is_faulty = matches!(mode, Some("faults" | "faulty-cache"));
+        let member = Member { first, worker, is_faulty, is_over_tcp: false };
         self.members.push(member);
         self.members.last_mut().unwrap()
     }
@@ -120,8 +128,8 @@ impl Workers {
         })
     }
 
-    /// Has a new client read all keys: hot keys are recorded, others must have their first value.
-    /// Returns the number of the others.
+    /// Has a new client read all keys: hot and cold keys are recorded, others must have their first
+    /// value, or be absent from a cache. Returns the number of the others that it found.
     pub(crate) fn read_all(&mut self, client: &Client) -> u64 {
         let (mut session, process) = (client.session().unwrap(), self.sessions + self.readers);
         self.readers += 1;
@@ -129,15 +137,18 @@ impl Workers {
         for (first, inserted) in self.files("new") {
             let inserted = inserted.first_chunk().copied().unwrap_or_default();
             for number in 0..u64::from_le_bytes(inserted) {
-                let (key, value) = new_key(first, number);
+                let (key, value) = new_key(first, number, self.is_cache);
                 let found = session.get(key).unwrap();
-                assert!(found.is_some_and(|found| found.data == value), "new key {key:x?}");
-                read += 1;
+                read += u64::from(found.is_some());
+                let is_lost = found.is_none() && self.is_cache;
+                let is_its = found.is_some_and(|found| found.data == value);
+                assert!(is_lost || is_its, "new key {key:x?}");
             }
         }
         let file = self.folder.join(process.to_string());
-        let mut session = RecordingSession::new(session, &file, process, COUNTERS.end).unwrap();
-        for key in 0..COUNTERS.end {
+        let end = if self.is_cache { COLD_KEYS.end } else { COUNTERS.end };
+        let mut session = RecordingSession::new(session, &file, process, end).unwrap();
+        for key in 0..end {
             session.run(key, Action::Get, 0).unwrap();
         }
         read
