@@ -1,13 +1,18 @@
-//! Decides when the server asks its clients what they have read. It asks only while it evicts.
+//! Decides when the server asks its clients what they have read. It asks while it evicts, and once
+//! before, when the memory is nearly full: from then on clients note what they read.
 
 use farside_fabric::Nanos;
 use farside_layout::SizeClass;
+
+use crate::depot::Depot;
 
 /// The server asks when so large a share of a class was evicted: 1/64. Blocks that were read since
 /// the last question look unread meanwhile.
 const SHARE_DIVISOR: u64 = 64;
 /// The server asks after this time in any case, if it evicted anything since.
 const PAUSE_NS_MAX: Nanos = 100_000_000;
+/// It asks for the first time when so small a share of the chunks is left: an eighth.
+const FIRST_SHARE_DIVISOR: u64 = 8;
 /// It asks no sooner than this.
 const PAUSE_NS_MIN: Nanos = 10_000_000;
 /// The pause is longer if answers take long: so long for each client and for each block that was
@@ -53,6 +58,12 @@ impl ReadPulls {
     /// Notes that a client reported so many blocks.
     pub(crate) fn note_reported(&mut self, blocks: usize) {
         self.reported += blocks as u64;
+    }
+
+    /// Whether to ask all clients for the first time, because the memory is nearly full.
+    pub(crate) fn is_first_due(&self, depot: &Depot) -> bool {
+        let chunks = u64::from(depot.chunks());
+        self.asked_at.is_none() && depot.chunks_coming() * FIRST_SHARE_DIVISOR <= chunks
     }
 
     /// Whether to ask all clients now.

