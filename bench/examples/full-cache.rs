@@ -9,7 +9,7 @@
 
 use std::error::Error;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farside::{Client, Session};
 use hdrhistogram::Histogram;
@@ -41,6 +41,8 @@ fn main() -> Result<(), Failure> {
         return Err("usage: full-cache ADDRESS SESSIONS SECONDS:BYTES[+BYTES][@RATE]...".into());
     };
     let client = Client::builder().server(address).connect()?;
+    // No two runs have a key in common, unless they begin in the same second.
+    let run = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() << 44;
     let sessions = (0..sessions.parse()?).map(|_| client.session());
     let mut sessions = sessions.collect::<farside::Result<Vec<Session>>>()?;
     for (number, text) in (0u64..).zip(phases) {
@@ -48,7 +50,7 @@ fn main() -> Result<(), Failure> {
         let started = Instant::now();
         let measured: Vec<Measured> = thread::scope(|scope| {
             let run = |(at, session): (u64, _)| {
-                let first_key = (number << 16 | at) << 40;
+                let first_key = run | number << 38 | at << 32;
                 let phase = &phase;
                 scope.spawn(move || put_new_keys(session, first_key, phase, started))
             };

@@ -13,6 +13,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::walk::Budget;
 
+/// The bytes of header and key that are read at once. Longer keys take a second reading.
+const HEADER_AND_SHORT_KEY_BYTES: usize = 128;
+
 /// The fields of a block on which its removal depends.
 pub(crate) struct BlockFields {
     pub(crate) generation: u32,
@@ -87,32 +90,43 @@ impl BlockReader {
         Ok(fits_slot.then(|| BlockFields { generation, expires_at_ms: content.expires_at_ms() }))
     }
 
-    /// Reads the block at an address whose slot is not known, into `words`. Returns `None` if no
-    /// whole block of the class is there.
-    pub(crate) fn read_at(
+    /// Reads header and key of the block at an address whose slot is not known. Returns `None` if
+    /// the lengths do not go with the class.
+    ///
+    /// The value is not read, so the checksum is not compared. As for a client that unlinks a block,
+    /// the slot is the check: its word names the block, and stands beside the hint of the key.
+    pub(crate) fn read_key_at(
         &self,
         address: BlockAddress,
         class: SizeClass,
-        words: &mut Vec<u64>,
     ) -> Result<Option<FoundBlock>, ChainError> {
-        words.resize(BLOCK_HEADER_BYTES as usize / 8, 0);
-        self.region.read(address.offset(), words)?;
-        let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
-        let bytes = header.block_bytes().next_multiple_of(8);
-        if bytes > class.block_bytes() {
-            return Ok(None);
+        let mut words = [0; HEADER_AND_SHORT_KEY_BYTES / 8];
+        let in_class = (class.block_bytes() as usize).min(HEADER_AND_SHORT_KEY_BYTES) / 8;
+        self.region.read(address.offset(), &mut words[..in_class])?;
+        let header = header_of_class(&words, class);
+        let Some(header) = header else { return Ok(None) };
+        let end = BLOCK_HEADER_BYTES as usize + header.key_bytes();
+        let found = |words: &[u64]| FoundBlock {
+            hash: self.hasher.hash(&words.as_bytes()[BLOCK_HEADER_BYTES as usize..end]),
+            generation: header.generation(),
+            written_at_ms: header.written_at_ms(),
+            is_pinned: header.is_pinned(),
+        };
+        if end <= HEADER_AND_SHORT_KEY_BYTES {
+            return Ok(Some(found(&words)));
         }
-        words.resize((bytes / 8) as usize, 0);
-        self.region.read(address.offset(), words)?;
-        let Ok(content) = Block::decode(words.as_bytes(), address) else { return Ok(None) };
-        let is_of_class = class_for(content.key().len(), content.value().len()) == Some(class);
-        Ok(is_of_class.then(|| FoundBlock {
-            hash: self.hasher.hash(content.key()),
-            generation: content.header_word().generation,
-            written_at_ms: content.written_at_ms(),
-            is_pinned: content.is_pinned(),
-        }))
+        let mut words = vec![0; end.div_ceil(8)];
+        self.region.read(address.offset(), &mut words)?;
+        let is_same = header_of_class(&words, class) == Some(header);
+        Ok(is_same.then(|| found(&words)))
     }
+}
+
+/// Returns the header at the start of these words, if it is that of a block of this class.
+fn header_of_class(words: &[u64], class: SizeClass) -> Option<BlockHeader> {
+    let (header, _) = BlockHeader::read_from_prefix(words.as_bytes()).ok()?;
+    let bytes_class = class_for(header.key_bytes(), header.value_bytes() as usize);
+    (bytes_class == Some(class)).then_some(header)
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// The search for so many evictions looks at the headers of this many blocks for each. Of further
 /// blocks that were read only the reads are taken away, so that the search goes on fast.
 const HEADERS_PER_EVICTION: usize = 8;
+/// The headers of the blocks of so many runs are prefetched together.
+const RUNS_AHEAD_MAX: usize = 4;
 /// How many runs are visited before the clock is read again.
 const RUNS_PER_LOOK: usize = 16;
 /// How many random runs without any candidate end a sample.
@@ -93,8 +95,6 @@ pub(crate) struct Evictor {
     /// A class whose blocks clients should return, because a span cannot become empty otherwise.
     recall: Option<SizeClass>,
     random: u64,
-    /// The content of the block that was read last.
-    words: Vec<u64>,
     /// The number of keys that were removed.
     pub(crate) evicted: u64,
 }
@@ -118,7 +118,6 @@ impl Evictor {
             planned_at: 0,
             recall: None,
             random: 0x9e37_79b9_7f4a_7c15,
-            words: Vec::new(),
             evicted: 0,
         }
     }
@@ -243,7 +242,8 @@ impl Evictor {
     ) -> Result<usize, ChainError> {
         let evictions = self.find(class, wanted, tools, until)?.into_evictions();
         let give = |depot: &mut Depot, blocks, now| depot.give(class, blocks, false, now);
-        let done = self.evict_each(evictions.iter().copied(), class, tools, until, give)?;
+        let first = evictions.iter().copied().take(wanted);
+        let done = self.evict_each(first, class, tools, until, give)?;
         let hand = &mut self.hands[usize::from(class.index())];
         hand.found.extend_from_slice(&evictions[done.tried..]);
         if done.evicted > 0 {
@@ -271,13 +271,22 @@ impl Evictor {
                 batch.add(candidate);
             }
         }
-        let mut runs = 0;
+        let (mut runs, mut ahead) = (0, Vec::new());
+        let runs_ahead = wanted.div_ceil(RUN as usize).min(RUNS_AHEAD_MAX);
         while !batch.is_complete() {
-            let run = self.hands[hand].next_run(tools.depot.spans(class));
-            let (chunk, run) = run.unwrap_or_default();
-            let visited = run.end - run.start;
-            for index in run {
-                let Some(block) = tools.depot.visit(chunk, index) else { continue };
+            let mut visited = 0;
+            for _ in 0..runs_ahead {
+                let run = self.hands[hand].next_run(tools.depot.spans(class));
+                let (chunk, run) = run.unwrap_or_default();
+                visited += run.end - run.start;
+                for index in run {
+                    let Some(block) = tools.depot.visit(chunk, index) else { continue };
+                    let offset = block.address.offset();
+                    self.reader.region.prefetch(offset, BLOCK_HEADER_BYTES as u32);
+                    ahead.push(block);
+                }
+            }
+            for block in ahead.drain(..) {
                 let looks = block.reads == 0 || batch.candidates() < HEADERS_PER_EVICTION * wanted;
                 if looks && let Some(candidate) = self.candidate(block, class)? {
                     batch.add(candidate);
@@ -291,10 +300,11 @@ impl Evictor {
                     break;
                 }
             }
-            runs += 1;
-            if runs % RUNS_PER_LOOK == 0 && tools.own.now() >= until {
+            runs += runs_ahead;
+            if runs >= RUNS_PER_LOOK && tools.own.now() >= until {
                 break;
             }
+            runs %= RUNS_PER_LOOK;
         }
         Ok(batch)
     }
@@ -309,14 +319,8 @@ impl Evictor {
         until: Nanos,
         give: impl FnOnce(&mut Depot, Vec<FreeBlock>, Nanos) -> Result<(), BlockError>,
     ) -> Result<Evictions, ChainError> {
-        let (mut blocks, mut tried, mut result) = (Vec::new(), 0, Ok(()));
-        for address in addresses {
-            tried += 1;
-            result = self.evict(address, class, tools).map(|block| blocks.extend(block));
-            if result.is_err() || tools.own.now() >= until {
-                break;
-            }
-        }
+        let mut blocks = Vec::new();
+        let result = self.unlink_each(addresses, class, tools, until, &mut blocks);
         let evicted = blocks.len();
         self.evicted += evicted as u64;
         let lasting = tools.depot.blocks_lasting(class);
@@ -327,7 +331,53 @@ impl Evictor {
         if let Err(error) = give(tools.depot, blocks, tools.own.now()) {
             tracing::error!("the depot refuses the block of an evicted key: {error}");
         }
-        result.map(|()| Evictions { tried, evicted })
+        result.map(|tried| Evictions { tried, evicted })
+    }
+
+    /// Removes the keys whose blocks are at these addresses, one after the other until `until`,
+    /// except for those with pinned values. Adds the blocks to `unlinked`; they have not rested.
+    /// Returns how many addresses were tried.
+    ///
+    /// The block is read first, then the slot that its key leads to. Both readings and the CAS lie
+    /// within the age of a proof (invariant I4), so the generation that was read is the word's. The
+    /// memory of all steps is prefetched, because every one of them is a cache miss.
+    fn unlink_each(
+        &mut self,
+        addresses: impl Iterator<Item = BlockAddress>,
+        class: SizeClass,
+        Tools { index, own, reaper, .. }: &mut Tools<'_>,
+        until: Nanos,
+        unlinked: &mut Vec<FreeBlock>,
+    ) -> Result<usize, ChainError> {
+        let deadline = own.now().saturating_add(self.proof_age_max_ns);
+        let (mut keys, mut count) = (Vec::new(), 0);
+        for (number, address) in addresses.enumerate() {
+            count += 1;
+            if let Some(found) = self.reader.read_key_at(address, class)? {
+                index.prefetch_entry(found.hash);
+                keys.push((number, address, found));
+            }
+        }
+        for (.., found) in &keys {
+            index.prefetch_window(found.hash)?;
+        }
+        for (number, address, FoundBlock { hash, generation, written_at_ms, is_pinned }) in keys {
+            let block = BlockRef { address, class, generation_low: generation as u8 };
+            match index.find_linked(hash, block)? {
+                Some(_) if is_pinned => self.note_pin(address, class),
+                Some((slot, word)) if own.unlink_to_tombstone(slot, word, block, deadline)? => {
+                    self.ages.note(class, wall_ms().saturating_sub(written_at_ms));
+                    let now = own.now();
+                    let removed = reaper.schedule_tomb_clearing(slot, word, block, generation, now);
+                    unlinked.push(removed.block);
+                }
+                _ => {}
+            }
+            if own.now() >= until {
+                return Ok(number + 1);
+            }
+        }
+        Ok(count)
     }
 
     /// Returns up to `count` blocks of the class that may be linked, from random places.
@@ -400,36 +450,6 @@ impl Evictor {
         if let Some(chunk) = self.reader.geometry.chunk_of(address.offset()) {
             self.pins.note(chunk, class);
         }
-    }
-
-    /// Removes the key whose block is at this address. Returns the block, which has not rested;
-    /// `None` if its value is pinned, or if no slot leads to it.
-    ///
-    /// The block is read first, then the slot that its key leads to. Both readings and the CAS lie
-    /// within the age of a proof (invariant I4), so the generation that was read is the word's.
-    fn evict(
-        &mut self,
-        address: BlockAddress,
-        class: SizeClass,
-        Tools { index, own, reaper, .. }: &mut Tools<'_>,
-    ) -> Result<Option<FreeBlock>, ChainError> {
-        let deadline = own.now().saturating_add(self.proof_age_max_ns);
-        let Some(found) = self.reader.read_at(address, class, &mut self.words)? else {
-            return Ok(None);
-        };
-        let FoundBlock { hash, generation, written_at_ms, is_pinned } = found;
-        let block = BlockRef { address, class, generation_low: generation as u8 };
-        let Some((slot, word)) = index.find_linked(hash, block)? else { return Ok(None) };
-        if is_pinned {
-            self.note_pin(address, class);
-            return Ok(None);
-        }
-        if !own.unlink_to_tombstone(slot, word, block, deadline)? {
-            return Ok(None);
-        }
-        self.ages.note(class, wall_ms().saturating_sub(written_at_ms));
-        let removed = reaper.schedule_tomb_clearing(slot, word, block, generation, own.now());
-        Ok(Some(removed.block))
     }
 
     /// Returns a random number below `end`; 0 if `end` is 0.

@@ -122,6 +122,20 @@ impl Index {
         Ok(DirectoryEntry::from_bits(self.region.load(directory + entry * 8)?))
     }
 
+    /// Prefetches the directory entry of this hash.
+    pub(crate) fn prefetch_entry(&self, hash: KeyHash) {
+        if let Some(directory) = self.geometry.directory_offset(self.depth) {
+            self.region.prefetch(directory + hash.directory_index(self.depth) * 8, 8);
+        }
+    }
+
+    /// Prefetches the window of this hash.
+    pub(crate) fn prefetch_window(&self, hash: KeyHash) -> Result<(), ChainError> {
+        let subtable = self.entry(hash.directory_index(self.depth))?.offset();
+        self.region.prefetch(subtable + hash.window_offset(), WINDOW_BYTES as u32);
+        Ok(())
+    }
+
     /// Returns the slot that leads to this block, and its word, if the key with this hash has it.
     /// `None` also while a split moves the key.
     pub(crate) fn find_linked(

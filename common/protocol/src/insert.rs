@@ -9,7 +9,7 @@ use farside_fabric::{ChainError, Fabric, Nanos, Verb};
 use farside_layout::hash::NO_HINT;
 use farside_layout::{
     FIRST_INCARNATION, HINT_OFFSET, LayoutError, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
-    SubtableState,
+    SubtableState, WINDOW_SLOTS,
 };
 
 use super::swing::NewBlock;
@@ -415,10 +415,10 @@ fn was_claimed_by_hint(word: SlotWord) -> bool {
 
 /// How often an INSERT READs a full window with a TOMB during GRACE. After GRACE the TOMB is EMPTY.
 const TOMB_READS: Nanos = 16;
-/// An INSERT waits for a TOMB if a full window has this many. With fewer it asks for a split. A
-/// server that evicts makes a few all the time, and each wait takes up to GRACE. Many mean that the
-/// window will soon have room without more index.
-const TOMBS_MIN: usize = 3;
+/// An INSERT waits for a TOMB if half of a full window is TOMBs. With fewer it asks for a split. A
+/// server that evicts makes a few all the time, and each wait takes up to GRACE. Many come from a
+/// server that evicts the keys of whole chunks. Soon after them the window needs no more index.
+const TOMBS_MIN: usize = WINDOW_SLOTS / 2;
 
 /// Returns how many words of a window are TOMB.
 pub(super) fn tombs(window: &ObservedWindow) -> usize {

@@ -5,10 +5,11 @@ use farside_fabric::Nanos;
 
 /// The demand is counted over periods of at least this length.
 const PERIOD_NS: Nanos = 100_000_000;
-/// After a period with less demand, the demand of the earlier ones still counts for seven eighths.
-const DECAY_DIVISOR: u64 = 8;
+/// After a period with less demand, the demand of the earlier ones still counts, less this share.
+/// So most of it is forgotten after 5 s.
+const DECAY_DIVISOR: u64 = 32;
 /// After this many periods without requests nothing is left of the demand before.
-const PERIODS_MAX: u64 = 100;
+const PERIODS_MAX: u64 = 400;
 /// The estimate of the demand is at most this many times as high as what was measured.
 const RAISE_MAX: u64 = 8;
 /// For how long the free blocks should last, beside the time for which blocks rest.
@@ -39,6 +40,9 @@ impl ClassDemand {
     pub(super) fn note(&mut self, requested: u64, given: u64, grace: Nanos, now: Nanos) {
         self.roll(now);
         self.given += given;
+        // A period that is not over yet shows a lower bound of the rate. So the estimate rises soon
+        // after clients begin.
+        self.per_second = self.per_second.max(self.given * (SECOND_NS / PERIOD_NS));
         (self.requested, self.requested_at) = (requested, now);
         // What clients would have taken is unknown. So the estimate doubles until it suffices.
         if given == 0 && now.saturating_sub(self.raised_at) >= grace / 2 {

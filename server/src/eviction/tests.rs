@@ -203,11 +203,17 @@ fn a_slot_that_leads_to_the_block_of_another_key_is_left_alone() {
     let block = cache.store(1, 5);
     cache.link(2, block);
     let class = cache.class;
-    let evict =
-        |cache: &mut Cache| cache.with(|evictor, tools| evictor.evict(block.address, class, tools));
-    let free = evict(&mut cache).unwrap().unwrap();
+    let evict = |cache: &mut Cache| {
+        let mut unlinked = Vec::new();
+        let address = std::iter::once(block.address);
+        cache.with(|evictor, tools| {
+            evictor.unlink_each(address, class, tools, Nanos::MAX, &mut unlinked).unwrap();
+        });
+        unlinked.pop()
+    };
+    let free = evict(&mut cache).unwrap();
     assert_eq!((free.address, free.generation as u8), (block.address, block.generation_low + 1));
-    assert!(!cache.is_stored(1, block) && evict(&mut cache).unwrap().is_none());
+    assert!(!cache.is_stored(1, block) && evict(&mut cache).is_none());
     let words: Vec<_> = cache.slots(2).map(|slot| cache.word(slot)).collect();
     assert!(words.iter().any(|word| word.state() == SlotState::Live));
 }
@@ -272,8 +278,12 @@ fn pinned_values_stay_and_a_class_with_nothing_else_is_full() {
     assert_eq!(cache.evict(1, NEVER), 0);
     assert!(is_full(&cache, class) && is_full(&cache, other));
     let address = blocks[0].address;
-    let evicted = cache.with(|evictor, tools| evictor.evict(address, class, tools).unwrap());
-    assert!(evicted.is_none() && cache.is_stored(0, blocks[0]));
+    let mut unlinked = Vec::new();
+    cache.with(|evictor, tools| {
+        let addresses = std::iter::once(address);
+        evictor.unlink_each(addresses, class, tools, NEVER, &mut unlinked).unwrap()
+    });
+    assert!(unlinked.is_empty() && cache.is_stored(0, blocks[0]));
     let evictions = cache.evictor.evictions(class);
     assert_eq!(evictions.keys, (blocks.len() - pinned.len()) as u64);
     assert!(evictions.age_ms().abs_diff(wall_ms()) < 60_000, "they were written in 1970");
