@@ -326,7 +326,7 @@ impl Policy for Farside {
             ghost_at: entry.ghost_at,
             ..Default::default()
         };
-        self.clients.insert(key, self.requests);
+        self.clients.insert(key);
         false
     }
 
