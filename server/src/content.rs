@@ -27,7 +27,6 @@ pub(crate) struct FoundBlock {
     pub(crate) hash: KeyHash,
     pub(crate) generation: u32,
     pub(crate) written_at_ms: u64,
-    pub(crate) is_pinned: bool,
 }
 
 /// Reads the header of a block, then the bytes that are in use according to it. Returns `None` if
@@ -93,8 +92,9 @@ impl BlockReader {
     /// Reads header and key of the block at an address whose slot is not known. Returns `None` if
     /// the lengths do not go with the class.
     ///
-    /// The value is not read, so the checksum is not compared. As for a client that unlinks a block,
-    /// the slot is the check: its word names the block, and stands beside the hint of the key.
+    /// The value is not read, so the checksum is not compared. As for a client that unlinks a
+    /// block, the slot is the check: its word names the block, and stands beside the hint of the
+    /// key.
     pub(crate) fn read_key_at(
         &self,
         address: BlockAddress,
@@ -110,7 +110,6 @@ impl BlockReader {
             hash: self.hasher.hash(&words.as_bytes()[BLOCK_HEADER_BYTES as usize..end]),
             generation: header.generation(),
             written_at_ms: header.written_at_ms(),
-            is_pinned: header.is_pinned(),
         };
         if end <= HEADER_AND_SHORT_KEY_BYTES {
             return Ok(Some(found(&words)));
@@ -119,6 +118,13 @@ impl BlockReader {
         self.region.read(address.offset(), &mut words)?;
         let is_same = header_of_class(&words, class) == Some(header);
         Ok(is_same.then(|| found(&words)))
+    }
+
+    /// Whether the header of the block at this address says that its value is pinned.
+    pub(crate) fn is_pinned(&self, address: BlockAddress) -> Result<bool, ChainError> {
+        let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
+        self.region.read(address.offset(), &mut words)?;
+        Ok(BlockHeader::ref_from_bytes(words.as_bytes()).is_ok_and(BlockHeader::is_pinned))
     }
 }
 

@@ -6,8 +6,8 @@
 //! Without requests it sleeps.
 //!
 //! A hand visits the blocks of each class in turn ([`hand`]). Only their headers are read, and
-//! [`policy`] decides which of them go, by what clients report that they read ([`pulls`]). For these
-//! the server finds the slot by the key, as a client does. So no eviction walks the index.
+//! [`policy`] decides which of them go, by what clients report that they read ([`pulls`]). For
+//! these the server finds the slot by the key, as a client does. So no eviction walks the index.
 //! [`drains`] moves memory between classes.
 
 mod ages;
@@ -215,8 +215,8 @@ impl Evictor {
         self.hands[usize::from(class.index())].rests(now)
     }
 
-    /// Evicts keys of this class if too few blocks are free: up to [`BATCH`], until `until`. Returns
-    /// how many were evicted. Their blocks rest in the depot.
+    /// Evicts keys of this class if too few blocks are free: up to [`BATCH`], until `until`.
+    /// Returns how many were evicted. Their blocks rest in the depot.
     fn make_room(
         &mut self,
         class: SizeClass,
@@ -361,10 +361,12 @@ impl Evictor {
         for (.., found) in &keys {
             index.prefetch_window(found.hash)?;
         }
-        for (number, address, FoundBlock { hash, generation, written_at_ms, is_pinned }) in keys {
+        for (number, address, FoundBlock { hash, generation, written_at_ms }) in keys {
             let block = BlockRef { address, class, generation_low: generation as u8 };
             match index.find_linked(hash, block)? {
-                Some(_) if is_pinned => self.note_pin(address, class),
+                // Looked at only now: a client may have been writing the block when it was read. A
+                // block to which a slot leads is complete.
+                Some(_) if self.reader.is_pinned(address)? => self.note_pin(address, class),
                 Some((slot, word)) if own.unlink_to_tombstone(slot, word, block, deadline)? => {
                     self.ages.note(class, wall_ms().saturating_sub(written_at_ms));
                     let now = own.now();

@@ -96,7 +96,8 @@ pub(crate) enum Command {
     /// Times of expiry and pins are not written: values that `load` stores again never expire. A
     /// snapshot keeps both.
     Dump(Dump),
-    /// Write all keys, values, times of expiry and pins to a file, for `restore` or `kv-server --restore`
+    /// Write all keys, values, times of expiry and pins to a file, for `restore` or `kv-server
+    /// --restore`
     ///
     /// A cluster of several shards gives a folder with a file for each shard, which are written in
     /// parallel. Clients may continue to work: each key gets a value that it had at some moment of

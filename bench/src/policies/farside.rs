@@ -1,7 +1,7 @@
 //! What Farside's server can do. It sees no hits, only the clients' [reports](super::reports). It
 //! evicts in batches ahead of demand. For that a hand visits runs of neighbouring blocks. A new
-//! object takes the block that has been free for longest, as in the server. What the server knows of
-//! a block beyond the key takes a byte or two of its own memory.
+//! object takes the block that has been free for longest, as in the server. What the server knows
+//! of a block beyond the key takes a byte or two of its own memory.
 //!
 //! Time is counted in bytes inserted. A server knows it from the number of its evictions.
 
@@ -14,8 +14,8 @@ use super::{Costs, Policy, Request, mix};
 /// How the server chooses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rule {
-    /// Evicts a block whose counter is 0. Each report adds one, up to a limit, and each visit of the
-    /// hand takes one away. State: one bit, or two for limits up to 3.
+    /// Evicts a block whose counter is 0. Each report adds one, up to a limit, and each visit of
+    /// the hand takes one away. State: one bit, or two for limits up to 3.
     Sieve {
         /// The limit.
         most: u8,

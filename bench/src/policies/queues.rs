@@ -1,5 +1,5 @@
-//! Queues of keys, as linked lists in arrays with an entry for each key of the trace. A key is in at
-//! most one of the queues.
+//! Queues of keys, as linked lists in arrays with an entry for each key of the trace. A key is in
+//! at most one of the queues.
 
 use super::Request;
 

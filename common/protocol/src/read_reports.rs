@@ -9,8 +9,8 @@
 //!
 //! A cached GET adds its block when it stamps the proof of the location anew, about once in
 //! T_word/16, so its fast path does not know of the ring. A location that a store has just proved
-//! gets an older stamp than it could have, so that the first GET after the store adds its block. An uncached GET adds the block that it
-//! finds.
+//! gets an older stamp than it could have, so that the first GET after the store adds its block. An
+//! uncached GET adds the block that it finds.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

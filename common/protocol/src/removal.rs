@@ -1,4 +1,5 @@
-//! Removes a key on behalf of the server: because its value has expired, or to make room in a cache.
+//! Removes a key on behalf of the server: because its value has expired, or to make room in a
+//! cache.
 //!
 //! kv-server does this through an endpoint of its own, while clients go on.
 

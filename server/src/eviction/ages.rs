@@ -54,8 +54,8 @@ impl EvictionAges {
         evictions.age_ms += (age_ms as f64 - evictions.age_ms) * weight;
     }
 
-    /// Logs that keys of this class, which has so many blocks, are evicted young. At most one line a
-    /// minute.
+    /// Logs that keys of this class, which has so many blocks, are evicted young. At most one line
+    /// a minute.
     pub(super) fn warn_if_young(&mut self, class: SizeClass, blocks: u64, now: Nanos) {
         if self.begins_warning(class, blocks, now) {
             tracing::warn!(

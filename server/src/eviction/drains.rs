@@ -227,8 +227,8 @@ impl Evictor {
         takers.min_by_key(|(_, idle_ms)| *idle_ms)
     }
 
-    /// Returns the span of the class whose keys have been idle for longest, of some spans. `None` if
-    /// pinned values were seen in all of them.
+    /// Returns the span of the class whose keys have been idle for longest, of some spans. `None`
+    /// if pinned values were seen in all of them.
     pub(super) fn span_to_drain(
         &mut self,
         class: SizeClass,

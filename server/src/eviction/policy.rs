@@ -108,8 +108,8 @@ impl Batch {
     }
 }
 
-/// Returns for how long a class's keys have been idle, by some of its blocks: the shortest idle time
-/// of the fifth that has been idle for longest. `None` if there are no blocks.
+/// Returns for how long a class's keys have been idle, by some of its blocks: the shortest idle
+/// time of the fifth that has been idle for longest. `None` if there are no blocks.
 pub(super) fn idle_ms(candidates: &[Candidate], wall_ms: u64) -> Option<u64> {
     let count = candidates.len().div_ceil(IDLE_SHARE_DIVISOR);
     let mut idle_ms: Vec<_> =

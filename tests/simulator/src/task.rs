@@ -96,7 +96,8 @@ pub(crate) async fn run_script(
         if let Op::Increment(_) | Op::Append(_) = op {
             value = "1".to_owned();
         }
-        // A number for the expiry of a touch. Scripts have fewer than 16 operations, if they touch a key.
+        // A number for the expiry of a touch. Scripts have fewer than 16 operations, if they touch
+        // a key.
         let expiry = name.bytes().fold(0, |number, byte| number << 8 | u64::from(byte)) << 4;
         let expiry = expiry + n as u64 + 1;
         if let Op::Touch(_) = op {

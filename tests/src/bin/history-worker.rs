@@ -5,11 +5,10 @@
 //! subtables. The process exits with 3 and a message on stderr when a call fails in a forbidden
 //! way, or returns a value that no session wrote.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS [faults|endless|network|cluster|cache|faulty-cache]`:
-//! the sessions
-//! are the processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number
-//! as name to FOLDER. The file `new-FIRST` has the number of new keys. The process ends once FOLDER
-//! has a file `stop`.
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS
+//! [faults|endless|network|cluster|cache|faulty-cache]`: the sessions are the processes FIRST,
+//! FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER. The
+//! file `new-FIRST` has the number of new keys. The process ends once FOLDER has a file `stop`.
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
 //! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once

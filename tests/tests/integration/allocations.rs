@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farside::Store;
 use farside_bench::allocations::{CountingAllocator, of_this_thread};
-use farside_tests::{ServerProcess, scaled};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled, wait_until};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -29,6 +29,34 @@ fn the_counter_counts() {
 }
 
 const KEYS: u64 = 100;
+
+/// The server of a full cache wants to know what is read.
+#[test]
+fn reads_that_are_reported_allocate_nothing() {
+    let server = ServerProcess::start("--memory 16MiB --grace-ms 1 --evict");
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    let mut next = KEYS;
+    session.get(u64::MAX.to_le_bytes()).unwrap();
+    wait_until("the client has reported its reads", TEST_TIMEOUT, || {
+        (next..next + 1000).for_each(|n| session.put(n.to_le_bytes(), [1; 1000]).unwrap());
+        next += 1000;
+        client.admin().statistics().unwrap().reads_absent > 0
+    });
+    let mut value = Vec::with_capacity(100);
+    (0..KEYS).for_each(|n| session.put(n.to_le_bytes(), [1; 100]).unwrap());
+    let mut round = |clear: bool| {
+        for n in 0..KEYS {
+            if clear {
+                session.clear_cache();
+            }
+            session.get_into(n.to_le_bytes(), &mut value).unwrap();
+        }
+    };
+    round(true);
+    assert_eq!(allocations(|| (0..100).for_each(|_| round(false))), 0);
+    assert_eq!(allocations_min(|| round(true)), 0);
+}
 
 #[test]
 fn operations_allocate_nothing() {

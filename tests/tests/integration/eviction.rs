@@ -40,12 +40,13 @@ fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     server.assert_verifies();
 }
 
-/// Writes three times what a cache holds, while `reading` reads each of some keys again and again.
-/// Checks that most of these keys stay, and that most keys that were written together with them and
-/// never read are gone.
+/// Writes three times what a full cache holds, while `reading`, or the same session, reads each of
+/// some keys again and again. Checks that most of these keys stay, and that most keys that were
+/// written together with them and never read are gone.
 fn check_that_what_is_read_stays(mut writing: Session, mut reading: Option<Session>) {
     const READ: u64 = 400;
     const ROUND: u64 = 200;
+    const FIRST_ROUNDS: u64 = 30;
     let put = |session: &mut Session, key: u64| {
         session.put(key.to_le_bytes(), self_describing::value(key, 0, 0, BYTES)).unwrap();
     };
@@ -53,21 +54,26 @@ fn check_that_what_is_read_stays(mut writing: Session, mut reading: Option<Sessi
         let value = session.get(key.to_le_bytes()).unwrap();
         value.is_some_and(|value| self_describing::holds(key, &value))
     };
-    // Of the first keys those with an even number are read.
+    // The first keys of a cache may be evicted before clients have reported anything: those that
+    // fill it fast lead to many evictions at once.
+    (0..20_000).for_each(|n| put(&mut writing, 2_000_000 + n));
+    // Of these keys, those with an even number are read.
     (0..2 * READ).for_each(|key| put(&mut writing, key));
     for round in 0..150 {
         (0..ROUND).for_each(|n| put(&mut writing, 1_000_000 + round * ROUND + n));
         let session = reading.as_mut().unwrap_or(&mut writing);
-        (0..READ).for_each(|n| {
-            read(session, 2 * n);
-        });
-        // A client reports a key twice a second or more often. The hand must not come by much
+        let absent: Vec<u64> = (0..READ).filter(|n| !read(session, 2 * n)).collect();
+        // A key may be evicted before its first reads are reported. It is then stored again.
+        if round < FIRST_ROUNDS {
+            absent.into_iter().for_each(|n| put(&mut writing, 2 * n));
+        }
+        // With this GRACE a client reports a key seven times a second. The hand must not come by
         // more often than that.
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut kept = |parity| (0..READ).filter(|n| read(&mut writing, 2 * n + parity)).count() as u64;
     let (with_reads, without) = (kept(0), kept(1));
-    assert!(with_reads > READ * 8 / 10, "{with_reads} of {READ} that were read");
+    assert!(with_reads > READ * 9 / 10, "{with_reads} of {READ} that were read");
     assert!(without < READ / 10, "{without} of {READ} that were not read");
 }
 
