@@ -232,10 +232,10 @@ fn a_cache_may_lose_a_key_but_no_value_returns() {
     };
     let delete = |result| Record { result, ..record(1, HistoryOperation::Delete, None) };
     let first = at(0, 1, put(1, 1));
-    let with = |more: &[Record]| check_cache(&[&[first.clone()], more].concat());
+    let with = |more: &[Record]| check_cache(&[std::slice::from_ref(&first), more].concat());
     let gone = at(2, 3, get(2, None));
     for lost in [gone.clone(), at(2, 3, insert(Ended::Done)), at(2, 3, delete(Ended::Refused))] {
-        assert_eq!(with(&[lost.clone()]), Ok(()));
+        assert_eq!(with(std::slice::from_ref(&lost)), Ok(()));
         assert!(check(&[first.clone(), lost]).is_err());
     }
     // A value that was evicted, one that was replaced, and one of another key.
