@@ -91,6 +91,12 @@ impl RawConnection {
         Ok(Machine::detect(huge_page_bytes * 100 / self.server.welcome.region_bytes.max(1)))
     }
 
+    /// The number of blocks that are linked or held by clients: that of keys, and a few more.
+    pub fn blocks_in_use(&mut self) -> Result<u64> {
+        let classes = self.statistics()?.classes;
+        Ok(classes.iter().map(|class| class.blocks.saturating_sub(class.blocks_free)).sum())
+    }
+
     fn statistics(&mut self) -> Result<ServerStatistics> {
         match self.ask(&Request::Statistics)? {
             ServerMessage::Statistics(statistics) => Ok(statistics),

@@ -4,7 +4,8 @@
 //!
 //! Memcached gets the memory that Farside's region has for blocks, without the index. Its own hash
 //! table is beside that. Beside each store stand the exact policies with as many items as this
-//! store had at the end. So the policies can be compared apart from the memory of an item.
+//! store had on average over the second half of the requests. So the policies can be compared apart
+//! from the memory of an item.
 
 mod report;
 
@@ -12,7 +13,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farside::Client;
 use farside_bench::accounting::{ServerUsage, thread_cpu_s};
@@ -40,6 +41,8 @@ pub use self::report::{CacheReport, StoreReport, TraceReport};
 
 /// A thread takes this many requests at once. So the threads stay close to the trace's order.
 const REQUESTS_AT_ONCE: usize = 32;
+/// The pause between two counts of the values.
+const COUNT_PAUSE: Duration = Duration::from_millis(20);
 /// The least memory for values, in MiB. Memcached takes 1 MiB at a time.
 const VALUES_MIB_MIN: u64 = 8;
 /// Limit on the number of keys. The exact policies take some 40 bytes for each.
@@ -53,8 +56,9 @@ pub fn run(args: &Cache, interrupt: &Interrupt) -> Result<CacheReport> {
     let memory = CacheMemory::of(args)?;
     let is_wanted = |workload: &Workload| {
         let name = workload.name();
-        // All values have one length.
-        *workload != Workload::Sizes
+        // All values have one length. Full scans of the data would be most of the requests if the
+        // cache is a small part of it.
+        !matches!(workload, Workload::Sizes | Workload::FullScans)
             && (args.only.is_empty() || args.only.iter().any(|part| name.contains(part)))
     };
     let memcached = services::is_installed("memcached");
@@ -138,16 +142,11 @@ fn run_farside(
     let client = Client::builder().config(&server.config).connect().map_err(Error::Setup)?;
     let session = || client.session().map_err(Error::client("opening a session"));
     let usage = || server.usage().unwrap_or_default();
-    let replay = Replay { args, trace, interrupt, store: StoreName::Farside, usage: &usage };
-    let done = replay.run(session)?;
-    let mut session = session()?;
-    let mut items = 0;
-    for entry in session.scan().map_err(Error::client("counting the keys"))? {
-        entry.map_err(Error::client("counting the keys"))?;
-        items += 1;
-    }
-    let machine = server.raw_connection()?.machine()?;
-    Ok((machine, done.report(StoreName::Farside, items, trace)))
+    let store = StoreName::Farside;
+    let replay = Replay { args, trace, interrupt, store, usage: &usage };
+    let mut connection = server.raw_connection()?;
+    let done = replay.run(session, || connection.blocks_in_use())?;
+    Ok((connection.machine()?, done.report(store, trace)))
 }
 
 /// Replays the trace on a new memcached.
@@ -164,9 +163,10 @@ fn run_memcached(
     let socket = daemon.socket();
     let usage = || ServerUsage::of(daemon.process()).unwrap_or_default();
     let replay = Replay { args, trace, interrupt, store, usage: &usage };
-    let done = replay.run(|| Ok(Requests::new(connect(&socket)?, 1)))?;
-    let items = connect(&socket)?.items().map_err(failed)?;
-    Ok(done.report(store, items, trace))
+    let mut watched = connect(&socket)?;
+    let items = || watched.items().map_err(failed);
+    let done = replay.run(|| Ok(Requests::new(connect(&socket)?, 1)), items)?;
+    Ok(done.report(store, trace))
 }
 
 /// A trace to be replayed on a store.
@@ -183,6 +183,8 @@ struct Replay<'a> {
 #[derive(Clone, Copy, Default)]
 struct Replayed {
     hits: u64,
+    /// The mean number of values in the second half of the requests.
+    items: u64,
     /// PUTs that the store refused.
     refused: u64,
     seconds: f64,
@@ -191,8 +193,13 @@ struct Replayed {
 }
 
 impl Replay<'_> {
-    /// Replays it with as many threads as were asked for, each with a store of its own.
-    fn run<S>(&self, store: impl Fn() -> Result<S>) -> Result<Replayed>
+    /// Replays it with as many threads as were asked for, each with a store of its own. `items`
+    /// returns the present number of values.
+    fn run<S>(
+        &self,
+        store: impl Fn() -> Result<S>,
+        mut items: impl FnMut() -> Result<u64>,
+    ) -> Result<Replayed>
     where
         S: MeasuredStore<Error: Display> + Send,
     {
@@ -211,9 +218,23 @@ impl Replay<'_> {
                     scope.spawn(move || thread.run(trace, next, interrupt))
                 })
                 .collect();
+            let (mut counts, mut failure) = (Vec::new(), None);
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                thread::sleep(COUNT_PAUSE);
+                match items() {
+                    Ok(_) if next.load(Ordering::Relaxed) < trace.requests.len() / 2 => {}
+                    Ok(count) => counts.push(count),
+                    Err(error) => failure = Some(error),
+                }
+            }
+            if counts.is_empty() {
+                counts.push(items()?);
+            }
             let done =
                 threads.into_iter().map(|thread| thread.join().map_err(|_| Error::Panicked)?);
-            done.sum::<Result<Replayed>>()
+            let items = counts.iter().sum::<u64>() / counts.len() as u64;
+            let done = Replayed { items, ..done.sum::<Result<Replayed>>()? };
+            failure.map_or(Ok(done), Err)
         })?;
         done.seconds = started.elapsed().as_secs_f64();
         done.server_cpu_s = (self.usage)().since(&before).cpu_s;
@@ -280,13 +301,13 @@ impl<S: MeasuredStore<Error: Display>> Asking<S> {
 }
 
 impl Replayed {
-    fn report(self, store: StoreName, items: u64, trace: &Trace) -> StoreReport {
+    fn report(self, store: StoreName, trace: &Trace) -> StoreReport {
         let requests = trace.requests.len() as f64;
         StoreReport {
             store: store.name(),
-            items,
+            items: self.items,
             hit_percent: 100.0 * self.hits as f64 / requests,
-            exact: ExactHits::of(trace, items),
+            exact: ExactHits::of(trace, self.items),
             requests_s: requests / self.seconds,
             requests_per_cpu_s: requests / (self.client_cpu_s + self.server_cpu_s),
             refused: self.refused,

@@ -44,7 +44,8 @@ pub struct TraceReport {
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct StoreReport {
     pub store: &'static str,
-    /// The number of values that it held at the end.
+    /// The mean number of values that it held in the second half of the requests. That of Farside
+    /// includes the free blocks of its clients.
     pub items: u64,
     pub hit_percent: f64,
     /// The hits of exact policies on the same requests, with as many items.
