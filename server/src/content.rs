@@ -139,7 +139,7 @@ fn header_of_class(words: &[u64], class: SizeClass) -> Option<BlockHeader> {
 mod tests {
     //! Checks the bounds of a step of expiry: how much it reads, removes and walks. Guards against
     //! slots that all lead to one large block: the server read gigabytes and answered no client
-    //! meanwhile.
+    //! meanwhile. Also checks what is read of a block that is evicted.
 
     use farside_config::ServerConfig;
     use farside_config::size::ByteSize;
@@ -157,6 +157,12 @@ mod tests {
     const SUBTABLES_PER_CHUNK: usize = 256;
     /// A time that is longer than these tests run.
     const HOUR: u64 = 3_600_000_000_000;
+
+    fn expired(address: BlockAddress, generation: u32) -> BlockStamp {
+        let (written_at_ms, expires_at_ms) = (1, 1);
+        let is_pinned = false;
+        BlockStamp { address, generation, writer: 1, written_at_ms, expires_at_ms, is_pinned }
+    }
 
     /// A region in which many LIVE words lead to the same block, whose value has expired.
     struct OneBlockRegion {
@@ -180,15 +186,7 @@ mod tests {
             let block = BlockRef { address, class, generation_low: 1 };
             let mut image = vec![0u64; (block_bytes / 8) as usize];
             let value_bytes = block_bytes - BLOCK_HEADER_BYTES - 1;
-            let stamp = BlockStamp {
-                address,
-                generation: 1,
-                writer: 1,
-                written_at_ms: 1,
-                expires_at_ms: 1,
-                is_pinned: false,
-            };
-            seal(image.as_mut_bytes(), 1, value_bytes as u32, stamp).unwrap();
+            seal(image.as_mut_bytes(), 1, value_bytes as u32, expired(address, 1)).unwrap();
             region.write(address.offset(), &image).unwrap();
             let hash = KeyHasher::new(&format.hash_key).hash(&[0]);
             let word = SlotWord::live_in(2, hash.fingerprint(), block, true);
@@ -243,5 +241,27 @@ mod tests {
     fn a_step_of_expiry_walks_64_subtables() {
         let steps = OneBlockRegion::new(64, 0, 0, 2 << 20).reap();
         assert_eq!(steps.len(), SUBTABLES_PER_CHUNK / 64);
+    }
+
+    #[test]
+    fn the_key_of_a_block_is_read_however_long_it_is() {
+        let region = OneBlockRegion::new(64, 0, 0, 2 << 20).opened;
+        let reader = BlockReader::new(&region.region, &region.format);
+        let start = region.geometry.chunk_offset(region.geometry.chunks() - 2).unwrap();
+        let address = BlockAddress::from_offset(start).unwrap();
+        for (key_bytes, value_bytes) in [(1, 0), (32, 0), (33, 0), (95, 1), (96, 900), (1000, 5)] {
+            let class = class_for(key_bytes, value_bytes).unwrap();
+            let mut image = vec![0u64; (class.block_bytes() / 8) as usize];
+            let key: Vec<u8> = (0..key_bytes).map(|byte| byte as u8 | 1).collect();
+            image.as_mut_bytes()[BLOCK_HEADER_BYTES as usize..][..key_bytes].copy_from_slice(&key);
+            let stamp = expired(address, 9);
+            seal(image.as_mut_bytes(), key_bytes as u16, value_bytes as u32, stamp).unwrap();
+            region.region.write(address.offset(), &image).unwrap();
+            let hash = KeyHasher::new(&region.format.hash_key).hash(&key);
+            let found = reader.read_key_at(address, class).unwrap().unwrap();
+            assert!(found.hash == hash && found.generation == 9, "{key_bytes} bytes");
+            let other = SizeClass::for_bytes(class.block_bytes() * 2).unwrap();
+            assert!(reader.read_key_at(address, other).unwrap().is_none());
+        }
     }
 }

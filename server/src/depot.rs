@@ -26,6 +26,8 @@ pub(crate) use reads::VisitedBlock;
 /// One request gets at most a quarter of the blocks that its class could still give, so that one
 /// client does not take all of the remaining memory.
 const REQUEST_SHARE_DIVISOR: u64 = 4;
+/// In a cache it gets at most a half, because eviction makes more available.
+pub(crate) const CACHE_SHARE_DIVISOR: u64 = 2;
 
 /// Limit on the rested blocks that one refresh makes available. Clients wait while a refresh runs.
 /// The last batch may exceed the limit.
@@ -258,8 +260,8 @@ impl Depot {
     }
 
     /// Takes up to `count` blocks of a class from the depot: at most those of one message, and at
-    /// most a quarter of the available ones (`REQUEST_SHARE_DIVISOR`). Returns at least one block
-    /// if any is available.
+    /// most a quarter of the available ones (`REQUEST_SHARE_DIVISOR`), in a cache a half. Returns
+    /// at least one block if any is available.
     pub fn take(
         &mut self,
         class: SizeClass,
@@ -268,7 +270,9 @@ impl Depot {
         memory: &impl RegionAccess,
     ) -> Result<Vec<FreeBlock>, ChainError> {
         self.refresh(now, memory)?;
-        let share = (self.available(class) / REQUEST_SHARE_DIVISOR).max(1);
+        let is_cache = self.reserve.is_some();
+        let divisor = if is_cache { CACHE_SHARE_DIVISOR } else { REQUEST_SHARE_DIVISOR };
+        let share = (self.available(class) / divisor).max(1);
         let grant = u64::from(count).min(BLOCKS_PER_MESSAGE_MAX as u64).min(share) as usize;
         let mut blocks = Vec::with_capacity(grant);
         while blocks.len() < grant {

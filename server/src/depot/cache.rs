@@ -45,14 +45,15 @@ impl Depot {
     /// reserve allow.
     ///
     /// A class with few spans may use a part of the reserve: the fewer it has, the more it leaves
-    /// for others. So each new size gets a span at once, and a busy one gets some more.
+    /// for others. So each new size gets a span at once, and a busy one gets some more. Spans that
+    /// drain count. Otherwise a busy class would take a chunk for each one that it gives.
     pub(super) fn spans_max(&self, class: SizeClass) -> u64 {
         let Some(reserve) = self.reserve else { return u64::MAX };
         let (chunks, blocks) = (class.chunks_per_span(), class.blocks_per_span());
         let left = self.chunks_beside_index(blocks);
         let span_bytes = chunks * CHUNK_BYTES + blocks * INDEX_BYTES_PER_KEY;
         let beside_reserve = left.saturating_sub(reserve);
-        let spans = self.pools[usize::from(class.index())].spans.len() as u64;
+        let spans = self.pools[usize::from(class.index())].blocks / blocks;
         let has_one = beside_reserve >= chunks || left / chunks > 2 * spans;
         (beside_reserve * CHUNK_BYTES / span_bytes).max(u64::from(has_one))
     }

@@ -3,6 +3,8 @@
 
 use farside_fabric::Nanos;
 
+use crate::depot::CACHE_SHARE_DIVISOR;
+
 /// The demand is counted over periods of at least this length.
 const PERIOD_NS: Nanos = 100_000_000;
 /// After a period with less demand, the demand of the earlier ones still counts, less this share.
@@ -12,6 +14,8 @@ const DECAY_DIVISOR: u64 = 32;
 const PERIODS_MAX: u64 = 400;
 /// The estimate of the demand is at most this many times as high as what was measured.
 const RAISE_MAX: u64 = 8;
+/// There are too few blocks if a request gets less than this share.
+const SHORTAGE_DIVISOR: u64 = 4;
 /// For how long the free blocks should last, beside the time for which blocks rest.
 const LEAD_NS: Nanos = 20_000_000;
 /// A class keeps at most this share of its blocks free: a half.
@@ -31,7 +35,7 @@ pub(super) struct ClassDemand {
     /// The latest request.
     requested: u64,
     requested_at: Nanos,
-    /// When the demand was last raised because a request found no blocks.
+    /// When the demand was last raised because a request found too few blocks.
     raised_at: Nanos,
 }
 
@@ -45,7 +49,7 @@ impl ClassDemand {
         self.per_second = self.per_second.max(self.given * (SECOND_NS / PERIOD_NS));
         (self.requested, self.requested_at) = (requested, now);
         // What clients would have taken is unknown. So the estimate doubles until it suffices.
-        if given == 0 && now.saturating_sub(self.raised_at) >= grace / 2 {
+        if given * SHORTAGE_DIVISOR < requested && now.saturating_sub(self.raised_at) >= grace / 2 {
             let wanted = requested * SECOND_NS / grace.max(1);
             let limit = (self.measured + wanted) * RAISE_MAX;
             self.per_second = self.per_second.max(wanted.max(self.per_second * 2).min(limit));
@@ -71,15 +75,31 @@ impl ClassDemand {
 
     /// Returns how many blocks should be free or rest, of `blocks` in the class.
     pub(super) fn target(&self, blocks: u64, grace: Nanos) -> u64 {
+        self.wanted(grace).min((blocks / SHARE_DIVISOR).max(1))
+    }
+
+    /// Whether a class with this number of blocks can keep as many free as clients want now.
+    pub(super) fn is_met_by(&self, blocks: u64, grace: Nanos, now: Nanos) -> bool {
+        !self.is_recent(now) || self.wanted(grace) <= blocks / SHARE_DIVISOR
+    }
+
+    /// Whether there was a request in the last second.
+    fn is_recent(&self, now: Nanos) -> bool {
+        now.saturating_sub(self.requested_at) <= SECOND_NS
+    }
+
+    /// Returns what clients take while blocks rest and a little longer, and what has to be
+    /// available so that a request gets all that it asks for.
+    fn wanted(&self, grace: Nanos) -> u64 {
         let lead = u128::from(grace + LEAD_NS);
         let used = (u128::from(self.per_second) * lead / u128::from(SECOND_NS)) as u64;
-        (used + self.requested).min((blocks / SHARE_DIVISOR).max(1))
+        used + self.requested * CACHE_SHARE_DIVISOR
     }
 
     /// Returns how many blocks clients take within this time, if they go on; 0 if there was no
     /// request in the last second.
     pub(super) fn within(&self, time: Nanos, now: Nanos) -> u64 {
-        if now.saturating_sub(self.requested_at) > SECOND_NS {
+        if !self.is_recent(now) {
             return 0;
         }
         (u128::from(self.per_second) * u128::from(time) / u128::from(SECOND_NS)) as u64
@@ -109,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn demand_rises_while_requests_find_nothing_and_is_forgotten() {
+    fn demand_rises_while_requests_find_too_little_and_is_forgotten() {
         let mut demand = ClassDemand::default();
         let mut targets = (0..5).map(|round| {
-            demand.note(64, 0, GRACE, SECOND_NS + round * GRACE / 2);
+            demand.note(64, round % 2, GRACE, SECOND_NS + round * GRACE / 2);
             demand.target(MANY, GRACE)
         });
         let first = targets.next().unwrap();
-        assert!(targets.last().unwrap() > 4 * first);
+        assert!(targets.last().unwrap() > 3 * first);
         demand.note(1, 1, GRACE, 60 * SECOND_NS);
         assert!(demand.target(MANY, GRACE) < 10);
     }

@@ -147,7 +147,7 @@ impl Evictor {
             if !is_missing && (taker.is_none() || !may_drain) {
                 return Ok(false);
             }
-            let Some(giver) = giver(&idle_ms, taker, tools) else { return Ok(false) };
+            let Some(giver) = self.giver(&idle_ms, taker, tools, now) else { return Ok(false) };
             let Some(chunk) = self.span_to_drain(giver, tools)? else {
                 // All of its spans that were compared have pinned values. Another class may give.
                 if idle_ms[usize::from(giver.index())].replace(0) == Some(0) {
@@ -227,6 +227,31 @@ impl Evictor {
         takers.min_by_key(|(_, idle_ms)| *idle_ms)
     }
 
+    /// Returns the class that gives a span: its next keys to go have been idle for longest. Without
+    /// a taking class, for the reserve, this is any one with two spans.
+    fn giver(
+        &self,
+        idle_ms: &[Option<u64>; SizeClass::COUNT],
+        taker: Option<(SizeClass, u64)>,
+        tools: &Tools<'_>,
+        now: Nanos,
+    ) -> Option<SizeClass> {
+        let givers = SizeClass::all().zip(idle_ms).filter_map(|(class, idle_ms)| {
+            // All blocks of a class without candidates are free.
+            let idle_ms = idle_ms.unwrap_or(u64::MAX);
+            let can_give = taker.is_none_or(|(taking, idle_there)| {
+                let left =
+                    tools.depot.blocks_lasting(class).saturating_sub(class.blocks_per_span());
+                let demand = &self.demands[usize::from(class.index())];
+                class != taking
+                    && idle_ms > idle_there + idle_there / 4 + IDLE_MS_MIN
+                    && demand.is_met_by(left, self.grace, now)
+            });
+            (can_give && tools.depot.spans(class).len() > 1).then_some((idle_ms, class))
+        });
+        givers.max().map(|(_, class)| class)
+    }
+
     /// Returns the span of the class whose keys have been idle for longest, of some spans. `None`
     /// if pinned values were seen in all of them.
     pub(super) fn span_to_drain(
@@ -253,25 +278,6 @@ impl Evictor {
         }
         Ok(found.map(|(_, chunk)| chunk))
     }
-}
-
-/// Returns the class that can give a span: its next keys to go have been idle for longest. Without
-/// a taking class this is any one with two spans.
-fn giver(
-    idle_ms: &[Option<u64>; SizeClass::COUNT],
-    taker: Option<(SizeClass, u64)>,
-    tools: &Tools<'_>,
-) -> Option<SizeClass> {
-    let givers = SizeClass::all().zip(idle_ms).filter_map(|(class, idle_ms)| {
-        let can_give = tools.depot.spans(class).len() > 1;
-        // All blocks of a class without candidates are free.
-        let idle_ms = idle_ms.unwrap_or(u64::MAX);
-        let is_older = taker.is_none_or(|(taking, idle_there)| {
-            class != taking && idle_ms > idle_there + idle_there / 4 + IDLE_MS_MIN
-        });
-        (can_give && is_older).then_some((idle_ms, class))
-    });
-    givers.max().map(|(_, class)| class)
 }
 
 fn neighbours(chunk: u32) -> impl Iterator<Item = u32> {

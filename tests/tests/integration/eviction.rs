@@ -210,9 +210,11 @@ fn a_full_cache_has_free_blocks_ahead_of_demand_and_then_sleeps() {
         std::mem::replace(&mut before, now) == now
     });
     if is_over_shm() {
-        let woken = server.wakeups();
-        std::thread::sleep(Duration::from_millis(500));
-        assert_eq!(server.wakeups(), woken);
+        wait_until("the server sleeps for half a second", TEST_TIMEOUT, || {
+            let woken = server.wakeups();
+            std::thread::sleep(Duration::from_millis(500));
+            server.wakeups() == woken
+        });
     }
     server.assert_verifies();
 }
