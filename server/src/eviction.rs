@@ -43,7 +43,7 @@ use pulls::ReadPulls;
 
 /// How long a step evicts. Clients wait meanwhile for the answers to their messages. A session asks
 /// for blocks some 200 PUTs before it has none, so an answer should take less time than those.
-const STEP_NS: Nanos = 100_000;
+const STEP_NS: Nanos = 50_000;
 /// Limit on the keys of one class that a step evicts before the others have their turn.
 const BATCH: usize = 64;
 /// Limit on the bytes of the blocks that a batch evicts.

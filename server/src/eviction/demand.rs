@@ -18,8 +18,8 @@ const RAISE_MAX: u64 = 8;
 const SHORTAGE_DIVISOR: u64 = 4;
 /// For how long the free blocks should last, beside the time for which blocks rest.
 const LEAD_NS: Nanos = 20_000_000;
-/// A class keeps at most this share of its blocks free: a half.
-const SHARE_DIVISOR: u64 = 2;
+/// A class keeps at most this share of its blocks free: an eighth. What is free holds no key.
+const SHARE_DIVISOR: u64 = 8;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// The recent requests for blocks of one class.
