@@ -77,7 +77,7 @@ impl RawConnection {
         let blocks = statistics.classes.iter().find(|blocks| blocks.class == class);
         let free =
             blocks.map_or(0, |blocks| blocks.blocks_free.saturating_sub(blocks.blocks_resting));
-        // A server that has evicted keys keeps its free chunks for the index.
+        // A server that has evicted keys keeps its free chunks for the index and for other classes.
         let spans = match statistics.keys_evicted {
             0 => statistics.chunks_free / class.chunks_per_span(),
             _ => 0,

@@ -22,7 +22,7 @@ mod tests;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use farside_control::FreeBlock;
+use farside_control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, SizeClass};
 use zerocopy::{FromBytes, IntoBytes};
@@ -48,8 +48,8 @@ const STEP_NS: Nanos = 50_000;
 const BATCH: usize = 64;
 /// Limit on the bytes of the blocks that a batch evicts.
 const BATCH_BYTES: u64 = 1 << 20;
-/// The search for so many evictions looks at the headers of this many blocks for each. Of further
-/// blocks that were read only the reads are taken away, so that the search goes on fast.
+/// Once a search has looked at the headers of this many blocks for each eviction that is wanted, it
+/// only takes a read away from blocks that were read. So it goes on fast.
 const HEADERS_PER_EVICTION: usize = 8;
 /// The headers of the blocks of so many runs are prefetched together.
 const RUNS_AHEAD_MAX: usize = 4;
@@ -131,7 +131,8 @@ impl Evictor {
         now: Nanos,
     ) {
         let demand = &mut self.demands[usize::from(class.index())];
-        demand.note(count.into(), given as u64, self.grace, now);
+        let count = u64::from(count).min(BLOCKS_PER_MESSAGE_MAX as u64);
+        demand.note(count, given as u64, self.grace, now);
         let is_low = self.missing(class, depot) > 0;
         if is_low && !self.low.contains(&class) {
             self.low.push(class);
@@ -266,7 +267,7 @@ impl Evictor {
         // The hand does not come by these again in this round.
         for address in std::mem::take(&mut self.hands[hand].found) {
             if let Some(block) = tools.depot.look(address)
-                && let Some(candidate) = self.candidate(block, class)?
+                && let Some(candidate) = self.candidate(block, class, true)?
             {
                 batch.add(candidate);
             }
@@ -288,7 +289,8 @@ impl Evictor {
             }
             for block in ahead.drain(..) {
                 let looks = block.reads == 0 || batch.candidates() < HEADERS_PER_EVICTION * wanted;
-                if looks && let Some(candidate) = self.candidate(block, class)? {
+                let marked = self.hands[hand].takes_marked();
+                if looks && let Some(candidate) = self.candidate(block, class, marked)? {
                     batch.add(candidate);
                 }
             }
@@ -422,25 +424,28 @@ impl Evictor {
             let reads = tools.depot.reads(chunk, index);
             if candidates.len() < count_max {
                 let block = VisitedBlock { address, reads };
-                candidates.extend(self.candidate(block, class)?);
+                candidates.extend(self.candidate(block, class, false)?);
             }
         }
         Ok(())
     }
 
     /// Returns what the policy has to know of a block; `None` if it has no key that can be evicted.
+    ///
+    /// A client holds a marked block, or is about to unlink it. But a client with an old location
+    /// also marks a block that is linked to another key by now (invariant I9). With `marked`, these
+    /// are candidates, too: whether a slot leads to the block decides.
     fn candidate(
         &mut self,
         block: VisitedBlock,
         class: SizeClass,
+        marked: bool,
     ) -> Result<Option<Candidate>, ChainError> {
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
         self.reader.region.read(block.address.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
-        // A client holds a marked block, or is about to unlink it. A few marked blocks are linked
-        // all the same: only a drain evicts their keys.
-        let is_used = header.written_at_ms() > 0 && !header.is_marked();
-        if is_used && header.is_pinned() {
+        let is_used = header.written_at_ms() > 0 && (marked || !header.is_marked());
+        if is_used && header.is_pinned() && !header.is_marked() {
             self.note_pin(block.address, class);
             return Ok(None);
         }

@@ -21,9 +21,9 @@ const SUBTABLES_PER_STEP: usize = 64;
 /// Limit on the removals of a step, because over RDMA each removal takes a round trip. The step
 /// completes the subtable in which it reaches this number.
 const REMOVALS_PER_STEP: usize = 256;
-/// How long a step clears tombstones, because a cache makes many of them. Eviction has as much
-/// time in each turn, and a tombstone takes longer to make than to clear. So the server does not
-/// fall behind, and an INSERT that waits for a tombstone waits for GRACE.
+/// How long a step clears tombstones, because a cache makes many of them. Eviction has less time in
+/// each turn, and a tombstone takes longer to make than to clear. So the server does not fall
+/// behind, and an INSERT that waits for a tombstone waits for little more than GRACE.
 const CLEARING_NS: Nanos = 100_000;
 /// How many tombstones are cleared before the clock is read again.
 const TOMBS_PER_BATCH: usize = 32;

@@ -47,7 +47,7 @@ struct Flags {
     /// A snapshot to fill a new region with; the region file must not exist yet
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
-    /// Use the region as a cache: when it is full, remove keys that have not been written for long
+    /// Use the region as a cache: when it is full, remove keys neither written nor read for long
     #[arg(long)]
     evict: bool,
     /// Huge pages: auto (from the pool, otherwise made by the kernel), never or require

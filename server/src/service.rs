@@ -346,7 +346,10 @@ impl ControlService {
                 return Ok(());
             }
             Request::Reads { found, absent, blocks } => {
-                self.keeper.note_reads((found, absent), &blocks);
+                // Without a question only the counts are noted.
+                let was_asked = self.connections.take_question_for_reads(connection_number);
+                let blocks = if was_asked { &blocks[..] } else { &[] };
+                self.keeper.note_reads((found, absent), blocks);
                 return Ok(());
             }
             Request::Expires => {
@@ -406,8 +409,8 @@ impl ControlService {
             self.connections.ask_writers(ServerRequest::Return);
         }
         if questions.reads {
-            let asked = self.connections.ask_clients(ServerRequest::Reads);
-            self.keeper.note_asked_for_reads(asked.len(), now);
+            let asked = self.connections.ask_for_reads();
+            self.keeper.note_asked_for_reads(asked, now);
         }
         swept.into_iter().for_each(|client| self.admission.clients.forget(client));
         match request {

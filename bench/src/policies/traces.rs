@@ -61,7 +61,7 @@ pub const WORKLOADS: [Workload; 7] = [
 
 /// The exponent of the traces that are not only zipfian.
 const THETA: f64 = 0.99;
-/// How many scans, and how many changes of popularity, a trace has.
+/// How many scans, or how many parts with different popularity, a trace has.
 const EVENTS: usize = 10;
 /// A scan's share of the requests between two scans.
 const SCAN_SHARE: f64 = 0.2;

@@ -155,8 +155,8 @@ pub struct ServerConfig {
     /// The initial size of the index of a new region; if unset, one subtable of 8 KiB.
     #[serde(deserialize_with = "from_text")]
     pub index: Option<ByteSize>,
-    /// Whether the server evicts keys that have not been written for a long time when a full region
-    /// needs room for others.
+    /// Whether the region is a cache: when it is full, the server evicts keys that were neither
+    /// written nor read for long.
     pub evict: bool,
     /// The maximum number of connected clients.
     pub clients_max: u32,

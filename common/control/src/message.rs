@@ -66,8 +66,8 @@ pub enum Request {
         /// The client's clock, which dates its proofs of words, in nanoseconds.
         clock_ns: u64,
     },
-    /// Answers [`ServerRequest::Reads`]. The client counts, and the blocks are hints: the server
-    /// trusts neither. No answer.
+    /// Answers [`ServerRequest::Reads`]. The counts are those of the client, and the blocks are
+    /// guesses: the server relies on neither. No answer.
     Reads {
         /// The reads of keys that found the key, since the last report.
         found: u64,

@@ -67,7 +67,7 @@ impl<F: Fabric> Engine<F> {
     #[inline]
     pub fn check_expiry(&self, action: Action<'_>) -> Result<(), OperationError> {
         let lifetime = action.lifetime();
-        if lifetime.has_no_end() {
+        if lifetime.never_expires() {
             return Ok(());
         }
         lifetime.check(self.endpoint.fabric().wall_clock_ns())

@@ -415,9 +415,10 @@ fn was_claimed_by_hint(word: SlotWord) -> bool {
 
 /// How often an INSERT READs a full window with a TOMB during GRACE. After GRACE the TOMB is EMPTY.
 const TOMB_READS: Nanos = 16;
-/// An INSERT waits for a TOMB if half of a full window is TOMBs. With fewer it asks for a split. A
-/// server that evicts makes a few all the time, and each wait takes up to GRACE. Many come from a
-/// server that evicts the keys of whole chunks. Soon after them the window needs no more index.
+/// An INSERT waits for a TOMB if half of a full window is TOMBs. With fewer it asks for a split: a
+/// server that evicts makes a few TOMBs all the time, and each wait takes up to GRACE. Many come
+/// from a server that evicts the keys of whole chunks. Once these are EMPTY, the window needs no
+/// split.
 const TOMBS_MIN: usize = WINDOW_SLOTS / 2;
 
 /// Returns how many words of a window are TOMB.

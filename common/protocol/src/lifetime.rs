@@ -78,7 +78,7 @@ impl Lifetime {
 
     /// Whether the value never expires, unless it replaces one that does.
     #[inline]
-    pub(crate) fn has_no_end(self) -> bool {
+    pub(crate) fn never_expires(self) -> bool {
         matches!(self.expiry, Expiry::Never | Expiry::Kept)
     }
 

@@ -22,10 +22,12 @@ const LATER_NS: Nanos = 1_000_000;
 impl<F: Fabric> Operation<'_, F> {
     /// Asks the server to split the subtable of a full window: one message each way, and a READ of
     /// the window every [`ANSWER_POLL_NS`]. Returns false, after a pause, if the server has to be
-    /// asked again. If the server cannot split it, waits for a TOMB in the window.
+    /// asked again. If the server cannot split the subtable, but the window has a TOMB, waits for
+    /// that and returns true.
     ///
     /// # Errors
-    /// [`OperationError::OutOfSpace`] if the server cannot split the subtable.
+    /// [`OperationError::OutOfSpace`] if the server cannot split the subtable, and the window has
+    /// no TOMB.
     pub(super) async fn grow(
         &self,
         seen: &ObservedWindow,
@@ -33,7 +35,6 @@ impl<F: Fabric> Operation<'_, F> {
     ) -> ProtocolResult<bool> {
         let prefix = Prefix::of(self.hash.directory(), seen.local_depth);
         match self.ask_for_split(prefix, seen, tries).await {
-            Ok(false) if tombs(seen) > 0 => Ok(true),
             Err(Failure::Error(error))
                 if matches!(*error, OperationError::OutOfSpace { .. }) && tombs(seen) > 0 =>
             {

@@ -91,7 +91,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
         self.region.geometry.check_block(block)?;
-        let expires_at_ms = if lifetime.has_no_end() {
+        let expires_at_ms = if lifetime.never_expires() {
             0
         } else {
             self.region.allocator().announce_expiry();

@@ -1,8 +1,8 @@
 //! How often clients have read each block of a cache lately, as far as they reported it: 0, 1 or 2
 //! times. Eviction takes these counts away again.
 //!
-//! A span has no counts before the first report of one of its blocks. Reports are hints: an address
-//! that names no block, or a block that the depot has, is ignored.
+//! A span has no counts before the first report of one of its blocks. Reports are guesses: an
+//! address that names no block, or a block that the depot has, is ignored.
 
 use farside_layout::{BlockAddress, SizeClass};
 

@@ -6,7 +6,7 @@ use farside_layout::SizeClass;
 
 /// The mean age is that of about so many evictions, the latest ones.
 const WINDOW: u64 = 4096;
-/// Keys that are evicted sooner after their write are young, in milliseconds.
+/// A key that is evicted sooner than this after its write is young, in milliseconds.
 const YOUNG_MS: f64 = 60_000.0;
 /// So many evictions of a class have to show that its keys are young, or one for each of its blocks
 /// if these are fewer.

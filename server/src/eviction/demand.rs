@@ -18,8 +18,10 @@ const RAISE_MAX: u64 = 8;
 const SHORTAGE_DIVISOR: u64 = 4;
 /// For how long the free blocks should last, beside the time for which blocks rest.
 const LEAD_NS: Nanos = 20_000_000;
-/// A class keeps at most this share of its blocks free: an eighth. What is free holds no key.
+/// At most this share of a class's blocks should be free or rest: an eighth. These hold no key.
 const SHARE_DIVISOR: u64 = 8;
+/// A class of few blocks may have up to this many, or half of its blocks.
+const SHARE_MIN: u64 = 4;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// The recent requests for blocks of one class.
@@ -75,12 +77,12 @@ impl ClassDemand {
 
     /// Returns how many blocks should be free or rest, of `blocks` in the class.
     pub(super) fn target(&self, blocks: u64, grace: Nanos) -> u64 {
-        self.wanted(grace).min((blocks / SHARE_DIVISOR).max(1))
+        self.wanted(grace).min(free_max(blocks))
     }
 
     /// Whether a class with this number of blocks can keep as many free as clients want now.
     pub(super) fn is_met_by(&self, blocks: u64, grace: Nanos, now: Nanos) -> bool {
-        !self.is_recent(now) || self.wanted(grace) <= blocks / SHARE_DIVISOR
+        !self.is_recent(now) || self.wanted(grace) <= free_max(blocks)
     }
 
     /// Whether there was a request in the last second.
@@ -106,6 +108,11 @@ impl ClassDemand {
     }
 }
 
+/// Returns how many blocks should be free or rest at most, of `blocks` in the class.
+fn free_max(blocks: u64) -> u64 {
+    (blocks / SHARE_DIVISOR).max(SHARE_MIN.min(blocks.div_ceil(2)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,7 +129,7 @@ mod tests {
         }
         let target = demand.target(MANY, GRACE);
         assert!((1200..1500).contains(&target), "{target}");
-        assert_eq!(demand.target(1000, GRACE), 500);
+        assert_eq!(demand.target(1000, GRACE), 125);
         assert_eq!(demand.target(1, GRACE), 1);
         assert!((900..1100).contains(&demand.within(GRACE, 2_000_000_000)));
         assert_eq!(demand.within(GRACE, 9_000_000_000), 0);

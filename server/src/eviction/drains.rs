@@ -40,6 +40,9 @@ const BLOCKS_PER_BATCH: usize = 64;
 const RETRY_NS: Nanos = 50_000_000;
 /// After this many passes, 5 s or more, the span offers its blocks again.
 const PASSES_MAX: u32 = 100;
+/// A span that offers its blocks again is not drained for a minute: a client that is stopped may
+/// have a block of it.
+const FAILED_NS: Nanos = 60_000_000_000;
 
 /// A span that drains, while clients or slots still have blocks of it.
 pub(super) struct Drain {
@@ -54,12 +57,16 @@ pub(super) struct Drain {
 
 /// The spans that drain, sorted by the time at which they are due, nearly.
 #[derive(Default)]
-pub(super) struct Drains(VecDeque<Drain>);
+pub(super) struct Drains {
+    queue: VecDeque<Drain>,
+    /// The spans that did not become empty, and until when they are not drained again.
+    failed: Vec<(u32, Nanos)>,
+}
 
 impl Drains {
     /// Returns when to call [`Evictor::drain`]; `None` if no span has to be emptied.
     pub(super) fn next_at(&self) -> Option<Nanos> {
-        self.0.front().map(|drain| drain.due_at)
+        self.queue.front().map(|drain| drain.due_at)
     }
 }
 
@@ -71,7 +78,7 @@ impl Evictor {
         now: Nanos,
         until: Nanos,
     ) -> Result<bool, ChainError> {
-        let Some(mut drain) = self.drains.0.pop_front_if(|drain| drain.due_at <= now) else {
+        let Some(mut drain) = self.drains.queue.pop_front_if(|drain| drain.due_at <= now) else {
             return Ok(false);
         };
         if !tools.depot.is_draining(drain.chunk) {
@@ -84,7 +91,7 @@ impl Evictor {
             // It cannot become empty.
             if !tools.depot.end_drain(drain.chunk, tools.own.now()) {
                 drain.due_at = now.saturating_add(RETRY_NS);
-                self.drains.0.push_back(drain);
+                self.drains.queue.push_back(drain);
             }
             return Ok(true);
         }
@@ -98,7 +105,7 @@ impl Evictor {
         let is_last = batch.len() < BLOCKS_PER_BATCH && done.tried == batch.len();
         if let Some((last, _)) = batch[..done.tried].last().filter(|_| !is_last) {
             drain.next = last + 1;
-            self.drains.0.push_front(drain);
+            self.drains.queue.push_front(drain);
             return Ok(true);
         }
         (drain.next, drain.passes) = (0, drain.passes + 1);
@@ -110,9 +117,11 @@ impl Evictor {
         self.recall = Some(drain.class);
         let is_over =
             drain.passes >= PASSES_MAX && tools.depot.end_drain(drain.chunk, tools.own.now());
-        if !is_over {
+        if is_over {
+            self.drains.failed.push((drain.chunk, now.saturating_add(FAILED_NS)));
+        } else {
             drain.due_at = now.saturating_add(RETRY_NS);
-            self.drains.0.push_back(drain);
+            self.drains.queue.push_back(drain);
         }
         Ok(true)
     }
@@ -128,7 +137,7 @@ impl Evictor {
             if self.pins.are_in(chunk) {
                 break;
             }
-            self.candidate(VisitedBlock { address, reads: 0 }, class)?;
+            self.candidate(VisitedBlock { address, reads: 0 }, class, false)?;
         }
         Ok(())
     }
@@ -138,7 +147,8 @@ impl Evictor {
     pub(super) fn plan(&mut self, tools: &mut Tools<'_>, now: Nanos) -> Result<bool, ChainError> {
         let chunks = u64::from(tools.depot.chunks());
         self.pins.forget_old_spans(now);
-        let mut idle_ms = self.idle_ms_of_classes(tools)?;
+        self.drains.failed.retain(|(_, until)| now < *until);
+        let (mut idle_ms, mut begun) = (self.idle_ms_of_classes(tools)?, false);
         for _ in 0..(chunks / BEGUN_SHARE_DIVISOR).clamp(BEGUN_MIN, BEGUN_MAX) {
             let is_missing = tools.depot.chunks_missing() > 0;
             let taker = if is_missing { None } else { self.taker(&idle_ms, tools, now) };
@@ -149,7 +159,7 @@ impl Evictor {
             }
             let Some(giver) = self.giver(&idle_ms, taker, tools, now) else { return Ok(false) };
             let Some(chunk) = self.span_to_drain(giver, tools)? else {
-                // All of its spans that were compared have pinned values. Another class may give.
+                // None of its spans that were compared can become empty. Another class may give.
                 if idle_ms[usize::from(giver.index())].replace(0) == Some(0) {
                     return Ok(false);
                 }
@@ -162,6 +172,7 @@ impl Evictor {
                 continue;
             }
             self.begin(chunk, giver, tools, now);
+            begun = true;
             if needs_pair
                 && !tools.depot.has_pair_coming()
                 && let Some((chunk, class)) = lasting_neighbour(chunk, tools)
@@ -169,7 +180,7 @@ impl Evictor {
                 self.begin(chunk, class, tools, now);
             }
         }
-        Ok(true)
+        Ok(begun)
     }
 
     pub(super) fn begin(
@@ -180,7 +191,7 @@ impl Evictor {
         now: Nanos,
     ) {
         tools.depot.begin_drain(chunk);
-        self.drains.0.push_back(Drain { chunk, class, next: 0, passes: 0, due_at: now });
+        self.drains.queue.push_back(Drain { chunk, class, next: 0, passes: 0, due_at: now });
     }
 
     /// Returns for how long the next keys to go have been idle, in each class; `None` for a class
@@ -253,7 +264,7 @@ impl Evictor {
     }
 
     /// Returns the span of the class whose keys have been idle for longest, of some spans. `None`
-    /// if pinned values were seen in all of them.
+    /// if pinned values were seen in all of them, or they did not become empty lately.
     pub(super) fn span_to_drain(
         &mut self,
         class: SizeClass,
@@ -267,7 +278,8 @@ impl Evictor {
             for _ in 0..CANDIDATES_OF_SPAN {
                 self.add_run(chunk, class, (1, 1), tools, &mut candidates)?;
             }
-            if self.pins.are_in(chunk) {
+            let has_failed = self.drains.failed.iter().any(|(failed, _)| *failed == chunk);
+            if self.pins.are_in(chunk) || has_failed {
                 continue;
             }
             // A span without keys is the best.

@@ -12,6 +12,9 @@ pub(super) const RUN: u64 = 8;
 const ROUNDS_BEFORE_FORGETTING: u64 = 3;
 /// After so many rounds without an eviction the hand rests: no key of the class can be evicted.
 const ROUNDS_MAX: u64 = 4;
+/// In one of so many rounds the hand takes marked blocks for candidates: most of them are free.
+/// The hand does not rest before it has made such a round.
+const ROUNDS_PER_MARKED: u64 = ROUNDS_MAX;
 /// How long the hand rests at least, and for each block that it visited in vain. So a class whose
 /// keys cannot be evicted takes no more than about an eighth of the thread's time.
 const REST_NS_MIN: Nanos = 50_000_000;
@@ -33,6 +36,8 @@ pub(super) struct Hand {
     step: u64,
     /// The run that is visited in all spans.
     run: u64,
+    /// The number of complete rounds.
+    rounds: u64,
     /// The next span, by its index in the depot's list.
     span: usize,
     /// Blocks that were found to go, when there was no time to evict their keys.
@@ -59,7 +64,8 @@ impl Hand {
         // The golden ratio: any runs that follow each other are far apart.
         let step = (runs * 89 / 144).max(1);
         let step = (step..).find(|step| greatest_divisor(*step, runs) == 1).unwrap_or(1);
-        Self { blocks, runs, step, run: 0, span: 0, found: Vec::new(), in_vain: 0, rests_until: 0 }
+        let (run, rounds, span, found) = (0, 0, 0, Vec::new());
+        Self { blocks, runs, step, run, rounds, span, found, in_vain: 0, rests_until: 0 }
     }
 
     /// Returns the next run: the first chunk of its span, one of `spans`, and its blocks. `None`
@@ -68,11 +74,17 @@ impl Hand {
         if self.span >= spans.len() {
             self.span = 0;
             self.run = (self.run + self.step) % self.runs;
+            self.rounds += u64::from(self.run == 0);
         }
         let chunk = *spans.get(self.span)?;
         self.span += 1;
         let start = self.run * RUN;
         Some((chunk, start..(start + RUN).min(self.blocks)))
+    }
+
+    /// Whether the blocks of this round are candidates also if they are marked.
+    pub(super) fn takes_marked(&self) -> bool {
+        self.rounds % ROUNDS_PER_MARKED == ROUNDS_PER_MARKED - 1
     }
 
     /// Notes that `visited` blocks were visited, in a class of `blocks`. `now` returns the time.

@@ -1,16 +1,18 @@
-//! The policy of a cache: which of the visited blocks go. Nothing else in the server decides that,
-//! so another policy needs a change of this file only.
+//! The policy of a cache: which of the visited blocks go. The hand chooses the order of visits
+//! (`hand.rs`), the depot counts reads (`server/src/depot/reads.rs`), and blocks with pinned values
+//! never become candidates.
 //!
-//! It is SIEVE (NSDI'24) with counts to two. A block that clients have read since the hand came by
-//! is spared, and loses one of its reads. A block without reads goes. Values that have ended go
-//! before all others.
+//! The policy is SIEVE (NSDI'24) with counts to two. A block that clients have read since the hand
+//! came by is spared, and loses one of its reads. A block without reads goes. Values that have
+//! expired go before all others.
 
 use farside_layout::{BlockAddress, BlockHeader};
 
 use crate::depot::VisitedBlock;
 
-/// If at least this share of the candidates has ended, a batch evicts only those: an eighth.
-const ENDED_SHARE_DIVISOR: usize = 8;
+/// If the values of at least this share of the candidates have expired, a batch evicts only those:
+/// an eighth.
+const EXPIRED_SHARE_DIVISOR: usize = 8;
 /// The share of a class's blocks that shows its idle time: the fifth that has been idle for
 /// longest.
 const IDLE_SHARE_DIVISOR: usize = 5;
@@ -18,8 +20,8 @@ const IDLE_SHARE_DIVISOR: usize = 5;
 /// What becomes of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It goes before all others, because its value has ended.
-    Ended,
+    /// It goes before all others, because its value has expired.
+    Expired,
     /// It goes, because it was not read.
     Unread,
     /// It stays for another round, because it was read.
@@ -38,14 +40,15 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub(super) fn new(block: VisitedBlock, header: &BlockHeader) -> Self {
-        let (written_at_ms, expires_at_ms) = (header.written_at_ms(), header.expires_at_ms());
-        Self { block, written_at_ms, expires_at_ms }
+        // A marked block is most likely free, so what it had should not go first.
+        let expires_at_ms = if header.is_marked() { 0 } else { header.expires_at_ms() };
+        Self { block, written_at_ms: header.written_at_ms(), expires_at_ms }
     }
 
-    /// Decides about the candidate. A kind of block that is never evicted would be decided here.
+    /// Decides about the candidate.
     fn fate(&self, wall_ms: u64) -> Fate {
         if self.expires_at_ms != 0 && self.expires_at_ms <= wall_ms {
-            Fate::Ended
+            Fate::Expired
         } else if self.block.reads == 0 {
             Fate::Unread
         } else {
@@ -57,7 +60,7 @@ impl Candidate {
     /// milliseconds. Memory moves from the class with the highest idle time to others.
     fn idle_ms(&self, wall_ms: u64) -> u64 {
         match self.fate(wall_ms) {
-            Fate::Ended | Fate::Unread => wall_ms.saturating_sub(self.written_at_ms),
+            Fate::Expired | Fate::Unread => wall_ms.saturating_sub(self.written_at_ms),
             Fate::Spared => 0,
         }
     }
@@ -69,21 +72,21 @@ pub(super) struct Batch {
     /// How many keys should go.
     wanted: usize,
     candidates: usize,
-    ended: Vec<BlockAddress>,
+    expired: Vec<BlockAddress>,
     unread: Vec<BlockAddress>,
 }
 
 impl Batch {
     /// A batch of `wanted` evictions at this time of the wall clock.
     pub(super) fn new(wanted: usize, wall_ms: u64) -> Self {
-        let (ended, unread) = (Vec::new(), Vec::with_capacity(wanted));
-        Self { wall_ms, wanted, candidates: 0, ended, unread }
+        let (expired, unread) = (Vec::new(), Vec::with_capacity(wanted));
+        Self { wall_ms, wanted, candidates: 0, expired, unread }
     }
 
     pub(super) fn add(&mut self, candidate: Candidate) {
         self.candidates += 1;
         match candidate.fate(self.wall_ms) {
-            Fate::Ended => self.ended.push(candidate.block.address),
+            Fate::Expired => self.expired.push(candidate.block.address),
             Fate::Unread => self.unread.push(candidate.block.address),
             Fate::Spared => {}
         }
@@ -96,15 +99,15 @@ impl Batch {
 
     /// Whether no more candidates are needed.
     pub(super) fn is_complete(&self) -> bool {
-        self.ended.len() + self.unread.len() >= self.wanted
+        self.expired.len() + self.unread.len() >= self.wanted
     }
 
-    /// Returns the blocks that go, those that have ended first. They may be more than wanted.
+    /// Returns the blocks that go, those with expired values first. They may be more than wanted.
     pub(super) fn into_evictions(self) -> Vec<BlockAddress> {
-        let only_ended = !self.ended.is_empty()
-            && self.ended.len() >= self.candidates.div_ceil(ENDED_SHARE_DIVISOR);
-        let unread = if only_ended { Vec::new() } else { self.unread };
-        self.ended.into_iter().chain(unread).collect()
+        let only_expired = !self.expired.is_empty()
+            && self.expired.len() >= self.candidates.div_ceil(EXPIRED_SHARE_DIVISOR);
+        let unread = if only_expired { Vec::new() } else { self.unread };
+        self.expired.into_iter().chain(unread).collect()
     }
 }
 
@@ -129,11 +132,12 @@ mod tests {
         Candidate { block, written_at_ms, expires_at_ms }
     }
 
-    /// Returns the addresses of the evictions of a batch: of `ended` values that have ended and
-    /// were read, of others in between, then of 7 blocks without reads.
-    fn evictions(ended: u32, spared: u32, wanted: usize) -> (bool, Vec<u32>) {
+    /// Makes a batch of `expired` blocks with expired values that were read, then of `spared` other
+    /// blocks that were read, then of 7 blocks without reads. Returns whether it is complete, and
+    /// the addresses of its first `wanted` evictions.
+    fn evictions(expired: u32, spared: u32, wanted: usize) -> (bool, Vec<u32>) {
         let mut batch = Batch::new(wanted, WALL_MS);
-        (0..ended).for_each(|n| batch.add(candidate(100 + n, 2, (1, WALL_MS))));
+        (0..expired).for_each(|n| batch.add(candidate(100 + n, 2, (1, WALL_MS))));
         (0..spared).for_each(|n| batch.add(candidate(200 + n, 1, (1, WALL_MS + 1))));
         (0..7).for_each(|n| batch.add(candidate(n, 0, (1, 0))));
         let is_complete = batch.is_complete();
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_goes_first_and_alone_if_it_is_an_eighth() {
+    fn what_has_expired_goes_first_and_alone_if_it_is_an_eighth() {
         assert_eq!(evictions(1, 0, 5).1, [100]);
         assert_eq!(evictions(1, 1, 5).1, [100, 0, 1, 2, 3]);
         assert_eq!(evictions(9, 0, 4).1, [100, 101, 102, 103]);

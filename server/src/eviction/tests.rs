@@ -9,7 +9,7 @@ use farside_fabric::boot_time_ns;
 use farside_fabric::shm::{HugePages, RegionMemory};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    BlockStamp, HINT_OFFSET, SlotState, SlotWord, WINDOW_SLOTS, seal, slot_offset,
+    BlockStamp, HINT_OFFSET, Mark, SlotState, SlotWord, WINDOW_SLOTS, seal, slot_offset,
 };
 
 use super::*;
@@ -176,6 +176,22 @@ fn keys_that_were_read_are_spared_as_often_as_they_were_read() {
         assert!(left.iter().all(|key| reads(*key) > round), "round {round}");
     }
     assert_eq!(cache.evictor.evicted, blocks.len() as u64);
+}
+
+/// A client with an old location marks a block that is linked to another key by now.
+#[test]
+fn a_marked_block_to_which_a_slot_leads_is_evicted_in_a_later_round() {
+    let mut cache = Cache::new(4096);
+    let blocks = cache.fill();
+    let marked = blocks.iter().skip(1).step_by(2);
+    for offset in marked.clone().map(|block| block.address.offset()) {
+        let word = cache.opened.region.load(offset).unwrap();
+        cache.opened.region.store(offset, word | u64::from(Mark::SUPERSEDED.bits())).unwrap();
+    }
+    let others = blocks.len() - marked.len();
+    assert_eq!(cache.evict(others, NEVER), others);
+    assert!(cache.stored(&blocks).iter().all(|key| key % 2 == 1));
+    assert_eq!(cache.evict(blocks.len(), NEVER), blocks.len() - others);
 }
 
 #[test]
@@ -346,20 +362,20 @@ fn spans_with_pinned_values_do_not_drain_if_others_can() {
 }
 
 #[test]
-fn values_that_have_ended_go_before_living_ones() {
+fn values_that_have_expired_go_before_others() {
     let mut cache = Cache::new(4096);
     let mut blocks = Vec::new();
     while cache.opened.depot.blocks_to_give(cache.class).0 > 0 {
         let key = blocks.len() as u64;
-        // One in four has ended in 1970. The others never expire, or not today.
+        // One in four has expired in 1970. The others never expire, or not today.
         cache.expires_at_ms = [1, 0, wall_ms() + HOUR / 1_000_000, 0][(key % 4) as usize];
         blocks.push(cache.store(key, 1 + key));
     }
-    let ended = blocks.len().div_ceil(4);
-    while cache.evictor.evicted < ended as u64 {
+    let expired = blocks.len().div_ceil(4);
+    while cache.evictor.evicted < expired as u64 {
         assert!(cache.evict(16, NEVER) > 0);
     }
     let stored = cache.stored(&blocks);
-    let living = (0..blocks.len() as u64).filter(|key| key % 4 != 0);
-    assert!(stored.into_iter().eq(living));
+    let others = (0..blocks.len() as u64).filter(|key| key % 4 != 0);
+    assert!(stored.into_iter().eq(others));
 }

@@ -131,6 +131,8 @@ pub(super) struct ClientConnection {
     pub(super) watched: EventFlags,
     /// The progress of the snapshot that its client takes, in thousandths.
     pub(super) snapshot_permille: Option<u32>,
+    /// Whether the client was asked what it has read, and has not answered yet.
+    pub(super) is_asked_for_reads: bool,
     unsent: Option<ServerMessage>,
     last_sent: Option<ServerMessage>,
     /// The pushed messages to send once the channel has room, by their urgency.
@@ -154,6 +156,7 @@ impl ClientConnection {
             is_queued: false,
             watched: EventFlags::IN,
             snapshot_permille: None,
+            is_asked_for_reads: false,
             unsent: None,
             last_sent: None,
             pushed: Default::default(),

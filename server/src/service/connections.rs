@@ -234,9 +234,21 @@ impl Connections {
         self.ask_each(request, |client| client.role() == Some(Role::Writer))
     }
 
-    /// Sends a request to every client, readers included. Returns the numbers of their connections.
-    pub(super) fn ask_clients(&mut self, request: ServerRequest) -> Vec<u64> {
-        self.ask_each(request, ClientConnection::is_client)
+    /// Asks every client, readers included, what it has read. Returns how many are asked.
+    pub(super) fn ask_for_reads(&mut self) -> usize {
+        let asked = self.ask_each(ServerRequest::Reads, ClientConnection::is_client);
+        for connection_number in &asked {
+            if let Some(connection) = self.by_number.get_mut(connection_number) {
+                connection.is_asked_for_reads = true;
+            }
+        }
+        asked.len()
+    }
+
+    /// Returns whether the client was asked what it has read, and has not answered before.
+    pub(super) fn take_question_for_reads(&mut self, connection_number: u64) -> bool {
+        let connection = self.by_number.get_mut(&connection_number);
+        connection.is_some_and(|connection| std::mem::take(&mut connection.is_asked_for_reads))
     }
 
     fn ask_each(

@@ -39,6 +39,9 @@ pub(super) struct RegionKeeper {
     pub(super) reaper: Reaper,
     /// `None` unless the region is a cache.
     evictor: Option<Evictor>,
+    /// For how long eviction runs before the other chores have their next turn: as long as they had
+    /// in the last one, if there is so much to evict. A step of expiry may take 2 ms.
+    lead_ns: Nanos,
     memory_level: MemoryLevel,
     /// The number of splits when the log said that the index cannot grow. `None` if it can.
     stuck_at_splits: Option<u64>,
@@ -63,6 +66,7 @@ impl RegionKeeper {
             evictor: config
                 .evict
                 .then(|| Evictor::new(reader(), (grace, own.proof_age_max_ns(grace)))),
+            lead_ns: 0,
             memory_level: MemoryLevel::default(),
             stuck_at_splits: None,
             statistics: ServerStatistics {
@@ -133,7 +137,7 @@ impl RegionKeeper {
 
     /// Notes that so many clients were asked for their reads.
     pub(super) fn note_asked_for_reads(&mut self, clients: usize, now: Nanos) {
-        if let Some(evictor) = &mut self.evictor {
+        if let Some(evictor) = self.evictor.as_mut().filter(|_| clients > 0) {
             evictor.pulls.note_asked(clients, now);
         }
     }
@@ -283,6 +287,11 @@ impl RegionKeeper {
         };
         questions.reads |=
             self.evictor.as_ref().is_some_and(|it| it.pulls.is_first_due(&self.opened.depot));
+        let evicted_at = boot_time_ns();
+        self.lead_ns = self.lead_ns.saturating_sub(evicted_at.saturating_sub(now));
+        if self.lead_ns > 0 && is_due(self.next_eviction_at()) {
+            return Ok((swept, request, questions));
+        }
         if is_due(self.sweeper.next_step_at()) {
             swept = self.sweeper.step(&self.opened.index, &self.own, now)?;
         }
@@ -300,6 +309,7 @@ impl RegionKeeper {
             let memory = RegionTables { region, geometry };
             request = self.collector.step(depot, index, &memory, now)?;
         }
+        self.lead_ns = boot_time_ns().saturating_sub(evicted_at);
         Ok((swept, request, questions))
     }
 

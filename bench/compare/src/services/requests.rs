@@ -40,11 +40,6 @@ impl<P: Protocol> Requests<P> {
         let counters = Counters::default();
         Self { protocol, depth: depth.into(), value: Vec::new(), counters }
     }
-
-    /// The connection.
-    pub fn protocol(&mut self) -> &mut P {
-        &mut self.protocol
-    }
 }
 
 impl<P: Protocol> MeasuredStore for Requests<P> {

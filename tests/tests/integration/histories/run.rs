@@ -26,7 +26,7 @@ pub(super) const OPERATIONS_MIN: u64 = 10_000;
 pub(super) const SPLITS_MIN: u64 = 60;
 /// A run of a cache continues until the server has evicted more keys than this.
 pub(super) const EVICTIONS_MIN: u64 = 1000;
-/// The memory of a cache: less than half of what the values take.
+/// The memory of a cache: less than the values take that are stored.
 const CACHE_MEMORY: &str = "32MiB";
 /// A run that kills clients continues until it has killed more than this.
 pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
