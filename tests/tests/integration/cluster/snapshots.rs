@@ -14,7 +14,7 @@ use farside_snapshot::{Record, Writer};
 use farside_tests::cluster::TestCluster;
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::{ServerProcess, StopOnDrop, TEST_TIMEOUT, send_signal, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 const KEYS: u64 = 300;
 
@@ -138,9 +138,30 @@ fn a_snapshot_under_load_is_restored_into_another_number_of_shards() {
 
 /// Stores so much that a signal arrives while a snapshot is written.
 fn fill_with_long_values(session: &mut Session) {
-    for number in 0..6000_u32 {
+    for number in 0..18_000_u32 {
         session.put(number.to_le_bytes(), number.to_le_bytes().repeat(250)).unwrap();
     }
+}
+
+/// Stops a process that writes a snapshot to a folder in `parent`. On a busy machine the snapshot
+/// may be complete before that; then it tries again.
+fn stop_within_a_snapshot(mut snapshot: Command, parent: &Path) -> Child {
+    let target = parent.join("snapshot");
+    snapshot.arg("snapshot").arg(&target);
+    for _ in 0..50 {
+        let mut child = snapshot.spawn().unwrap();
+        wait_until("it has begun", TEST_TIMEOUT, || !names(parent).is_empty());
+        send_signal(&child, Signal::STOP);
+        let ends = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&child)), ends).unwrap();
+        if !target.exists() {
+            return child;
+        }
+        send_signal(&child, Signal::CONT);
+        assert!(child.wait().unwrap().success());
+        fs::remove_dir_all(&target).unwrap();
+    }
+    panic!("each snapshot was complete before it could be stopped");
 }
 
 #[test]
@@ -148,13 +169,13 @@ fn a_signal_during_a_snapshot_leaves_nothing() {
     let (cluster, servers) = TestCluster::with_servers(3);
     fill_with_long_values(&mut connect(&servers));
     let parent = tempfile::tempdir_in(cluster.folder()).unwrap();
-    let mut snapshot = kv_cli(&servers, cluster.folder(), 3000);
-    snapshot.arg("snapshot").arg(parent.path().join("snapshot"));
-    let child = snapshot.spawn().unwrap();
-    wait_until("it has begun", TEST_TIMEOUT, || !names(parent.path()).is_empty());
-    send_signal(&child, Signal::INT);
+    let snapshot = kv_cli(&servers, cluster.folder(), 3000);
+    let child = stop_within_a_snapshot(snapshot, parent.path());
+    // Not SIGINT, which kv-cli ignores if its parent does.
+    send_signal(&child, Signal::TERM);
+    send_signal(&child, Signal::CONT);
     let output = CommandOutput::new(child.wait_with_output().unwrap());
-    output.expect_line(130, &["cannot write ", "snapshot: stopped by SIGINT"]);
+    output.expect_line(143, &["cannot write ", "snapshot: stopped by SIGTERM"]);
     assert_eq!(names(parent.path()), [""; 0]);
 }
 
@@ -164,11 +185,8 @@ fn a_shard_that_dies_during_a_snapshot_leaves_nothing() {
     let (cluster, mut servers) = TestCluster::with_servers(3);
     fill_with_long_values(&mut connect(&servers));
     let parent = tempfile::tempdir_in(cluster.folder()).unwrap();
-    let mut snapshot = kv_cli(&servers, cluster.folder(), 200);
-    snapshot.arg("snapshot").arg(parent.path().join("snapshot"));
-    let child = snapshot.spawn().unwrap();
-    wait_until("it has begun", TEST_TIMEOUT, || !names(parent.path()).is_empty());
-    send_signal(&child, Signal::STOP);
+    let snapshot = kv_cli(&servers, cluster.folder(), 200);
+    let child = stop_within_a_snapshot(snapshot, parent.path());
     let complete = names(&parent.path().join(&names(parent.path())[0]));
     let unfinished = servers.iter_mut().find(|server| {
         let shard = shard_of(&cluster, server, 3);
