@@ -15,7 +15,7 @@ trap 'rm -f "$output"' EXIT
 export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-120}
 {
     nice cargo test --locked --workspace --test simulation -- \
-        --test-threads=1 --nocapture pairs:: random::seeds &&
+        --test-threads=1 --nocapture pairs:: removals:: random::seeds &&
         # They wait most of the time.
         nice cargo test --locked --workspace --test stores -- \
             --test-threads=4 etcd_failures:: etcd_login:: &&
