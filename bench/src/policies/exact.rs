@@ -3,110 +3,83 @@
 use super::queues::Queues;
 use super::{Policy, Request};
 
-/// FIFO and LRU. LRU makes a key the newest at each hit.
-pub(crate) struct Ordered {
-    queue: Queues<1>,
-    capacity: u64,
-    renews: bool,
+/// What a policy of one queue does at a hit, and which key it evicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Evicts the oldest key.
+    Fifo,
+    /// As FIFO, and a hit makes the key the newest.
+    Lru,
+    /// As FIFO, but a key that was hit becomes the newest instead.
+    Clock,
+    /// A hand walks from the oldest key to the newest, and evicts the first that was not hit since
+    /// the last walk. The keys that it passes over stay in their places.
+    Sieve,
 }
 
-impl Ordered {
-    pub(crate) fn fifo(keys: u32, capacity: u64) -> Self {
-        Self { queue: Queues::new(keys), capacity, renews: false }
-    }
-
-    pub(crate) fn lru(keys: u32, capacity: u64) -> Self {
-        Self { renews: true, ..Self::fifo(keys, capacity) }
-    }
-}
-
-impl Policy for Ordered {
-    fn request(&mut self, request: Request) -> bool {
-        if self.queue.queue_of(request.key).is_some() {
-            if self.renews {
-                self.queue.transfer(0, request.key);
-            }
-            return true;
-        }
-        let bytes = u64::from(request.bytes);
-        if bytes <= self.capacity {
-            while self.queue.bytes(0) + bytes > self.capacity {
-                self.queue.pop(0);
-            }
-            self.queue.push(0, request);
-        }
-        false
-    }
-}
-
-/// CLOCK: FIFO that passes over each key that was hit since it was last passed over.
-pub(crate) struct Clock {
+/// The policies with one queue: FIFO, LRU, CLOCK, and SIEVE (Zhang et al., NSDI 2024).
+pub(crate) struct OneQueue {
+    order: Order,
     queue: Queues<1>,
     capacity: u64,
     was_hit: Vec<bool>,
-}
-
-impl Clock {
-    pub(crate) fn new(keys: u32, capacity: u64) -> Self {
-        Self { queue: Queues::new(keys), capacity, was_hit: vec![false; keys as usize] }
-    }
-}
-
-impl Policy for Clock {
-    fn request(&mut self, request: Request) -> bool {
-        if self.queue.queue_of(request.key).is_some() {
-            self.was_hit[request.key as usize] = true;
-            return true;
-        }
-        let bytes = u64::from(request.bytes);
-        if bytes > self.capacity {
-            return false;
-        }
-        while self.queue.bytes(0) + bytes > self.capacity {
-            let Some(oldest) = self.queue.oldest(0) else { break };
-            if std::mem::take(&mut self.was_hit[oldest as usize]) {
-                self.queue.transfer(0, oldest);
-            } else {
-                self.queue.remove(oldest);
-            }
-        }
-        self.queue.push(0, request);
-        false
-    }
-}
-
-/// SIEVE (Zhang et al., NSDI 2024): a hand walks from the oldest key to the newest and evicts the
-/// first that was not hit since the last walk. The keys that it passes over stay in their places.
-pub(crate) struct Sieve {
-    queue: Queues<1>,
-    capacity: u64,
-    was_hit: Vec<bool>,
+    /// The key that SIEVE looks at next.
     hand: Option<u32>,
 }
 
-impl Sieve {
-    pub(crate) fn new(keys: u32, capacity: u64) -> Self {
+impl OneQueue {
+    fn new(order: Order, keys: u32, capacity: u64) -> Self {
         let was_hit = vec![false; keys as usize];
-        Self { queue: Queues::new(keys), capacity, was_hit, hand: None }
+        Self { order, queue: Queues::new(keys), capacity, was_hit, hand: None }
+    }
+
+    pub(crate) fn fifo(keys: u32, capacity: u64) -> Self {
+        Self::new(Order::Fifo, keys, capacity)
+    }
+
+    pub(crate) fn lru(keys: u32, capacity: u64) -> Self {
+        Self::new(Order::Lru, keys, capacity)
+    }
+
+    pub(crate) fn clock(keys: u32, capacity: u64) -> Self {
+        Self::new(Order::Clock, keys, capacity)
+    }
+
+    pub(crate) fn sieve(keys: u32, capacity: u64) -> Self {
+        Self::new(Order::Sieve, keys, capacity)
+    }
+
+    fn note_hit(&mut self, key: u32) {
+        match self.order {
+            Order::Fifo => {}
+            Order::Lru => self.queue.transfer(0, key),
+            Order::Clock | Order::Sieve => self.was_hit[key as usize] = true,
+        }
     }
 
     fn evict(&mut self) {
-        let mut hand = self.hand.or(self.queue.oldest(0));
-        while let Some(key) = hand {
+        let mut at = self.hand.or(self.queue.oldest(0));
+        while let Some(key) = at {
             if !std::mem::take(&mut self.was_hit[key as usize]) {
-                self.hand = self.queue.newer(key);
-                self.queue.remove(key);
-                return;
+                if self.order == Order::Sieve {
+                    self.hand = self.queue.newer(key);
+                }
+                return self.queue.remove(key);
             }
-            hand = self.queue.newer(key).or(self.queue.oldest(0));
+            if self.order == Order::Clock {
+                self.queue.transfer(0, key);
+                at = self.queue.oldest(0);
+            } else {
+                at = self.queue.newer(key).or(self.queue.oldest(0));
+            }
         }
     }
 }
 
-impl Policy for Sieve {
+impl Policy for OneQueue {
     fn request(&mut self, request: Request) -> bool {
         if self.queue.queue_of(request.key).is_some() {
-            self.was_hit[request.key as usize] = true;
+            self.note_hit(request.key);
             return true;
         }
         let bytes = u64::from(request.bytes);

@@ -24,7 +24,7 @@ use std::thread;
 use serde::Serialize;
 
 use self::belady::Belady;
-use self::exact::{Clock, Ordered, S3Fifo, Sieve};
+use self::exact::{OneQueue, S3Fifo};
 use self::farside::{Farside, Rule};
 use self::reports::{Rate, Reporting};
 use self::sampled_lru::SampledLru;
@@ -152,11 +152,11 @@ impl Kind {
         let objects = ((capacity * count / bytes.max(1)) as usize).max(1);
         match self {
             Self::Belady => Box::new(Belady::new(&trace.requests, keys, capacity)),
-            Self::Lru => Box::new(Ordered::lru(keys, capacity)),
-            Self::Fifo => Box::new(Ordered::fifo(keys, capacity)),
-            Self::Clock => Box::new(Clock::new(keys, capacity)),
+            Self::Lru => Box::new(OneQueue::lru(keys, capacity)),
+            Self::Fifo => Box::new(OneQueue::fifo(keys, capacity)),
+            Self::Clock => Box::new(OneQueue::clock(keys, capacity)),
             Self::SampledLru(samples) => Box::new(SampledLru::new(samples, keys, capacity)),
-            Self::Sieve => Box::new(Sieve::new(keys, capacity)),
+            Self::Sieve => Box::new(OneQueue::sieve(keys, capacity)),
             Self::S3Fifo => Box::new(S3Fifo::new(keys, capacity)),
             Self::WTinyLfu => Box::new(WTinyLfu::new(keys, capacity, objects)),
             Self::Farside(rule, reporting) => {
