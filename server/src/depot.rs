@@ -186,6 +186,14 @@ impl Depot {
         self.chunks[chunk as usize] = Chunk::Span(span);
     }
 
+    /// Returns the span that begins at this chunk, if one does.
+    fn span(&self, chunk: u32) -> Option<&BlockSpan> {
+        match self.chunks.get(chunk as usize) {
+            Some(Chunk::Span(span)) => Some(span),
+            _ => None,
+        }
+    }
+
     /// Changes a span, then updates its level in the pool and its entry in `whole_spans`. Returns
     /// `None` if no span starts at this chunk.
     fn change_span<T>(
@@ -240,9 +248,8 @@ impl Depot {
         let start = self.geometry.chunk_offset(chunk).ok_or(outside)?;
         // A block of two chunks starts in the first one, so an address in the second names no
         // block.
-        match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) if span.class == class => {}
-            _ => return Err(BlockError::NoSuchBlock { offset, class: class.index() }),
+        if self.span(chunk).is_none_or(|span| span.class != class) {
+            return Err(BlockError::NoSuchBlock { offset, class: class.index() });
         }
         let index = (offset - start) / class.block_bytes();
         let fits = (offset - start).is_multiple_of(class.block_bytes());

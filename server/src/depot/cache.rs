@@ -9,7 +9,7 @@ use farside_control::FreeBlock;
 use farside_fabric::Nanos;
 use farside_layout::{BlockAddress, CHUNK_BYTES, SizeClass};
 
-use super::{BlockError, Chunk, Depot};
+use super::{BlockError, Depot};
 
 /// The largest number of bytes that the index takes for a key, as an estimate: 54 bytes when all
 /// subtables have just been split, and a few for emptied places that rest for GRACE.
@@ -79,10 +79,7 @@ impl Depot {
 
     /// Returns how many chunks the span that begins at this chunk has.
     pub(crate) fn chunks_of_span(&self, chunk: u32) -> u64 {
-        match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) => span.class.chunks_per_span(),
-            _ => 0,
-        }
+        self.span(chunk).map_or(0, |span| span.class.chunks_per_span())
     }
 
     /// Returns how many blocks the class could give now, and how many more once they have rested.
@@ -103,10 +100,7 @@ impl Depot {
 
     /// Returns the class of the span that begins at this chunk, if it does not drain.
     pub(crate) fn class_of_span(&self, chunk: u32) -> Option<SizeClass> {
-        match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) if !span.is_draining => Some(span.class),
-            _ => None,
-        }
+        self.span(chunk).filter(|span| !span.is_draining).map(|span| span.class)
     }
 
     /// Returns how long a chunk rests before it can serve another class.
@@ -133,11 +127,7 @@ impl Depot {
         from: u64,
         end: u64,
     ) -> impl Iterator<Item = (u64, BlockAddress)> + '_ {
-        let span = match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) => Some(span),
-            _ => None,
-        };
-        span.into_iter().flat_map(move |span| {
+        self.span(chunk).into_iter().flat_map(move |span| {
             let indices = from..end.min(span.class.blocks_per_span());
             let outside = indices.filter(move |index| !span.in_depot.has(*index));
             outside.filter_map(move |index| Some((index, self.address(chunk, span.class, index)?)))
@@ -146,10 +136,7 @@ impl Depot {
 
     /// Whether the span at this chunk drains, and clients or slots still have blocks of it.
     pub(crate) fn is_draining(&self, chunk: u32) -> bool {
-        match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) => span.is_draining && span.whole_since.is_none(),
-            _ => false,
-        }
+        self.span(chunk).is_some_and(|span| span.is_draining && span.whole_since.is_none())
     }
 
     /// Begins to drain a span.
@@ -171,12 +158,13 @@ impl Depot {
     /// Lets a span that drains offer its blocks again. Returns false if it is too early: some of
     /// them have not rested.
     pub(crate) fn end_drain(&mut self, chunk: u32, now: Nanos) -> bool {
-        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return true };
+        let Some(span) = self.span(chunk) else { return true };
         if span.changed_at > now {
             return false;
         }
+        let chunks = span.class.chunks_per_span();
         if self.draining.remove(&chunk) {
-            self.chunks_draining -= span.class.chunks_per_span();
+            self.chunks_draining -= chunks;
             self.change_span(chunk, 0, |span, pool| {
                 span.is_draining = false;
                 pool.blocks_draining -= span.class.blocks_per_span();

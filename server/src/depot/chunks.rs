@@ -105,7 +105,7 @@ impl Depot {
         memory: &impl RegionAccess,
     ) -> Result<(), ChainError> {
         let unused = self.options.unused_generation;
-        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(()) };
+        let Some(span) = self.span(chunk) else { return Ok(()) };
         let (class, since) = (span.class, span.whole_since);
         let mut age = memory.entry(chunk)?.age();
         for index in 0..class.blocks_per_span() {

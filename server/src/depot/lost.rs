@@ -61,10 +61,7 @@ impl Depot {
     /// block of a damaged slot is not lost.
     pub(crate) fn clear_suspicion(&mut self, address: BlockAddress) {
         let chunk = self.geometry.chunk_of(address.offset());
-        let Some(Chunk::Span(span)) = chunk.and_then(|chunk| self.chunks.get(chunk as usize))
-        else {
-            return;
-        };
+        let Some(span) = chunk.and_then(|chunk| self.span(chunk)) else { return };
         if let Ok((chunk, index)) = self.locate(address, span.class)
             && let Chunk::Span(span) = &mut self.chunks[chunk as usize]
         {
@@ -78,7 +75,7 @@ impl Depot {
         chunk: u32,
         memory: &impl RegionAccess,
     ) -> Result<Option<NotedSuspects>, ChainError> {
-        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(None) };
+        let Some(span) = self.span(chunk) else { return Ok(None) };
         let Some(suspects) = span.suspects.as_ref().filter(|bits| !bits.is_empty()) else {
             return Ok(None);
         };
@@ -101,7 +98,7 @@ impl Depot {
         memory: &impl RegionAccess,
     ) -> Result<u64, ChainError> {
         let chunk = noted.chunk;
-        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return Ok(0) };
+        let Some(span) = self.span(chunk) else { return Ok(0) };
         let (class, Some(suspects)) = (span.class, &span.suspects) else { return Ok(0) };
         let mut lost = Bits::none(class.blocks_per_span());
         for (index, header) in noted.suspects.iter().zip(&noted.headers) {

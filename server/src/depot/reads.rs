@@ -84,7 +84,7 @@ impl Depot {
     /// have. `None` if the address, which may be any, names no such block.
     fn locate_outside(&self, address: BlockAddress) -> Option<(u32, u64)> {
         let chunk = self.geometry.chunk_of(address.offset())?;
-        let Some(Chunk::Span(span)) = self.chunks.get(chunk as usize) else { return None };
+        let span = self.span(chunk)?;
         let (chunk, index) = self.locate(address, span.class).ok()?;
         (!span.in_depot.has(index)).then_some((chunk, index))
     }
@@ -97,10 +97,7 @@ impl Depot {
 
     /// Returns how often the block with this index was read: 0, 1 or 2 times.
     pub(crate) fn reads(&self, chunk: u32, index: u64) -> u8 {
-        match self.chunks.get(chunk as usize) {
-            Some(Chunk::Span(span)) => span.reads(index),
-            _ => 0,
-        }
+        self.span(chunk).map_or(0, |span| span.reads(index))
     }
 
     /// Visits the block with this index in the span: takes one of its reads away. Returns `None` if
