@@ -20,11 +20,10 @@ mod pulls;
 #[cfg(test)]
 mod tests;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use farside_control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, SizeClass};
+use farside_protocol::Random;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::content::{BlockReader, FoundBlock};
@@ -94,7 +93,7 @@ pub(crate) struct Evictor {
     planned_at: Nanos,
     /// A class whose blocks clients should return, because a span cannot become empty otherwise.
     recall: Option<SizeClass>,
-    random: u64,
+    random: Random,
     /// The number of keys that were removed.
     pub(crate) evicted: u64,
 }
@@ -117,7 +116,7 @@ impl Evictor {
             plan_at: None,
             planned_at: 0,
             recall: None,
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: Random::new(0x9e37_79b9_7f4a_7c15),
             evicted: 0,
         }
     }
@@ -150,7 +149,7 @@ impl Evictor {
         target.saturating_sub(available + resting)
     }
 
-    /// Returns when to call [`Evictor::step`]; `None` if nothing is to be done.
+    /// Returns when to call [`Evictor::step`]; `None` without work.
     pub(crate) fn next_step_at(&self) -> Option<Nanos> {
         let low = (!self.low.is_empty()).then_some(0);
         [low, self.plan_at, self.drains.next_at()].into_iter().flatten().min()
@@ -263,7 +262,7 @@ impl Evictor {
         until: Nanos,
     ) -> Result<Batch, ChainError> {
         let (hand, blocks) = (usize::from(class.index()), tools.depot.blocks_lasting(class));
-        let mut batch = Batch::new(wanted, wall_ms());
+        let mut batch = Batch::new(wanted, tools.own.wall_ms());
         // The hand does not come by these again in this round.
         for address in std::mem::take(&mut self.hands[hand].found) {
             if let Some(block) = tools.depot.look(address)
@@ -287,9 +286,9 @@ impl Evictor {
                     ahead.push(block);
                 }
             }
+            let marked = self.hands[hand].takes_marked();
             for block in ahead.drain(..) {
                 let looks = block.reads == 0 || batch.candidates() < HEADERS_PER_EVICTION * wanted;
-                let marked = self.hands[hand].takes_marked();
                 if looks && let Some(candidate) = self.candidate(block, class, marked)? {
                     batch.add(candidate);
                 }
@@ -370,7 +369,7 @@ impl Evictor {
                 // block to which a slot leads is complete.
                 Some(_) if self.reader.is_pinned(address)? => self.note_pin(address, class),
                 Some((slot, word)) if own.unlink_to_tombstone(slot, word, block, deadline)? => {
-                    self.ages.note(class, wall_ms().saturating_sub(written_at_ms));
+                    self.ages.note(class, own.wall_ms().saturating_sub(written_at_ms));
                     let now = own.now();
                     let removed = reaper.schedule_tomb_clearing(slot, word, block, generation, now);
                     unlinked.push(removed.block);
@@ -405,7 +404,7 @@ impl Evictor {
     /// Returns the first chunk of a span of the class that does not drain.
     fn random_span(&mut self, class: SizeClass, tools: &Tools<'_>) -> Option<u32> {
         let spans = tools.depot.spans(class);
-        let at = self.random_below(spans.len() as u64);
+        let at = self.random.below(spans.len() as u64);
         spans.get(at as usize).copied()
     }
 
@@ -419,7 +418,7 @@ impl Evictor {
         tools: &Tools<'_>,
         candidates: &mut Vec<Candidate>,
     ) -> Result<(), ChainError> {
-        let from = self.random_below(class.blocks_per_span());
+        let from = self.random.below(class.blocks_per_span());
         for (index, address) in tools.depot.blocks_outside(chunk, from, from + length) {
             let reads = tools.depot.reads(chunk, index);
             if candidates.len() < count_max {
@@ -458,18 +457,4 @@ impl Evictor {
             self.pins.note(chunk, class);
         }
     }
-
-    /// Returns a random number below `end`; 0 if `end` is 0.
-    fn random_below(&mut self, end: u64) -> u64 {
-        // xorshift64
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        ((u128::from(self.random) * u128::from(end)) >> 64) as u64
-    }
-}
-
-/// The server's wall clock, in milliseconds since 1970.
-fn wall_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

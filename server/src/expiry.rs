@@ -4,7 +4,6 @@
 //! While no value has a time to live, the server sleeps.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_control::FreeBlock;
 use farside_fabric::{ChainError, Nanos};
@@ -149,8 +148,7 @@ impl Reaper {
         let new_walk = || due.then(|| ExpiryWalk { moves: index.moves, ..Default::default() });
         let Some(mut walk) = self.walk.take().or_else(new_walk) else { return Ok(removed) };
         self.next_walk_at = None;
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall_ms = wall.as_millis() as u64;
+        let wall_ms = own.wall_ms();
         let mut step = walk.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
         let mut deadline = 0;
         loop {

@@ -114,6 +114,11 @@ impl OwnEndpoint {
         self.endpoint.fabric().now()
     }
 
+    /// Returns the wall clock, in milliseconds since 1970.
+    pub(crate) fn wall_ms(&self) -> u64 {
+        self.endpoint.fabric().wall_clock_ns() / 1_000_000
+    }
+
     /// Moves the entries of a subtable to two others, and makes the directory of depth `depth` lead
     /// there. Returns the progress, and the directory's depth afterwards.
     pub(crate) fn split(

@@ -5,6 +5,7 @@ use std::cell::Cell;
 
 use farside_fabric::{Counters, Endpoint, Fabric, LaneId, Nanos};
 
+use crate::random::Random;
 use crate::{Action, OperationError};
 
 /// The lane that setup and synchronous calls use.
@@ -18,8 +19,8 @@ pub struct Engine<F> {
     pub lanes: u16,
     /// Wall clock minus the fabric's clock, in nanoseconds.
     wall_offset_ns: u64,
-    /// The state of the random numbers.
-    pub(crate) random: Cell<u64>,
+    /// Random numbers that keep sessions from acting in step.
+    pub random: Random,
     /// Whether a pipeline uses the lanes.
     pub pipelined: Cell<bool>,
 }
@@ -35,24 +36,13 @@ impl<F: Fabric> Engine<F> {
     /// seeds the random numbers.
     pub fn new_at(fabric: F, lanes: u16, wall: u64) -> Self {
         let wall_offset_ns = wall.wrapping_sub(fabric.now());
-        let (endpoint, random) = (Endpoint::new(fabric, lanes), Cell::new(wall | 1));
+        let (endpoint, random) = (Endpoint::new(fabric, lanes), Random::new(wall));
         Self { endpoint, lanes, wall_offset_ns, random, pipelined: Cell::new(false) }
     }
 
     /// The wall clock when the fabric's clock reads `now`, in nanoseconds since 1970.
     pub fn estimated_wall_clock_ns(&self, now: Nanos) -> u64 {
         now.wrapping_add(self.wall_offset_ns)
-    }
-
-    /// A random number below `bound`. It only keeps sessions from acting in step.
-    pub fn random_below(&self, bound: u64) -> u64 {
-        // xorshift64
-        let mut state = self.random.get();
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        self.random.set(state);
-        state % bound.max(1)
     }
 
     /// Counts of the verbs of all lanes.

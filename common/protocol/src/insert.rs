@@ -144,7 +144,7 @@ impl<F: Fabric> Operation<'_, F> {
         damaged: &mut u32,
     ) -> ProtocolResult<BlindInsert> {
         let window = self.region.directory().window(self.hash);
-        let at = self.engine.random_below(SLOTS_PER_ROW as u64) as usize;
+        let at = self.engine.random.below(SLOTS_PER_ROW as u64) as usize;
         let unused = Slot::new(SlotWord::default(), 0);
         let claim = match self.claim(window, at, unused, new, seen).await? {
             ClaimResult::Ours(claim) => claim,

@@ -27,6 +27,7 @@ mod operation;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 mod pairs;
 mod put;
+mod random;
 mod read_reports;
 mod region_handle;
 pub mod removal;
@@ -54,6 +55,7 @@ pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
 pub use operation::{Answer, Found, Operation, staged_key};
 pub use put::{CachedPut, DisplacedPut};
+pub use random::Random;
 pub use read_reports::{REPORTS_MAX, ReadReports};
 pub use region_handle::RegionHandle;
 pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};

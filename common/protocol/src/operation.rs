@@ -326,7 +326,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             return Err(OperationError::Contended { attempts }.into());
         }
         let backoff = BACKOFF_NS << attempts.min(BACKOFF_DOUBLINGS_MAX);
-        let pause = self.engine.random_below(backoff);
+        let pause = self.engine.random.below(backoff);
         self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
         *tries = tries.next();
         Ok(())

@@ -238,16 +238,16 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let window = self.region.directory().window(hash);
         self.region.confirm_directory(hash, window);
         let slots = farside_layout::SLOTS_PER_ROW as u64;
-        let mut before = self.engine.random.get();
-        while self.engine.random_below(slots) != slot as u64 {
-            before = self.engine.random.get();
+        let mut before = self.engine.random.0.get();
+        while self.engine.random.below(slots) != slot as u64 {
+            before = self.engine.random.0.get();
         }
-        self.engine.random.set(before);
+        self.engine.random.0.set(before);
     }
 
     /// Mixes the state on which later operations depend into a hash.
     pub fn hash_state(self, hasher: &mut impl std::hash::Hasher) {
-        hasher.write_u64(self.engine.random.get());
+        hasher.write_u64(self.engine.random.0.get());
         hasher.write_u32(self.region.unused_share.get());
         self.region.directory().hash_state(hasher);
         self.region.cache.hash_state(hasher);

@@ -282,7 +282,7 @@ impl<F: Fabric> Operation<'_, F> {
         let is_home_even = (self.hash.window_offset() / ROW_BYTES).is_multiple_of(2);
         let goes_home = in_home > in_next || in_home == in_next && is_home_even;
         let (skipped, candidates) = if goes_home { (0, in_home) } else { (in_home, in_next) };
-        let chosen = skipped + self.engine.random_below(candidates as u64) as usize;
+        let chosen = skipped + self.engine.random.below(candidates as u64) as usize;
         (0..seen.slots.len()).filter(suits).nth(chosen)
     }
 

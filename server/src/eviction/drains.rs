@@ -200,7 +200,7 @@ impl Evictor {
         &mut self,
         tools: &Tools<'_>,
     ) -> Result<[Option<u64>; SizeClass::COUNT], ChainError> {
-        let wall_ms = super::wall_ms();
+        let wall_ms = tools.own.wall_ms();
         let mut idle_ms = [None; SizeClass::COUNT];
         for class in SizeClass::all().filter(|class| !tools.depot.spans(*class).is_empty()) {
             let pins_before = self.pins.met(class);
@@ -270,7 +270,7 @@ impl Evictor {
         class: SizeClass,
         tools: &Tools<'_>,
     ) -> Result<Option<u32>, ChainError> {
-        let wall_ms = super::wall_ms();
+        let wall_ms = tools.own.wall_ms();
         let mut found = None;
         for _ in 0..SPANS_COMPARED {
             let Some(chunk) = self.random_span(class, tools) else { break };

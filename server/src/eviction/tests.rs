@@ -228,7 +228,10 @@ fn a_slot_that_leads_to_the_block_of_another_key_is_left_alone() {
         unlinked.pop()
     };
     let free = evict(&mut cache).unwrap();
-    assert_eq!((free.address, free.generation as u8), (block.address, block.generation_low + 1));
+    assert_eq!(
+        (free.address, free.generation as u8),
+        (block.address, block.generation_low.wrapping_add(1))
+    );
     assert!(!cache.is_stored(1, block) && evict(&mut cache).is_none());
     let words: Vec<_> = cache.slots(2).map(|slot| cache.word(slot)).collect();
     assert!(words.iter().any(|word| word.state() == SlotState::Live));
@@ -302,7 +305,7 @@ fn pinned_values_stay_and_a_class_with_nothing_else_is_full() {
     assert!(unlinked.is_empty() && cache.is_stored(0, blocks[0]));
     let evictions = cache.evictor.evictions(class);
     assert_eq!(evictions.keys, (blocks.len() - pinned.len()) as u64);
-    assert!(evictions.age_ms().abs_diff(wall_ms()) < 60_000, "they were written in 1970");
+    assert!(evictions.age_ms().abs_diff(cache.own.wall_ms()) < 60_000, "they were written in 1970");
     // One that can be evicted ends this.
     cache.pins = false;
     let free = cache.opened.take_blocks(class, 1, boot_time_ns() + HOUR).unwrap();
@@ -368,7 +371,7 @@ fn values_that_have_expired_go_before_others() {
     while cache.opened.depot.blocks_to_give(cache.class).0 > 0 {
         let key = blocks.len() as u64;
         // One in four has expired in 1970. The others never expire, or not today.
-        cache.expires_at_ms = [1, 0, wall_ms() + HOUR / 1_000_000, 0][(key % 4) as usize];
+        cache.expires_at_ms = [1, 0, cache.own.wall_ms() + HOUR / 1_000_000, 0][(key % 4) as usize];
         blocks.push(cache.store(key, 1 + key));
     }
     let expired = blocks.len().div_ceil(4);
