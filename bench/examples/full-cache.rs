@@ -2,8 +2,8 @@
 //!
 //! A phase is `SECONDS:BYTES`, or `SECONDS:BYTES+BYTES` for values of two sizes in turn. `@RATE`
 //! behind it limits the PUTs of a session in each second. Each session PUTs new keys only, for this
-//! time. After each phase the example prints the rate, the latency, the PUTs that were refused, and
-//! how much of what the phase has PUT is still stored. With a region that is large enough the same
+//! time. After each phase the example prints the rate, the latency, the number of refused PUTs, and
+//! the size of the phase's values that are still stored. In a region that is never full, the same
 //! phases show the rate without eviction.
 #![allow(clippy::print_stdout, reason = "this is its output")]
 

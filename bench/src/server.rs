@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// Starts a cluster of so many servers, each with this memory, and the devices of an emulated
-    /// network if there is to be one.
+    /// network with `emulation`.
     pub fn start_cluster(
         servers: u16,
         memory: &ServerMemory,

@@ -13,7 +13,7 @@ pub(crate) struct RateLimitedWarning {
 }
 
 impl RateLimitedWarning {
-    /// Returns `None` if this warning is to be suppressed. Otherwise the caller logs it, with the
+    /// Returns `None` if this warning is suppressed. Otherwise the caller logs it, with the
     /// returned number of warnings that were suppressed before it.
     pub(crate) fn due(&mut self, now: Nanos) -> Option<u64> {
         if now < self.due_at {

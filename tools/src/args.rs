@@ -148,7 +148,7 @@ pub(crate) enum Command {
 pub(crate) enum Cluster {
     /// Make the records of a new cluster, whose servers you then start
     Create {
-        /// Where the records are to be
+        /// The place for the records
         #[arg(value_name = "URI")]
         uri: String,
         /// The number of shards, 1 to 128. It stays: choose as many as you will ever have servers

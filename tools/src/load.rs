@@ -186,7 +186,7 @@ fn concerns_one_key(error: &Error) -> bool {
     )
 }
 
-/// Counts of what was loaded, skipped, and failed.
+/// Counts of the records that were loaded, skipped, and failed.
 #[derive(Debug, Default)]
 struct LoadTally {
     stored: u64,

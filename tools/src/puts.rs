@@ -16,7 +16,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Limit on the memory of keys that wait for their server, in bytes. Beyond it, no other keys are
 /// read until some of these are stored or given up.
 const RETRY_BYTES_MAX: usize = 64 << 20;
-/// An estimate of what a waiting key takes beyond its key and value, in bytes.
+/// An estimate of the memory of a waiting PUT beyond its key and value, in bytes.
 const PUT_OVERHEAD_BYTES: usize = 256;
 
 /// A value to store.

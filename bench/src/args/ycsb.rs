@@ -154,7 +154,7 @@ impl Ycsb {
         self.threads * self.clients
     }
 
-    /// The emulated devices, if there are to be any.
+    /// The emulated devices, if they were asked for.
     pub fn emulation(&self) -> Option<Emulation> {
         let usual = Rates::of_chains(self.emulate_rate?);
         let bytes_per_s = self.emulate_bandwidth.map_or(usual.bytes_per_s, |ByteSize(it)| it);

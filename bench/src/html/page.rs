@@ -100,7 +100,7 @@ fn charts(figures: &Figures<'_>) -> Markup {
     }
 }
 
-/// A table of what an operation costs, beside the least that it can cost: README's price list.
+/// A table of the costs of an operation, beside the least that it can cost: README's price list.
 fn costs(runs: &[(String, YcsbReport)]) -> Markup {
     let mut sums = BTreeMap::<(Setting, String, &str), [u64; 6]>::new();
     for (_, run) in runs {

@@ -31,7 +31,7 @@ pub(super) struct Driver {
     /// The operations that are started next.
     starting: VecDeque<Job>,
     answers: Vec<(SlotId, Vec<u8>, SlotResult)>,
-    /// Tasks that are to be woken.
+    /// Tasks that wait to be woken.
     ready: Vec<Waker>,
     budget: ReconnectBudget,
 }

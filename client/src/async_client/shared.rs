@@ -112,12 +112,12 @@ pub(super) struct State {
     /// The number of tasks that waited, were notified, and have not taken their slot yet. As many
     /// slots are reserved for them.
     notified: usize,
-    /// The tasks that are to be woken once the lock is released.
+    /// The tasks that the driver or another task wakes once the lock is released.
     ready: VecDeque<Waker>,
     is_closed: bool,
 }
 
-/// A few tasks that are to be woken.
+/// A few tasks that wait to be woken.
 #[must_use = "the tasks sleep until they are woken"]
 pub(super) struct ReadyTasks([Option<Waker>; WAKES_PER_POLL]);
 
@@ -262,7 +262,7 @@ impl State {
         waker
     }
 
-    /// Takes tasks that are to be woken after the lock is released. The driver wakes those that no
+    /// Takes tasks to wake after the lock is released. The driver wakes those that no
     /// task takes soon. A task does it at a lower cost, because it is on a thread of its runtime.
     #[inline]
     pub(super) fn take_ready(&mut self) -> ReadyTasks {
@@ -326,7 +326,7 @@ impl State {
         }
     }
 
-    /// Moves all tasks that are to be woken.
+    /// Moves all tasks that wait to be woken.
     #[inline]
     pub(super) fn drain_ready(&mut self, into: &mut Vec<Waker>) {
         into.extend(self.ready.drain(..));

@@ -47,7 +47,7 @@ pub struct Listener {
     sockets: Vec<OwnedFd>,
     watched: OwnedFd,
     events: VecDeque<u64>,
-    /// Connections whose request was found when they were to be closed.
+    /// Connections whose request was found just before they would have been closed.
     arrived: VecDeque<Incoming>,
     /// Connections that have not sent their request, the oldest first.
     greeting: VecDeque<Greeting>,

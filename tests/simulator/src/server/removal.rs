@@ -144,7 +144,7 @@ fn has_expired(session: &TestSession, expires_at_ms: u64) -> bool {
     expires_at_ms != 0 && (is_past || fabric.has_mutant(Mutant::ExpiresEarly))
 }
 
-/// A slot whose key is to be removed.
+/// The slot of a key that the server removes.
 struct Removal {
     slot: u64,
     word: SlotWord,
