@@ -11,6 +11,7 @@ use farside_fabric::{LaneId, Nanos};
 use farside_layout::{BlockAddress, FreeBlock, SizeClass};
 
 use crate::allocator::{GIVE_BYTES, blocks_in};
+use crate::shared_word::SharedWord;
 
 /// A session's free blocks of one class, and its requests for more.
 #[derive(Default, Hash)]
@@ -72,39 +73,20 @@ impl Lists {
     }
 }
 
-/// The address of a block that a lane holds, or 0. Generic, so that loom can run the same code on
-/// its own atomics.
-trait HeldAddress {
-    fn load(&self, order: Ordering) -> u32;
-    fn store(&self, address: u32, order: Ordering);
-}
-
-impl HeldAddress for AtomicU32 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u32 {
-        self.load(order)
-    }
-
-    #[inline]
-    fn store(&self, address: u32, order: Ordering) {
-        self.store(address, order);
-    }
-}
-
 /// Notes that a lane holds a block, before the lane removes the block from its list or slot.
 /// Release: a thread that sees the removal also sees this note.
 #[inline]
-fn hold(held_address: &impl HeldAddress, block: u32) {
+fn hold(held_address: &impl SharedWord, block: u32) {
     held_address.store(block, Ordering::Release);
 }
 
 /// Notes that a lane no longer holds its block. By now the block is linked or in a list.
 #[inline]
-fn release(held_address: &impl HeldAddress) {
+fn release(held_address: &impl SharedWord) {
     held_address.store(0, Ordering::Release);
 }
 
-fn held(held_address: &impl HeldAddress) -> u32 {
+fn held(held_address: &impl SharedWord) -> u32 {
     held_address.load(Ordering::Acquire)
 }
 
@@ -210,16 +192,6 @@ mod tests {
     use loom::thread;
 
     use super::*;
-
-    impl HeldAddress for LoomAddress {
-        fn load(&self, order: Ordering) -> u32 {
-            self.load(order)
-        }
-
-        fn store(&self, address: u32, order: Ordering) {
-            self.store(address, order);
-        }
-    }
 
     const BLOCK: u32 = 7;
 

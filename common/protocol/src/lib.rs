@@ -34,6 +34,7 @@ pub mod removal;
 mod request_split;
 mod retry_state;
 mod scan;
+mod shared_word;
 pub mod split;
 mod split_requests;
 pub mod sweep;

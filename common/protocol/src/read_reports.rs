@@ -17,27 +17,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use farside_layout::BlockAddress;
 
+use crate::shared_word::SharedWord;
+
 /// The maximum number of addresses that a session keeps.
 pub const REPORTS_MAX: usize = 4096;
-
-/// The memory of an address or a count. Generic, so that loom can run the same code on its own
-/// atomics.
-trait ReportWord {
-    fn load(&self, order: Ordering) -> u32;
-    fn store(&self, value: u32, order: Ordering);
-}
-
-impl ReportWord for AtomicU32 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u32 {
-        self.load(order)
-    }
-
-    #[inline]
-    fn store(&self, value: u32, order: Ordering) {
-        self.store(value, order);
-    }
-}
 
 /// A ring of addresses. One thread adds to it, and one takes from it.
 struct Ring<W> {
@@ -49,7 +32,7 @@ struct Ring<W> {
     taken: W,
 }
 
-impl<W: ReportWord> Ring<W> {
+impl<W: SharedWord> Ring<W> {
     fn new(length: usize, word: impl Fn() -> W) -> Self {
         debug_assert!(length.is_power_of_two());
         let addresses = (0..length).map(|_| word()).collect();

@@ -6,20 +6,10 @@ use loom::thread;
 
 use super::*;
 
-impl ReportWord for LoomWord {
-    fn load(&self, order: Ordering) -> u32 {
-        self.load(order)
-    }
-
-    fn store(&self, value: u32, order: Ordering) {
-        self.store(value, order);
-    }
-}
-
 /// A word whose stores do not publish what was stored before them.
 struct Unordered(LoomWord);
 
-impl ReportWord for Unordered {
+impl SharedWord for Unordered {
     fn load(&self, order: Ordering) -> u32 {
         self.0.load(order)
     }
@@ -85,7 +75,7 @@ fn the_count_of_addresses_may_wrap() {
 
 /// Explores a thread that adds addresses to a ring of two, beside one that takes them twice. Only
 /// those that were added are taken, and the newest two are not lost.
-fn one_adds_and_one_takes<W: ReportWord + Send + Sync + 'static>(word: fn() -> W) {
+fn one_adds_and_one_takes<W: SharedWord + Send + Sync + 'static>(word: fn() -> W) {
     loom::model(move || {
         let ring = Arc::new(Ring::new(2, word));
         let taking = ring.clone();
