@@ -50,6 +50,20 @@ pub(crate) fn reuses_block() -> Script {
     client().blocks(1).knows(0).put(0).put(0)
 }
 
+/// Returns a client that uses each of two blocks 256 times, for key 1, in all incarnations of the
+/// only slot. In the end the slot has the word that it had with key 0.
+pub(crate) fn reuses_all_generations() -> Script {
+    let mut script = client().in_one_step().blocks(1).knows(0).delete(0);
+    for n in 1..INCARNATIONS {
+        script = script.insert(1);
+        for _ in 0..450 * n / (INCARNATIONS - 1) - 450 * (n - 1) / (INCARNATIONS - 1) {
+            script = script.put(1);
+        }
+        script = script.delete(1);
+    }
+    script.insert(1)
+}
+
 /// Returns a PUT, a GET that reads the window, and a GET that has cached the key's former location.
 fn put_beside_gets() -> Scenario {
     let scenario = Scenario::new().stored(0).client(client().knows(0).put(0));
@@ -109,16 +123,7 @@ fn belief_beyond_grace_is_caught() {
 #[test]
 fn proofs_that_do_not_age_is_caught() {
     let scenario = |clock| {
-        // Each of two blocks is used 256 times, in all incarnations.
-        let mut reuses_block = client().in_one_step().blocks(1).knows(0).delete(0);
-        for n in 1..INCARNATIONS {
-            reuses_block = reuses_block.insert(1);
-            for _ in 0..450 * n / (INCARNATIONS - 1) - 450 * (n - 1) / (INCARNATIONS - 1) {
-                reuses_block = reuses_block.put(1);
-            }
-            reuses_block = reuses_block.delete(1);
-        }
-        let scenario = Scenario::new().slots(1).used(1).stored(0).client(reuses_block.insert(1));
+        let scenario = Scenario::new().slots(1).used(1).stored(0).client(reuses_all_generations());
         scenario.client(client().knows(0).put(0).mutant(clock))
     };
     let bounds = Bounds { preemptions: Some(0), executions: 20 };

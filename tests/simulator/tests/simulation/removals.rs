@@ -1,10 +1,11 @@
 //! The server removes keys beside clients: those that a cache evicts, and those whose values have
 //! expired. The block of a removed key goes to the depot, and from there to another client.
 
-use farside_layout::INCARNATIONS;
 use farside_simulator::{Bounds, Mutant, Op, Scenario, Script, TTL_NS, Violation, client};
 
-use crate::mutants::{assert_caught, assert_caught_of_server, assert_fails};
+use crate::mutants::{
+    assert_caught, assert_caught_of_server, assert_fails, reuses_all_generations,
+};
 use crate::{OPS, knowing, passes};
 
 /// The operations that depend on the present value, on key 0.
@@ -188,16 +189,8 @@ fn replaced_removed_is_caught() {
 /// compare-and-swap: each of two blocks was used 256 times, in all incarnations of the slot.
 #[test]
 fn removed_by_old_proof_is_caught() {
-    let mut reuses_block = client().in_one_step().blocks(1).knows(0).delete(0);
-    for n in 1..INCARNATIONS {
-        reuses_block = reuses_block.insert(1);
-        for _ in 0..450 * n / (INCARNATIONS - 1) - 450 * (n - 1) / (INCARNATIONS - 1) {
-            reuses_block = reuses_block.put(1);
-        }
-        reuses_block = reuses_block.delete(1);
-    }
     let scenario = Scenario::new().slots(1).used(1).stored(0).evicts(0);
-    let scenario = scenario.client(reuses_block.insert(1));
+    let scenario = scenario.client(reuses_all_generations());
     let bounds = Bounds { preemptions: Some(1), executions: 200 };
     let old = scenario.clone().server_mutant(Mutant::RemovedByOldProof);
     assert_fails(|| old.explore(bounds));
