@@ -482,7 +482,7 @@ impl ClientConfig {
         if self.connect_timeout_ms == 0 {
             return Err(bad_value("connect_timeout_ms", 0, "write a number from 1"));
         }
-        self.rdma.validate()?;
+        self.rdma.validate_client()?;
         tls::validate_client(&self.tls)
     }
 }

@@ -68,6 +68,9 @@ fn the_files_in_config_name_every_key() {
             false => [fields::<RdmaConfig>(), fields::<TlsFiles>()].concat(),
         };
         for name in names.into_iter().chain(tables) {
+            if name == "mr_slice" && file == CLIENT_FILE {
+                continue;
+            }
             let written = file.lines().any(|line| {
                 let line = line.trim_start_matches(['#', ' ']);
                 let is_key = line.strip_prefix(&name).is_some_and(|rest| rest.starts_with(" = "));
@@ -160,6 +163,25 @@ fn the_error_for_a_bad_value_names_the_key_and_what_to_write() {
     assert_eq!(error, "pipeline_depth = 0: write a number from 1 to 1024");
     let client = ClientConfig { server: Some("kv.sock".into()), ..Default::default() };
     assert!(client.validate().unwrap_err().to_string().contains("shm:///run/farside/kv.sock"));
+}
+
+#[test]
+fn only_a_server_cuts_its_region_into_slices_and_only_into_whole_chunks() {
+    let rdma = |mr_slice| RdmaConfig { mr_slice: Some(ByteSize(mr_slice)), ..Default::default() };
+    for mr_slice in [8 << 20, 10 << 20, 4 << 30, 1 << 40] {
+        ServerConfig { rdma: rdma(mr_slice), ..server() }.validate().unwrap();
+    }
+    for (mr_slice, value) in
+        [(0, "0B"), (6 << 20, "6MiB"), (9 << 20, "9MiB"), ((4 << 30) + 1, "4294967297B")]
+    {
+        let server = ServerConfig { rdma: rdma(mr_slice), ..server() };
+        let advice = "write a multiple of 2MiB, at least 8MiB, such as 4GiB";
+        let expected = format!("rdma.mr_slice = {value}: {advice}");
+        assert_eq!(server.validate().unwrap_err().to_string(), expected);
+    }
+    let client = ClientConfig { rdma: rdma(4 << 30), ..Default::default() };
+    let error = client.validate().unwrap_err().to_string();
+    assert_eq!(error, "rdma.mr_slice = 4GiB: it is for the config file of a server; leave it out");
 }
 
 #[test]

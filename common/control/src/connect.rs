@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use farside_fabric::rdma::RemoteRegion;
+use farside_fabric::rdma::{REASON_BYTES_MAX, RemoteRegion, Rkeys, SLICES_MAX, slice_count};
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN};
 
 use super::cluster::{Id, SHARDS_MAX};
@@ -276,9 +276,10 @@ impl Refusal {
     }
 }
 
+/// The beginning of a reply, with all of a refusal.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct ReplyBytes {
+struct ReplyHead {
     magic: le::U32,
     protocol_version: le::U16,
     client_id: le::U16,
@@ -286,6 +287,12 @@ struct ReplyBytes {
     refusal: le::U32,
     format_version: le::U32,
     refusal_numbers: [le::U64; 2],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct ReplyBytes {
+    head: ReplyHead,
     region_id: [u8; 16],
     incarnation: le::U64,
     lease: le::U64,
@@ -297,11 +304,30 @@ struct ReplyBytes {
     cluster: [u8; 16],
     view_number: le::U64,
     shard: le::U64,
+    /// The length of a slice in chunks; 0 if the region is registered whole.
+    slice_chunks: le::U32,
+    /// The remote keys of the slices after the first one.
+    later_rkeys: [le::U32; SLICES_MAX - 1],
 }
 const _: () = assert!(size_of::<ReplyBytes>() <= REPLY_BYTES_MAX);
 
-/// The length of a reply, in bytes.
+impl ReplyBytes {
+    fn rkeys(&self) -> Rkeys {
+        let mut keys = [self.rkey.get(); SLICES_MAX];
+        for (key, later) in keys[1..].iter_mut().zip(self.later_rkeys) {
+            *key = later.get();
+        }
+        Rkeys { slice_bytes: u64::from(self.slice_chunks.get()) * CHUNK_BYTES, keys }
+    }
+}
+
+/// The length of a welcome, in bytes.
 pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
+/// The length of a refusal, in bytes: that of all replies in the protocol's version 5, so that older
+/// clients can read the reason. The rest is zeros.
+const REFUSAL_BYTES: usize = 128;
+const _: () = assert!(size_of::<ReplyHead>() <= REFUSAL_BYTES);
+const _: () = assert!(REFUSAL_BYTES <= REASON_BYTES_MAX && REFUSAL_BYTES < REPLY_BYTES);
 
 /// The answer of a server that accepts a client. The client then reads the region's limits from the
 /// superblock.
@@ -319,8 +345,8 @@ pub struct Welcome {
     pub base_address: u64,
     /// The length of the region, in bytes.
     pub region_bytes: u64,
-    /// The remote key of the region, for verbs; otherwise 0.
-    pub rkey: u32,
+    /// The remote keys of the region, for verbs; otherwise zeros.
+    pub rkeys: Rkeys,
     /// The minimum time of a chain of any client to the region, in nanoseconds; 0 on shared memory,
     /// where the fabric knows it.
     pub round_trip_min_ns: u32,
@@ -352,7 +378,7 @@ impl Welcome {
         RemoteRegion {
             base_address: self.base_address,
             region_bytes: self.region_bytes,
-            rkey: self.rkey,
+            rkeys: self.rkeys,
             writable: role == Role::Writer,
             round_trip_min_ns: self.round_trip_min_ns,
         }
@@ -366,30 +392,37 @@ impl Welcome {
 }
 
 /// Encodes the server's answer to a connection request.
-pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
+pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> Vec<u8> {
     let nothing = Welcome::default();
     let welcome = reply.as_ref().unwrap_or(&nothing);
+    let [rkey, later_rkeys @ ..] = welcome.rkeys.keys.map(le::U32::new);
     let (code, first, second) = reply.as_ref().err().map_or((0, 0, 0), |why| why.to_numbers());
-    let bytes = ReplyBytes {
+    let head = ReplyHead {
         magic: REPLY_MAGIC.into(),
         protocol_version: PROTOCOL_VERSION.into(),
         client_id: welcome.client_id.into(),
         refusal: code.into(),
         format_version: FORMAT_VERSION.into(),
         refusal_numbers: [first.into(), second.into()],
+    };
+    let bytes = ReplyBytes {
+        head,
         region_id: welcome.region_id,
         incarnation: welcome.incarnation.into(),
         lease: welcome.lease.into(),
         base_address: welcome.base_address.into(),
         region_bytes: welcome.region_bytes.into(),
-        rkey: welcome.rkey.into(),
+        rkey,
         round_trip_min_ns: welcome.round_trip_min_ns.into(),
         session_secret: welcome.session_secret.into(),
         cluster: welcome.cluster.0,
         view_number: welcome.view_number.into(),
         shard: u64::from(welcome.shard).into(),
+        slice_chunks: ((welcome.rkeys.slice_bytes / CHUNK_BYTES) as u32).into(),
+        later_rkeys,
     };
-    zerocopy::transmute!(bytes)
+    let length = if reply.is_ok() { REPLY_BYTES } else { REFUSAL_BYTES };
+    bytes.as_bytes()[..length].to_vec()
 }
 
 /// Decodes the server's answer, which RDMA-CM may have padded with zeros. Of a refusal only the
@@ -399,34 +432,35 @@ pub fn encode_reply(reply: &Result<Welcome, Refusal>) -> [u8; REPLY_BYTES] {
 /// [`ControlError`] if the bytes are no answer to a connection request.
 pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlError> {
     let length = ControlError::Length { bytes: bytes.len() };
-    let Ok((reply, padding)) = ReplyBytes::read_from_prefix(bytes) else { return Err(length) };
+    let Ok((head, _)) = ReplyHead::read_from_prefix(bytes) else { return Err(length) };
     if bytes.len() > REPLY_BYTES_MAX {
         return Err(length);
     }
-    if reply.magic.get() != REPLY_MAGIC {
+    if head.magic.get() != REPLY_MAGIC {
         return Err(ControlError::NotFarside);
     }
-    let [first, second] = reply.refusal_numbers.map(le::U64::get);
-    match reply.refusal.get() {
+    let [first, second] = head.refusal_numbers.map(le::U64::get);
+    match head.refusal.get() {
         0 => {}
         code => return Ok(Err(Refusal::from_numbers(code, first, second))),
     }
+    let Ok((reply, padding)) = ReplyBytes::read_from_prefix(bytes) else { return Err(length) };
     let welcome = Welcome {
-        client_id: reply.client_id.get(),
+        client_id: head.client_id.get(),
         lease: reply.lease.get(),
         region_id: reply.region_id,
         incarnation: reply.incarnation.get(),
         base_address: reply.base_address.get(),
         region_bytes: reply.region_bytes.get(),
-        rkey: reply.rkey.get(),
+        rkeys: reply.rkeys(),
         round_trip_min_ns: reply.round_trip_min_ns.get(),
         session_secret: reply.session_secret.get(),
         cluster: Id(reply.cluster),
         shard: reply.shard.get().min(u16::MAX.into()) as u16,
         view_number: reply.view_number.get(),
     };
-    let version = reply.protocol_version.get();
-    let format_version = reply.format_version.get();
+    let version = head.protocol_version.get();
+    let format_version = head.format_version.get();
     let padding = padding.iter().map(|byte| u64::from(*byte));
     let unused = padding.fold(first | second, |all, byte| all | byte);
     let is_known = |field, value: u64, is_known: bool| {
@@ -438,7 +472,7 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     let is_shard = reply.shard.get() < SHARDS_MAX.into();
     is_known("shard", reply.shard.get(), is_shard)?;
     let Welcome { client_id, lease, incarnation, base_address, region_bytes, .. } = welcome;
-    let Welcome { rkey, round_trip_min_ns, cluster, shard, view_number, .. } = welcome;
+    let Welcome { rkeys, round_trip_min_ns, cluster, shard, view_number, .. } = welcome;
     let is_for_map = welcome == Welcome::for_map(cluster, shard, view_number);
     if is_for_map && cluster != Id::default() {
         return Ok(Ok(welcome));
@@ -455,12 +489,25 @@ pub fn decode_reply(bytes: &[u8]) -> Result<Result<Welcome, Refusal>, ControlErr
     is_known("base address", base_address, is_base)?;
     // An rkey belongs to an address: both are 0 except over RDMA. The next two are 0 on shared
     // memory.
-    is_known("rkey", rkey.into(), base_address != 0 || rkey == 0)?;
+    let is_plain = base_address != 0 || rkeys == Rkeys::default();
+    is_known("rkey", rkeys.keys[0].into(), is_plain)?;
+    is_known("slice length", rkeys.slice_bytes, are_slices(&rkeys, region_bytes))?;
     let is_shared = welcome.session_secret == 0;
     let bounds = if is_shared { 0..=0 } else { 1..=ROUND_TRIP_MIN_NS_MAX };
     is_known("round trip", round_trip_min_ns.into(), bounds.contains(&round_trip_min_ns))?;
     is_known("base address", base_address, !is_shared || base_address == 0)?;
     Ok(Ok(welcome))
+}
+
+/// Whether the region can have such slices: more than one, and a key for each and no others.
+fn are_slices(rkeys: &Rkeys, region_bytes: u64) -> bool {
+    let slices = match rkeys.slice_bytes {
+        0 => 1,
+        bytes if bytes < region_bytes => slice_count(region_bytes, bytes),
+        _ => return false,
+    };
+    // A key may be 0.
+    slices <= SLICES_MAX as u64 && rkeys.keys.iter().skip(slices as usize).all(|key| *key == 0)
 }
 
 #[cfg(test)]

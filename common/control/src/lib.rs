@@ -27,7 +27,7 @@ pub use secret::Secret;
 pub use statistics::*;
 
 /// The version of the messages. A server refuses a client of another version.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 
 /// Why a message cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! doctor` are the same in both builds. Everything with a handle of a C library is in `verbs`.
 
 mod report;
+mod slices;
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +13,12 @@ use std::time::Duration;
 
 use crate::Nanos;
 pub use report::{Capabilities, Device, Finding, Gid, Port, Report};
+#[cfg(feature = "verbs")]
+pub(crate) use slices::registered_ranges;
+pub use slices::{
+    Rkeys, SLICE_BYTES_MIN, SLICE_OVERLAP_BYTES, SLICE_UNIT_BYTES, SLICES_MAX, slice_bytes_min,
+    slice_count,
+};
 
 /// The longest private data that RDMA-CM carries in a rejection, in bytes.
 pub const REASON_BYTES_MAX: usize = 148;
@@ -93,8 +100,8 @@ pub struct RemoteRegion {
     pub base_address: u64,
     /// The region's length.
     pub region_bytes: u64,
-    /// The region's remote key.
-    pub rkey: u32,
+    /// The region's remote keys.
+    pub rkeys: Rkeys,
     /// Whether to post verbs that change the region. The peer's device enforces the rights.
     pub writable: bool,
     /// No chain of any client takes less time at this region.
@@ -169,6 +176,12 @@ pub enum VerbsError {
     SeveralDevices { address: SocketAddr, device: String, other: String },
     #[error("{bytes} bytes of private data are more than the {max} that RDMA-CM carries")]
     PrivateData { bytes: usize, max: usize },
+    #[error(
+        "rdma.mr_slice would cut the region of {} MiB into {slices} slices, and at most \
+         {SLICES_MAX} are possible: write at least \"{}MiB\"",
+        .region_bytes >> 20, slice_bytes_min(*.region_bytes) >> 20
+    )]
+    TooManySlices { region_bytes: u64, slices: u64 },
     #[error("the RDMA device offers {offered} {what}, at least {needed} are needed")]
     TooSmall { what: &'static str, offered: u64, needed: u64 },
     #[error("{doing}: {source}")]

@@ -364,12 +364,12 @@ impl Admission {
         session_secret: u64,
         remote: RemoteRegion,
     ) -> Welcome {
-        let RemoteRegion { base_address, rkey, round_trip_min_ns, .. } = remote;
+        let RemoteRegion { base_address, rkeys, round_trip_min_ns, .. } = remote;
         Welcome {
             client_id,
             lease,
             base_address,
-            rkey,
+            rkeys,
             round_trip_min_ns,
             session_secret,
             ..self.welcome

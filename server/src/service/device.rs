@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
+use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_control::{Role, Welcome, encode_reply};
-use farside_fabric::rdma::{ConnectionId, Options, ProbeState, RemoteRegion};
+use farside_fabric::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, slice_count};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::{self, DeviceAtomics};
 use farside_fabric::verbs::{self, Event, Incoming, Listener, Protection};
@@ -81,8 +82,13 @@ impl BoundListener for Listener {
         let address = self.local_address();
         let address =
             address.ok_or(ServerError::NoDeviceAddress { listen: listen_address(config) })?;
-        let writers = Protection::at(address, &opened.region, Role::Writer)?;
-        let readers = Protection::at(address, &opened.region, Role::Reader)?;
+        let slice_bytes = config.rdma.mr_slice.map(|slice| slice.0);
+        let register = |role| Protection::in_slices(address, &opened.region, role, slice_bytes);
+        let (writers, readers) = (register(Role::Writer)?, register(Role::Reader)?);
+        if let Rkeys { slice_bytes: slice @ 1.., .. } = writers.remote().rkeys {
+            let slices = slice_count(opened.region.bytes(), slice);
+            tracing::info!(slices, "registered the region in slices of {}", ByteSize(slice));
+        }
         // The server changes words with verbs as well, because atomics of the CPU and of the device
         // need not exclude each other (invariant I11).
         let options = config.rdma.options();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farside_config::ServerConfig;
 use farside_control::address::Address;
 use farside_control::{Role, Welcome, encode_reply};
-use farside_fabric::rdma::{ConnectionId, RemoteRegion};
+use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
 use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, TlsServer};
 use farside_layout::Geometry;
@@ -130,7 +130,7 @@ impl ConnectionRequest for TcpRequest {
         RemoteRegion {
             base_address: 0,
             region_bytes: self.shared.for_writers.bytes(),
-            rkey: 0,
+            rkeys: Rkeys::default(),
             writable: role == Role::Writer,
             round_trip_min_ns: self.shared.round_trip_min_ns,
         }

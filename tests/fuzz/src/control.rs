@@ -7,6 +7,7 @@ use farside_control::{
     Request, Role, ServerMessage, ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome,
     decode_reply, encode_reply,
 };
+use farside_fabric::rdma::Rkeys;
 use farside_layout::{BlockAddress, SizeClass};
 
 use crate::{check_error_line, decoded};
@@ -161,13 +162,19 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         incarnation: 2,
         base_address: 0x7f00_0000_0000,
         region_bytes: 64 << 20,
-        rkey: 0x1234,
+        rkeys: Rkeys::whole(0x1234),
         round_trip_min_ns: 900,
         session_secret: 1 << 50,
         ..Welcome::default()
     };
     let (cluster, shard, view_number) = (Id([9; 16]), 5, 1 << 40);
-    let over_tcp = Welcome { base_address: 0, rkey: 0, cluster, shard, view_number, ..over_rdma };
+    let slice_bytes = 24 << 20;
+    let mut keys = Rkeys::whole(0x1234).keys;
+    keys[1..3].copy_from_slice(&[0x1235, 0x1236]);
+    let in_slices = Welcome { rkeys: Rkeys { slice_bytes, keys }, ..over_rdma };
+    let whole = Rkeys::default();
+    let over_tcp =
+        Welcome { base_address: 0, rkeys: whole, cluster, shard, view_number, ..over_rdma };
     let shared = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
     let refusals = [
         Refusal::Version { server: 1, client: 2 },
@@ -175,9 +182,9 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         Refusal::UnknownClient { client: 12 },
     ];
     let for_map = Welcome::for_map(cluster, shard, view_number);
-    let welcomes = [over_rdma, over_tcp, shared, for_map];
+    let welcomes = [over_rdma, in_slices, over_tcp, shared, for_map];
     let replies = welcomes.into_iter().map(Ok).chain(refusals.map(Err));
-    let mut encoded: Vec<_> = replies.map(|reply| encode_reply(&reply).to_vec()).collect();
+    let mut encoded: Vec<_> = replies.map(|reply| encode_reply(&reply)).collect();
     let mut padded = encoded[0].clone();
     padded.resize(REPLY_BYTES_MAX, 0);
     encoded.push(padded);
@@ -189,7 +196,7 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
 pub(crate) fn welcome(bytes: &[u8]) -> bool {
     match decode_reply(bytes) {
         Ok(reply @ Ok(_)) => {
-            let mut encoded_again = encode_reply(&reply).to_vec();
+            let mut encoded_again = encode_reply(&reply);
             encoded_again.resize(bytes.len(), 0);
             assert_eq!(encoded_again, bytes);
             true

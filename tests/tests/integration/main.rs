@@ -46,6 +46,7 @@ mod server_cli;
 mod several_addresses;
 mod shared_chains;
 mod silent_connections;
+mod slices;
 mod slow_link;
 mod slow_pipeline;
 mod snapshots;

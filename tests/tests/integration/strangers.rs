@@ -111,7 +111,6 @@ fn false_welcome() -> Welcome {
         incarnation: 1,
         base_address: 0,
         region_bytes: REGION_BYTES,
-        rkey: 0,
         round_trip_min_ns: 0,
         session_secret: 0,
         ..Welcome::default()

@@ -10,13 +10,21 @@ fn welcome() -> Welcome {
         incarnation: 2,
         base_address: 0x7000_0000_0000,
         region_bytes: 1 << 30,
-        rkey: 99,
+        rkeys: Rkeys::whole(99),
         round_trip_min_ns: 500,
         session_secret: 41,
         cluster: Id([5; 16]),
         shard: 3,
         view_number: 1 << 33,
     }
+}
+
+/// A region of five slices, of which the last one is short.
+fn in_slices() -> Welcome {
+    let mut keys = [0; SLICES_MAX];
+    keys[..5].copy_from_slice(&[9, 0, 8, u32::MAX, 7]);
+    let rkeys = Rkeys { slice_bytes: 250 << 20, keys };
+    Welcome { rkeys, ..welcome() }
 }
 
 fn request() -> ConnectRequest {
@@ -80,12 +88,14 @@ fn requests_and_replies_round_trip() {
         Refusal::Device,
         Refusal::Unknown { code: 77 },
     ];
-    for reply in refusals
-        .into_iter()
-        .map(Err)
-        .chain([Ok(welcome()), Ok(Welcome::for_map(Id([5; 16]), 0, 0))])
-    {
-        let mut padded = encode_reply(&reply).to_vec();
+    for reply in refusals.into_iter().map(Err).chain([
+        Ok(welcome()),
+        Ok(in_slices()),
+        Ok(Welcome::for_map(Id([5; 16]), 0, 0)),
+    ]) {
+        let mut padded = encode_reply(&reply);
+        // A rejection has less room than the answer to an accepted request.
+        assert!(reply.is_ok() || padded.len() <= REASON_BYTES_MAX);
         padded.resize(REPLY_BYTES_MAX, 0);
         assert_eq!(decode_reply(&padded).unwrap(), reply);
     }
@@ -129,7 +139,22 @@ fn an_impossible_welcome_is_an_error() {
     ] {
         assert!(error.starts_with(field), "{field}: {error}");
     }
-    let over_tcp = Welcome { base_address: 0, rkey: 0, ..welcome() };
+    let sliced = |change: fn(&mut Rkeys)| {
+        let mut welcome = in_slices();
+        change(&mut welcome.rkeys);
+        decode_reply(&encode_reply(&Ok(welcome))).unwrap_err().to_string()
+    };
+    for error in [
+        // A key too many, as many slices as keys are possible and one more, and only one slice.
+        sliced(|rkeys| rkeys.keys[5] = 1),
+        sliced(|rkeys| rkeys.slice_bytes = 0),
+        sliced(|rkeys| rkeys.slice_bytes = 60 << 20),
+        sliced(|rkeys| rkeys.slice_bytes = 1 << 30),
+        sliced(|rkeys| rkeys.slice_bytes = u64::from(u32::MAX) * CHUNK_BYTES),
+    ] {
+        assert!(error.starts_with("slice length"), "{error}");
+    }
+    let over_tcp = Welcome { base_address: 0, rkeys: Rkeys::default(), ..welcome() };
     let on_shared_memory = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
     for valid in [over_tcp, on_shared_memory] {
         assert_eq!(decode_reply(&encode_reply(&Ok(valid))).unwrap(), Ok(valid));
@@ -145,7 +170,7 @@ fn an_impossible_welcome_is_an_error() {
     ] {
         assert!(decode_reply(&encode_reply(&Ok(not_quite))).is_err());
     }
-    let mut padded = encode_reply(&Ok(welcome())).to_vec();
+    let mut padded = encode_reply(&Ok(welcome()));
     padded.resize(REPLY_BYTES_MAX, 0);
     *padded.last_mut().unwrap() = 1;
     assert!(decode_reply(&padded).is_err());
@@ -159,7 +184,7 @@ fn assert_decodes_only_what_encodes(bytes: &[u8]) {
         assert_eq!(&request.encode()[..], bytes);
     }
     if let Ok(Ok(welcome)) = decode_reply(bytes) {
-        let mut again = encode_reply(&Ok(welcome)).to_vec();
+        let mut again = encode_reply(&Ok(welcome));
         again.resize(bytes.len(), 0);
         assert_eq!(again, bytes);
     }
@@ -177,11 +202,13 @@ proptest! {
         value: u8,
         bytes in 0..=REPLY_BYTES_MAX,
     ) {
-        let mut reply = encode_reply(&Ok(welcome())).to_vec();
-        reply.resize(REPLY_BYTES_MAX, 0);
-        reply[at] = value;
-        assert_decodes_only_what_encodes(&reply);
-        assert_decodes_only_what_encodes(&reply[..bytes]);
+        for welcome in [welcome(), in_slices()] {
+            let mut reply = encode_reply(&Ok(welcome));
+            reply.resize(REPLY_BYTES_MAX, 0);
+            reply[at] = value;
+            assert_decodes_only_what_encodes(&reply);
+            assert_decodes_only_what_encodes(&reply[..bytes]);
+        }
         let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
         for purpose in [Purpose::Control, data] {
             let mut request = ConnectRequest { purpose, ..request() }.encode();

@@ -25,7 +25,7 @@ use super::record::{
 };
 use super::stream::{self, Stream};
 use crate::lane_chain::{LaneChain, Stage};
-use crate::rdma::{ConnectionId, RemoteRegion};
+use crate::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use crate::shm::{Executor, HugePages, Lease, Region, RegionMemory};
 use crate::{Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Trust, Verb, boot_time_ns};
 
@@ -388,7 +388,7 @@ impl FuzzedClient {
         let region = RemoteRegion {
             base_address: 0,
             region_bytes: REGION_BYTES as u64,
-            rkey: 0,
+            rkeys: Rkeys::default(),
             writable: true,
             round_trip_min_ns: super::ROUND_TRIP_MIN_NS,
         };

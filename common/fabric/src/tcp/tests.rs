@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::rdma::RemoteRegion;
+use crate::rdma::{RemoteRegion, Rkeys};
 use crate::shm::{HugePages, Lease, Region, RegionMemory};
 use crate::{
     Buffer, ChainError, Completion, Fabric, LaneId, Nanos, REQUEST_BYTES_MAX, RegionIndex, Verb,
@@ -86,7 +86,7 @@ impl Server {
         RemoteRegion {
             base_address: 0,
             region_bytes: REGION_BYTES,
-            rkey: 0,
+            rkeys: Rkeys::default(),
             writable,
             round_trip_min_ns: ROUND_TRIP_MIN_NS,
         }

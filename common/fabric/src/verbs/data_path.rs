@@ -50,7 +50,7 @@ impl VerbsFabric {
                 self.lanes.work(lane_id.0, at - 1).0.next = next;
             }
             let (work, entry) = self.lanes.work(lane_id.0, at);
-            request.fill(link.remote.rkey, work, entry);
+            request.fill(work, entry);
         }
         Ok(payload_bytes)
     }

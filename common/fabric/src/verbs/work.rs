@@ -37,6 +37,8 @@ pub(super) struct Request {
     pub(super) address: u64,
     pub(super) bytes: u32,
     pub(super) lkey: u32,
+    /// The key of the slice of the region in which it begins.
+    pub(super) rkey: u32,
     /// The word to store at `address` before the request is posted.
     pub(super) word: Option<u64>,
 }
@@ -66,6 +68,7 @@ pub(super) fn request(
         address: memory.words.address + (at * size_of::<u64>()) as u64,
         bytes: 0,
         lkey: memory.words.lkey,
+        rkey: 0,
         word: None,
     };
     let mut local = |range: RegisteredRange| {
@@ -96,7 +99,7 @@ pub(super) fn request(
             (remote, 8)
         }
     };
-    check_inside(verb, offset, bytes, remote)?;
+    request.rkey = check_inside(verb, offset, bytes, remote)?;
     (request.remote, request.bytes) = (remote.base_address + offset, bytes);
     if is_write(verb) && bytes <= inline_bytes_max {
         request.flags |= INLINE;
@@ -113,7 +116,8 @@ pub(super) fn request(
 impl Request {
     /// Fills in a work request of the library and its only scatter/gather entry.
     #[inline]
-    pub(super) fn fill(&self, rkey: u32, work: &mut ffi::ibv_send_wr, entry: &mut ffi::ibv_sge) {
+    pub(super) fn fill(&self, work: &mut ffi::ibv_send_wr, entry: &mut ffi::ibv_sge) {
+        let rkey = self.rkey;
         *entry = ffi::ibv_sge { addr: self.address, length: self.bytes, lkey: self.lkey };
         work.opcode = self.opcode;
         work.send_flags = self.flags;
@@ -153,24 +157,23 @@ pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
 }
 
 /// Checks an access before it is posted, because a device that refuses one breaks the queue pair.
+/// Returns its remote key.
 #[inline]
 fn check_inside(
     verb: Verb,
     offset: u64,
     bytes: u32,
     region: &RemoteRegion,
-) -> Result<(), ChainError> {
+) -> Result<u32, ChainError> {
     if !region.writable && verb.changes_region() {
         return Err(ChainError::Denied);
     }
     let bytes = u64::from(bytes);
     let unit = if matches!(verb, Verb::WriteU32 { .. }) { 4 } else { 8 };
     let inside = offset.checked_add(bytes).is_some_and(|end| end <= region.region_bytes);
-    if inside && offset.is_multiple_of(unit) && bytes.is_multiple_of(unit) {
-        Ok(())
-    } else {
-        Err(ChainError::Outside { remote: offset, bytes })
-    }
+    let is_aligned = offset.is_multiple_of(unit) && bytes.is_multiple_of(unit);
+    let key = if inside && is_aligned { region.rkeys.key_for(offset, bytes) } else { None };
+    key.ok_or(ChainError::Outside { remote: offset, bytes })
 }
 
 /// The error of a chain whose verb at this index completed with an error.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farside_fabric::rdma::{ConnectionId, Options, RemoteRegion, preflight};
+use farside_fabric::rdma::{ConnectionId, Options, RemoteRegion, Rkeys, SLICES_MAX, preflight};
 use farside_fabric::shm::{HugePages, Region, RegionMemory};
 use farside_fabric::verbs::{
     DataConnection, Event, Incoming, Listener, Protection, VerbsChannel, VerbsFabric,
@@ -66,14 +66,20 @@ pub(crate) const REASON: &[u8] = b"this is no request";
 
 impl Server {
     pub(crate) fn new() -> Option<Self> {
+        Self::of_region(REGION_BYTES, None)
+    }
+
+    /// Serves a region of this length, in slices if their length is given.
+    pub(crate) fn of_region(region_bytes: u64, slice_bytes: Option<u64>) -> Option<Self> {
         let address = address()?;
-        let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+        let memory = RegionMemory::anonymous(region_bytes, HugePages::Never).unwrap();
         memory.reserve().unwrap();
         let region = memory.region.clone();
+        let register = |role| Protection::in_slices(address, &region, role, slice_bytes).unwrap();
         Some(Self {
             listener: Listener::bind(address, &Options::default()).unwrap(),
-            writers: Protection::at(address, &region, Role::Writer).unwrap(),
-            readers: Protection::at(address, &region, Role::Reader).unwrap(),
+            writers: register(Role::Writer),
+            readers: register(Role::Reader),
             region,
             connections: BTreeMap::new(),
             channels: BTreeMap::new(),
@@ -116,10 +122,11 @@ impl Server {
             }
         };
         assert!(protection.serves(&incoming));
-        let RemoteRegion { base_address, region_bytes, rkey, .. } = protection.remote();
+        let RemoteRegion { base_address, region_bytes, rkeys, .. } = protection.remote();
         let mut reply = base_address.to_le_bytes().to_vec();
         reply.extend_from_slice(&region_bytes.to_le_bytes());
-        reply.extend_from_slice(&rkey.to_le_bytes());
+        reply.extend_from_slice(&rkeys.slice_bytes.to_le_bytes());
+        reply.extend(rkeys.keys.iter().flat_map(|key| key.to_le_bytes()));
         let connection = incoming.accept_data(protection, &reply).unwrap();
         self.connections.insert(connection.id(), connection);
     }
@@ -216,10 +223,12 @@ pub(crate) fn fabric_from(
 /// The region that a server's reply describes, as if it started `shift` bytes after its real start.
 pub(crate) fn remote_of(reply: &[u8], shift: u64) -> RemoteRegion {
     let word = |at: usize| u64::from_le_bytes(reply[at..at + 8].try_into().unwrap());
+    let key = |at: usize| u32::from_le_bytes(reply[24 + 4 * at..][..4].try_into().unwrap());
+    let keys: [u32; SLICES_MAX] = std::array::from_fn(key);
     RemoteRegion {
         base_address: word(0) + shift,
         region_bytes: word(8),
-        rkey: word(16) as u32,
+        rkeys: Rkeys { slice_bytes: word(16), keys },
         writable: true,
         round_trip_min_ns: 500,
     }

@@ -12,3 +12,4 @@ mod control;
 mod harness;
 mod losses;
 mod regions;
+mod slices;

@@ -53,12 +53,12 @@ impl Imposter {
     /// Returns the welcome of a real server.
     fn welcome(&self) -> Welcome {
         let remote = self.protection.remote();
-        let RemoteRegion { base_address, region_bytes, rkey, round_trip_min_ns, .. } = remote;
+        let RemoteRegion { base_address, region_bytes, rkeys, round_trip_min_ns, .. } = remote;
         let session_secret = 5;
         Welcome {
             base_address,
             region_bytes,
-            rkey,
+            rkeys,
             round_trip_min_ns,
             session_secret,
             ..false_welcome()
@@ -191,7 +191,7 @@ fn a_server_of_another_version_is_reported_with_both_versions() {
     newer[4] += 1;
     for (mut answer, says) in [
         (
-            ImposterReply::Reject(encode_reply(&Err(versions)).to_vec()),
+            ImposterReply::Reject(encode_reply(&Err(versions))),
             format!("the server speaks protocol version {theirs}, this client {ours}"),
         ),
         (

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::{Event, Incoming, Listener};
 use crate::Role;
-use crate::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, VerbsError};
+use crate::rdma::{
+    ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, SLICES_MAX, VerbsError,
+    registered_ranges, slice_count,
+};
 use crate::shm::Region;
 use crate::verbs::ffi::{self, ibv_access_flags, ibv_wc_status, system};
 use crate::verbs::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
@@ -38,7 +41,9 @@ const CAPACITY: Capacity = Capacity { sends: 2, receives: 0, inline_bytes: 0 };
 /// A region with the rights of one role. It is registered with these rights only, in a protection
 /// domain of the role. The device refuses a key of another role's domain.
 pub struct Protection {
-    memory: MemoryRegion,
+    /// The slices of the region. Peers know their keys.
+    _slices: Vec<MemoryRegion>,
+    rkeys: Rkeys,
     domain: Arc<ProtectionDomain>,
     region: Arc<Region>,
     role: Role,
@@ -56,6 +61,30 @@ impl Protection {
     /// [`VerbsError::NoAtomics`] if the device has no atomic verbs, [`VerbsError::NoRoute`] if no
     /// RDMA device has the address.
     pub fn at(address: SocketAddr, region: &Arc<Region>, role: Role) -> Result<Self, VerbsError> {
+        Self::in_slices(address, region, role, None)
+    }
+
+    /// As [`Protection::at`]. A region that is longer than a slice is registered in slices of
+    /// `slice_bytes`, which is not 0.
+    ///
+    /// # Errors
+    /// [`VerbsError::TooManySlices`] if the slices are too short, and those of [`Protection::at`].
+    pub fn in_slices(
+        address: SocketAddr,
+        region: &Arc<Region>,
+        role: Role,
+        slice_bytes: Option<u64>,
+    ) -> Result<Self, VerbsError> {
+        let region_bytes = region.bytes();
+        let slice_bytes = slice_bytes.filter(|slice| *slice < region_bytes);
+        let ranges: Vec<_> = match slice_bytes {
+            None => vec![0..region_bytes],
+            Some(slice) if slice_count(region_bytes, slice) > SLICES_MAX as u64 => {
+                let slices = slice_count(region_bytes, slice);
+                return Err(VerbsError::TooManySlices { region_bytes, slices });
+            }
+            Some(slice) => registered_ranges(region_bytes, slice).collect(),
+        };
         // With an identifier of its own the device stays open when all clients disconnect.
         let id = CmId::new(&EventChannel::new()?).map_err(system("making an identifier"))?;
         let address = SocketAddr::new(address.ip(), 0);
@@ -65,8 +94,9 @@ impl Protection {
         if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
             return Err(VerbsError::NoAtomics { device: id.device_name() });
         }
-        if limits.max_mr_size < region.bytes() {
-            let (offered, needed) = (limits.max_mr_size, region.bytes());
+        let needed = ranges.iter().map(|range| range.end - range.start).max().unwrap_or(0);
+        if limits.max_mr_size < needed {
+            let offered = limits.max_mr_size;
             return Err(VerbsError::TooSmall { what: "bytes a region", offered, needed });
         }
         let domain = Arc::new(ProtectionDomain::new(&id)?);
@@ -79,13 +109,20 @@ impl Protection {
                     | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC
             }
         };
-        let (start, bytes) = (region.start(), region.bytes() as usize);
-        // SAFETY: `self` holds the region. All code accesses its memory as atomics, and expects
-        // changes by a device as by another process.
-        let memory = unsafe { MemoryRegion::register(&domain, start, bytes, access)? };
+        let mut rkeys = Rkeys { slice_bytes: slice_bytes.unwrap_or(0), ..Rkeys::default() };
+        let mut slices = Vec::with_capacity(ranges.len());
+        for (range, key) in ranges.iter().zip(&mut rkeys.keys) {
+            let start = region.start().wrapping_add(range.start as usize);
+            let bytes = (range.end - range.start) as usize;
+            // SAFETY: `self` holds the region, and the range is in it. All code accesses its memory
+            // as atomics, and expects changes by a device as by another process.
+            let slice = unsafe { MemoryRegion::register(&domain, start, bytes, access)? };
+            *key = slice.rkey();
+            slices.push(slice);
+        }
         let round_trip_min_ns = round_trip_min_ns(&id.device_name());
         let region = region.clone();
-        Ok(Self { memory, domain, region, role, address, round_trip_min_ns })
+        Ok(Self { _slices: slices, rkeys, domain, region, role, address, round_trip_min_ns })
     }
 
     /// The region's description for clients of this role.
@@ -93,7 +130,7 @@ impl Protection {
         RemoteRegion {
             base_address: self.region.start() as u64,
             region_bytes: self.region.bytes(),
-            rkey: self.memory.rkey(),
+            rkeys: self.rkeys,
             writable: self.role == Role::Writer,
             round_trip_min_ns: self.round_trip_min_ns,
         }

@@ -1,11 +1,12 @@
 //! Work requests have the right fields, order and bounds, and errors the right meaning.
 
 use super::*;
+use crate::rdma::Rkeys;
 
 const REGION: RemoteRegion = RemoteRegion {
     base_address: 0x10_0000,
     region_bytes: 4096,
-    rkey: 7,
+    rkeys: Rkeys::whole(7),
     writable: true,
     round_trip_min_ns: 500,
 };
@@ -52,14 +53,14 @@ fn a_filled_request_has_the_fields_of_its_opcode() {
     // SAFETY: a structure of numbers and pointers.
     let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
     let mut entry = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
-    requests(&[CAS])[0].fill(REGION.rkey, &mut work, &mut entry);
+    requests(&[CAS])[0].fill(&mut work, &mut entry);
     // SAFETY: this field is valid for the opcode.
     let atomic = unsafe { work.wr.atomic };
     assert_eq!(
         (atomic.remote_addr, atomic.compare_add, atomic.swap, atomic.rkey),
         (0x10_0040, 1, 2, 7)
     );
-    requests(&[READ])[0].fill(REGION.rkey, &mut work, &mut entry);
+    requests(&[READ])[0].fill(&mut work, &mut entry);
     // SAFETY: this field is valid for the opcode.
     let rdma = unsafe { work.wr.rdma };
     assert_eq!((rdma.remote_addr, rdma.rkey), (0x10_0000, 7));
@@ -139,4 +140,35 @@ fn a_work_request_id_survives_its_conversion() {
     for id in [WorkRequestId { lane: 0, verb: 0 }, WorkRequestId { lane: u16::MAX, verb: 3 }] {
         assert_eq!(WorkRequestId::from_id(id.to_id()), id);
     }
+}
+
+/// Each verb of a chain has the key of its own slice.
+#[test]
+fn the_verbs_of_a_chain_take_the_keys_of_their_slices() {
+    const SLICE: u64 = 8 << 20;
+    let keys = std::array::from_fn(|at| at as u32 + 20);
+    let rkeys = Rkeys { slice_bytes: SLICE, keys };
+    let region = RemoteRegion { region_bytes: 3 * SLICE, rkeys, ..REGION };
+    let key_of = |verb| request(&[verb], 0, &region, &MEMORY, INLINE_MAX).map(|of| of.rkey);
+    let chain = [
+        Verb::Write { remote: SLICE - 128, from: Buffer::NewBlock, bytes: 256 },
+        Verb::WriteU32 { remote: 2 * SLICE + 4, value: 9 },
+        Verb::CompareSwap { remote: SLICE - 8, expected: 1, desired: 2 },
+        Verb::CompareSwap { remote: SLICE, expected: 1, desired: 2 },
+    ];
+    assert_eq!(chain.map(key_of), [20, 22, 20, 21].map(Ok));
+    // SAFETY: a structure of numbers and pointers.
+    let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
+    let mut entry = ffi::ibv_sge { addr: 0, length: 0, lkey: 0 };
+    request(&chain, 1, &region, &MEMORY, INLINE_MAX).unwrap().fill(&mut work, &mut entry);
+    // SAFETY: this field is valid for the opcode.
+    let rdma = unsafe { work.wr.rdma };
+    assert_eq!((rdma.remote_addr, rdma.rkey), (REGION.base_address + 2 * SLICE + 4, 22));
+    // The device would refuse a verb that goes beyond what is registered with its key.
+    let (remote, bytes) = (SLICE - 8, (4 << 20) + 16);
+    let long = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
+    let outside = ChainError::Outside { remote, bytes: bytes.into() };
+    assert_eq!(key_of(long), Err(outside));
+    let whole = RemoteRegion { rkeys: Rkeys::whole(7), ..region };
+    assert_eq!(request(&[long], 0, &whole, &MEMORY, INLINE_MAX).map(|of| of.rkey), Ok(7));
 }
