@@ -198,6 +198,35 @@ impl Executor {
         self.lease_word()?.check()
     }
 
+    /// The address of a WRITE of this many words, for the system to copy a part to. Checks lease and
+    /// deadline, so it has to be called for each part.
+    ///
+    /// # Errors
+    /// [`ChainError`]: the part must not be written.
+    pub(crate) fn address_to_write(
+        &self,
+        remote: u64,
+        words: usize,
+        deadline: Nanos,
+    ) -> Result<*mut u64, ChainError> {
+        let address = self.region.address_to_change(remote, words)?;
+        self.check_accepted(self.lease_word()?, Clock::roughly, deadline)?;
+        Ok(address)
+    }
+
+    /// Executes a part of a WRITE.
+    ///
+    /// # Errors
+    /// [`ChainError`], as of a WRITE.
+    pub(crate) fn write_words(
+        &self,
+        remote: u64,
+        source: &[u64],
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
+        self.write(remote, source, self.lease_word()?, deadline)
+    }
+
     /// Finds the word of the lease, once for a chain. Each check loads it.
     #[inline]
     fn lease_word(&self) -> Result<LeaseWord<'_>, ChainError> {

@@ -74,6 +74,22 @@ impl Region {
         Ok(self.range(offset, words)?.as_ptr().cast())
     }
 
+    /// The address of these words, for the system to copy to.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`].
+    pub(crate) fn address_to_change(
+        &self,
+        offset: u64,
+        words: usize,
+    ) -> Result<*mut u64, ChainError> {
+        if !self.writable {
+            return Err(ChainError::Denied);
+        }
+        let at = self.range(offset, words)?.as_ptr().cast::<u64>();
+        Ok(at.cast_mut())
+    }
+
     /// Whether the region is mapped for writing.
     pub fn is_writable(&self) -> bool {
         self.writable

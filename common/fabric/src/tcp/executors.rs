@@ -1,9 +1,7 @@
 //! The threads of a server that execute the chains of sessions.
 //!
 //! Each thread waits in epoll. While events come at short intervals, it polls and does not sleep:
-//! to wake it takes its client more time than the verbs take. For a session with requests it
-//! receives once, executes all whole chains, and sends all replies at once. A session that does not
-//! read its replies gets none executed meanwhile, so its bytes in this process are bounded.
+//! to wake it takes its client more time than the verbs take.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,27 +14,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use zerocopy::IntoBytes;
 
-use super::device_atomics::{self, DeviceAtomics};
-use super::output::{DIRECT_BYTES_MIN, Output};
-use super::record::{
-    Header, PendingReply, RecordError, Request, WORD_BYTES, decode_request, encode_clock,
-    has_atomic,
-};
+use super::output::Output;
+use super::record::{WORD_BYTES, encode_clock};
+use super::session::{Broken, Device, Session};
 use super::stream::Stream;
 use crate::rdma::ConnectionId;
-use crate::shm::{ChainMemory, Executor, Lease, Region};
-use crate::{Buffer, ChainError, Verb};
+use crate::shm::{Executor, Lease, Region};
 
 /// The bytes that one system call receives.
-const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
-/// The least room for a record that has begun and is no shorter.
-const ROOM_WORDS_MIN: usize = 4096 / WORD_BYTES;
-/// The bytes of replies above which no further chain is executed before they are sent.
-const OUTPUT_BYTES_MAX: usize = 256 << 10;
-/// The first words of a long READ, which has the block's header: they are copied word by word.
-const COPIED_WORDS: usize = 8;
+pub(super) const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
 const EVENTS_MAX: usize = 64;
 /// Room for the events of one wait.
 type Room = [MaybeUninit<epoll::Event>; EVENTS_MAX];
@@ -105,9 +92,6 @@ impl Shared {
         Ok(Self { new: Mutex::default(), stops: AtomicBool::new(false), wakeup })
     }
 }
-
-/// The device that executes the atomic verbs of a thread's sessions; `None` if the thread does it.
-type Device = Option<Box<dyn DeviceAtomics>>;
 
 /// Threads that execute chains. Dropping this ends them, and their connections.
 pub struct Executors {
@@ -182,243 +166,6 @@ impl DataConnection {
 impl Drop for DataConnection {
     fn drop(&mut self) {
         Stream::stop_receiving(&self.socket);
-    }
-}
-
-/// A session's connection.
-pub(super) struct Session {
-    id: ConnectionId,
-    stream: Stream,
-    executor: Executor,
-    /// Bytes that were received and not executed: a part of a request, or requests whose replies
-    /// would be too long.
-    input: Vec<u64>,
-    received: usize,
-    /// Replies for which the socket had no room.
-    output: Output,
-    watches_room: bool,
-}
-
-/// A connection has to end.
-struct Broken;
-
-impl From<io::Error> for Broken {
-    fn from(_: io::Error) -> Self {
-        Self
-    }
-}
-
-impl From<RecordError> for Broken {
-    fn from(_: RecordError) -> Self {
-        Self
-    }
-}
-
-/// The payloads of a request, and the reply, as the memory of a chain.
-struct RequestMemory<'m> {
-    payload: &'m [u64],
-    reply: &'m mut Vec<u64>,
-}
-
-impl ChainMemory for RequestMemory<'_> {
-    #[inline]
-    fn target(&mut self, _: Buffer, bytes: u32) -> &mut [u64] {
-        let at = self.reply.len();
-        self.reply.resize(at + bytes as usize / WORD_BYTES, 0);
-        &mut self.reply[at..]
-    }
-
-    #[inline]
-    fn source(&mut self, _: Buffer, bytes: u32) -> &[u64] {
-        // The decoder has compared the lengths.
-        let words = (bytes as usize / WORD_BYTES).min(self.payload.len());
-        let (source, rest) = self.payload.split_at(words);
-        self.payload = rest;
-        source
-    }
-}
-
-/// Executes a request, and appends its reply.
-#[inline]
-fn execute(
-    (stream, executor): (&Stream, &Executor),
-    header: Header,
-    request: &Request<'_>,
-    output: &mut Output,
-    device: &mut Device,
-) {
-    let chain = request.chain();
-    if chain.is_empty() {
-        // The clock record before all replies answers it.
-        return;
-    }
-    let reply = PendingReply::begin(chain, &mut output.words);
-    if let [Verb::Read { remote, bytes, .. }] = *chain
-        && bytes as usize >= DIRECT_BYTES_MIN
-        && output.has_room_for_direct(stream)
-    {
-        let result = read_long(executor, remote, bytes, output);
-        let (words, result) = (result.unwrap_or(0), result.map(|_| 0));
-        return reply.finish(header.lane, chain, &result, words, &mut output.words);
-    }
-    if chain.len() > 1 {
-        executor.prefetch_chain(chain);
-    }
-    let mut memory = RequestMemory { payload: request.payload, reply: &mut output.words };
-    let result = match device {
-        Some(device) if has_atomic(chain) => {
-            device_atomics::execute(&mut **device, executor, &mut memory, chain, request.deadline)
-        }
-        _ => executor.execute(&mut memory, chain, request.deadline),
-    };
-    reply.finish(header.lane, chain, &result, 0, &mut output.words);
-}
-
-/// READs a block: copies its header, and leaves the rest to be sent from the region. A checksum
-/// covers the rest, so it may be read in any order. Returns the length of the rest, in words.
-#[cold]
-fn read_long(
-    executor: &Executor,
-    remote: u64,
-    bytes: u32,
-    output: &mut Output,
-) -> Result<usize, ChainError> {
-    executor.check_lease()?;
-    let words = bytes as usize / WORD_BYTES;
-    let range = executor.region.address_of(remote, words)?;
-    let mut copied = [0; COPIED_WORDS];
-    executor.region.read(remote, &mut copied)?;
-    output.words.extend_from_slice(&copied);
-    let rest = words - COPIED_WORDS;
-    let start = range.wrapping_add(COPIED_WORDS).cast();
-    // SAFETY: the range was checked, and the session holds the region until its output is dropped.
-    unsafe { output.push_direct(start, rest * WORD_BYTES) };
-    Ok(rest)
-}
-
-impl Session {
-    pub(super) fn new(id: ConnectionId, stream: Stream, executor: Executor) -> Self {
-        let (input, output) = (Vec::new(), Output::default());
-        Self { id, stream, executor, input, received: 0, output, watches_room: false }
-    }
-
-    /// Serves the session after an event. `buffer`, `output` and `device` are the thread's.
-    fn serve(
-        &mut self,
-        buffer: &mut [u64],
-        output: &mut Output,
-        device: &mut Device,
-    ) -> Result<(), Broken> {
-        if !self.output.is_empty() {
-            if !self.output.send(&mut self.stream)? {
-                return Ok(());
-            }
-            // Requests may have waited for this. Afterwards an event reports further bytes.
-            if self.received > 0 {
-                return self.execute_input(output, device);
-            }
-            return Ok(());
-        }
-        if self.received > 0 {
-            self.make_room()?;
-            let target = &mut self.input.as_mut_bytes()[self.received..];
-            match self.stream.receive(target, false) {
-                Ok(0) => return Err(Broken),
-                Ok(bytes) => self.received += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-            return self.execute_input(output, device);
-        }
-        let received = match self.stream.receive(buffer.as_mut_bytes(), false) {
-            Ok(0) => return Err(Broken),
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        let executed = self.execute_all(&buffer[..received / WORD_BYTES], output, device)?;
-        let left = received - executed * WORD_BYTES;
-        if left > 0 {
-            // Room for the rest of a record that has begun.
-            let words = left.div_ceil(WORD_BYTES);
-            if self.input.len() < words {
-                self.input.resize(words.next_power_of_two(), 0);
-            }
-            self.input[..words].copy_from_slice(&buffer[executed..executed + words]);
-            self.received = left;
-        }
-        self.reply(output)
-    }
-
-    /// Executes the requests in the session's own input.
-    fn execute_input(&mut self, output: &mut Output, device: &mut Device) -> Result<(), Broken> {
-        let input = std::mem::take(&mut self.input);
-        let executed = self.execute_all(&input[..self.received / WORD_BYTES], output, device);
-        self.input = input;
-        let executed_bytes = executed? * WORD_BYTES;
-        self.input.as_mut_bytes().copy_within(executed_bytes..self.received, 0);
-        self.received -= executed_bytes;
-        self.reply(output)
-    }
-
-    /// Makes room for the rest of the first record, but at most for as much as has arrived of it:
-    /// a header alone takes no memory for the record that it announces.
-    fn make_room(&mut self) -> Result<(), RecordError> {
-        let received_words = self.received / WORD_BYTES;
-        let record_words = match received_words {
-            0 => 1,
-            _ => Header::of(self.input[0])?.request_words()?,
-        };
-        let words = record_words.min((2 * received_words).max(ROOM_WORDS_MIN));
-        // More than the first record may have arrived.
-        let words = words.max(received_words + 1);
-        if self.input.len() < words {
-            self.input.resize(words.next_power_of_two(), 0);
-        }
-        Ok(())
-    }
-
-    /// Executes the whole requests among these words, until the replies are long enough. Returns
-    /// the number of words that they had.
-    fn execute_all(
-        &self,
-        words: &[u64],
-        output: &mut Output,
-        device: &mut Device,
-    ) -> Result<usize, RecordError> {
-        encode_clock(self.executor.clock.now(), &mut output.words);
-        let mut executed = 0;
-        while let Some((first, rest)) = words[executed..].split_first()
-            && output.bytes() < OUTPUT_BYTES_MAX
-        {
-            let header = Header::of(*first)?;
-            let record_words = header.request_words()?;
-            let Some(body) = rest.get(..record_words - 1) else { break };
-            let request = decode_request(header, body)?;
-            execute((&self.stream, &self.executor), header, &request, output, device);
-            executed += record_words;
-        }
-        if executed == 0 {
-            output.clear();
-        }
-        Ok(executed)
-    }
-
-    /// Sends the replies. Keeps those for which the socket has no room.
-    fn reply(&mut self, output: &mut Output) -> Result<(), Broken> {
-        if !output.is_empty() && !output.send(&mut self.stream)? {
-            std::mem::swap(output, &mut self.output);
-        }
-        Ok(())
-    }
-
-    /// Whether requests wait for nothing but their turn.
-    fn has_whole_request(&self) -> bool {
-        let words = &self.input[..self.received / WORD_BYTES];
-        words.first().is_some_and(|first| {
-            let length = Header::of(*first).and_then(Header::request_words);
-            length.is_ok_and(|length| length <= words.len())
-        })
     }
 }
 

@@ -16,13 +16,14 @@ use zerocopy::IntoBytes;
 
 use super::clock_bound::ClockBound;
 use super::connect::DataLink;
-use super::executors::{EndedConnections, Session, Thread};
+use super::executors::{EndedConnections, Thread};
 use super::link::{Lane, Link};
 use super::output::DIRECT_BYTES_MIN;
 use super::record::{
     Header, PendingReply, ReplyKind, WORD_BYTES, changes, decode_request, encode_clock,
     encode_clock_request, encode_request, reply_kind, reply_words,
 };
+use super::session::Session;
 use super::stream::{self, Stream};
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::{ConnectionId, RemoteRegion, Rkeys};

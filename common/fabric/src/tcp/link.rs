@@ -21,6 +21,9 @@ use crate::{ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Trust, Ver
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
 const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
+/// The bytes that one system call receives after a long value. Another one may follow, of which no
+/// more than the beginning should arrive in the input, from where it is copied.
+const INPUT_BYTES_OF_READER: usize = 4 << 10;
 /// The longest wait of a system call. A lost wakeup delays the session by as much. So does the end
 /// of a trust.
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
@@ -61,6 +64,8 @@ pub(super) struct Link {
     received: usize,
     processed: usize,
     direct: Option<DirectReply>,
+    /// Whether the last answer was a long value.
+    reads_long: bool,
     /// When the last bytes arrived, or when the first request left since then.
     pub(super) heard_at: Nanos,
     trust: Trust,
@@ -87,6 +92,7 @@ impl Link {
             received: 0,
             processed: 0,
             direct: None,
+            reads_long: false,
             heard_at: 0,
             trust: link.trust,
         })
@@ -206,13 +212,15 @@ impl Link {
                     return Err(io::ErrorKind::InvalidData.into());
                 };
                 let target = &mut lane.buffers[buffer as usize].as_mut_bytes()[*filled..*bytes];
-                let received = stream.receive(target, wait);
+                let received = stream.receive_all(target, wait);
                 *filled += *received.as_ref().unwrap_or(&0);
                 received
             }
             None => {
-                let received =
-                    stream.receive(&mut self.input.as_mut_bytes()[self.received..], wait);
+                let room = &mut self.input.as_mut_bytes()[self.received..];
+                let bytes = if self.reads_long { INPUT_BYTES_OF_READER } else { room.len() };
+                let bytes = bytes.min(room.len());
+                let received = stream.receive(&mut room[..bytes], wait);
                 self.received += received.as_ref().unwrap_or(&0);
                 received
             }
@@ -243,7 +251,7 @@ impl Link {
             if filled < bytes {
                 return Ok(None);
             }
-            self.direct = None;
+            (self.direct, self.reads_long) = (None, true);
             return Ok(Some((lane, Ok(0))));
         }
         loop {
@@ -275,6 +283,7 @@ impl Link {
             if body_words != record::reply_words(lane.chain.verbs()) {
                 return Err(RecordError);
             }
+            self.reads_long = false;
             return Ok(Some((id, Ok(take_results(lane, body)))));
         }
     }

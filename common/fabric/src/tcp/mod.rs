@@ -21,7 +21,6 @@ mod connect;
 mod control_channel;
 mod data_path;
 mod device_atomics;
-#[allow(unsafe_code, reason = "long READs are sent from the region, without a copy")]
 mod executors;
 #[doc(hidden)]
 #[allow(clippy::unwrap_used, reason = "a panic is a finding")]
@@ -29,9 +28,13 @@ pub mod fuzzing;
 #[allow(unsafe_code, reason = "long WRITEs are sent from the buffers of lanes, without a copy")]
 mod link;
 mod listen;
+#[allow(unsafe_code, reason = "the system copies payloads into the region")]
+mod long_write;
 #[allow(unsafe_code, reason = "the system sends payloads from where they are")]
 mod output;
 mod record;
+#[allow(unsafe_code, reason = "long READs are sent from the region, without a copy")]
+mod session;
 mod stream;
 #[cfg(test)]
 mod tests;

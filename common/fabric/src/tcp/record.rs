@@ -202,6 +202,20 @@ impl Words<'_> {
 /// [`RecordError`] for words that are no request.
 #[inline]
 pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>> {
+    decode(header, body, body.len())
+}
+
+/// As [`decode_request`], for a request of whose payload only the beginning has arrived.
+///
+/// # Errors
+/// [`RecordError`] for words that do not begin a request, or if more is missing.
+pub(super) fn decode_begun_request(header: Header, arrived: &[u64]) -> Result<Request<'_>> {
+    decode(header, arrived, header.words as usize)
+}
+
+/// Decodes a request of `body_words` words after its header, from those that have arrived.
+#[inline(always)]
+fn decode(header: Header, body: &[u64], body_words: usize) -> Result<Request<'_>> {
     let count = usize::from(header.kind);
     if count > CHAIN_VERBS_MAX {
         return Err(RecordError);
@@ -241,7 +255,8 @@ pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>
         has_change |= verb.changes_region();
     }
     let payload = words.0;
-    let is_whole = payload.len() * WORD_BYTES == written;
+    let before_payload = body.len() - payload.len();
+    let is_whole = body_words == before_payload + written / WORD_BYTES;
     if !is_whole || read.max(written) > PAYLOAD_BYTES_MAX || has_change != header.has_deadline {
         return Err(RecordError);
     }

@@ -115,6 +115,18 @@ impl Stream {
         }
     }
 
+    /// As [`Stream::receive`], but with `wait` it waits for all of these bytes, so that the thread
+    /// is not woken for each part. After the longest wait it returns what has arrived.
+    ///
+    /// # Errors
+    /// As [`Stream::receive`].
+    pub(super) fn receive_all(&mut self, into: &mut [u8], wait: bool) -> io::Result<usize> {
+        match &mut self.tls {
+            None if wait => receive_with(&self.socket, into, RecvFlags::WAITALL),
+            _ => self.receive(into, wait),
+        }
+    }
+
     /// Sends as many bytes of these parts as there is room for, and returns their number. Encrypted
     /// bytes leave with [`Stream::flush`]. Never waits.
     ///
@@ -180,6 +192,10 @@ impl Stream {
 /// As [`Stream::receive`], without TLS.
 pub(super) fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Result<usize> {
     let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+    receive_with(socket, into, flags)
+}
+
+fn receive_with(socket: &OwnedFd, into: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
     match net::recv(socket, into, flags) {
         Ok((_, bytes)) => Ok(bytes),
         Err(rustix::io::Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),

@@ -1,6 +1,7 @@
 //! A session and the executors of a server, over a real connection of this host.
 
 mod encrypted;
+mod long_writes;
 mod regions;
 
 use std::io::{Read, Write};
