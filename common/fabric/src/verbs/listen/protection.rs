@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::{Event, Incoming, Listener};
 use crate::Role;
 use crate::rdma::{
-    ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, SLICES_MAX, VerbsError,
-    registered_ranges, slice_count,
+    ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, SLICE_OVERLAP_BYTES, SLICES_MAX,
+    VerbsError, registered_ranges, slice_count,
 };
 use crate::shm::Region;
 use crate::verbs::ffi::{self, ibv_access_flags, ibv_wc_status, system};
@@ -77,14 +77,11 @@ impl Protection {
     ) -> Result<Self, VerbsError> {
         let region_bytes = region.bytes();
         let slice_bytes = slice_bytes.filter(|slice| *slice < region_bytes);
-        let ranges: Vec<_> = match slice_bytes {
-            None => vec![0..region_bytes],
-            Some(slice) if slice_count(region_bytes, slice) > SLICES_MAX as u64 => {
-                let slices = slice_count(region_bytes, slice);
-                return Err(VerbsError::TooManySlices { region_bytes, slices });
-            }
-            Some(slice) => registered_ranges(region_bytes, slice).collect(),
-        };
+        let part_bytes = slice_bytes.unwrap_or(region_bytes);
+        let slices = slice_count(region_bytes, part_bytes);
+        if slices > SLICES_MAX as u64 {
+            return Err(VerbsError::TooManySlices { region_bytes, slices });
+        }
         // With an identifier of its own the device stays open when all clients disconnect.
         let id = CmId::new(&EventChannel::new()?).map_err(system("making an identifier"))?;
         let address = SocketAddr::new(address.ip(), 0);
@@ -94,7 +91,7 @@ impl Protection {
         if limits.atomic_cap == ffi::ibv_atomic_cap::IBV_ATOMIC_NONE {
             return Err(VerbsError::NoAtomics { device: id.device_name() });
         }
-        let needed = ranges.iter().map(|range| range.end - range.start).max().unwrap_or(0);
+        let needed = region_bytes.min(part_bytes + SLICE_OVERLAP_BYTES);
         if limits.max_mr_size < needed {
             let offered = limits.max_mr_size;
             return Err(VerbsError::TooSmall { what: "bytes a region", offered, needed });
@@ -110,8 +107,8 @@ impl Protection {
             }
         };
         let mut rkeys = Rkeys { slice_bytes: slice_bytes.unwrap_or(0), ..Rkeys::default() };
-        let mut slices = Vec::with_capacity(ranges.len());
-        for (range, key) in ranges.iter().zip(&mut rkeys.keys) {
+        let mut slices = Vec::new();
+        for (range, key) in registered_ranges(region_bytes, part_bytes).zip(&mut rkeys.keys) {
             let start = region.start().wrapping_add(range.start as usize);
             let bytes = (range.end - range.start) as usize;
             // SAFETY: `self` holds the region, and the range is in it. All code accesses its memory
