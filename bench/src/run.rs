@@ -1,23 +1,24 @@
 //! `kv-bench ycsb`: prepares a run, runs it, and returns what it measured.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use farside::{Client, OperationError};
 use farside_config::size::ByteSize;
-use farside_layout::CHUNK_BYTES;
+use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES};
 
 use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::devices::Rates;
 use crate::environment::Machine;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
+use crate::keys::KEY_BYTES;
 use crate::phases;
 use crate::publish::grouped;
 use crate::server::Server;
 use crate::shares::EmulatedReport;
 use crate::sizing::{self, Demand, ServerMemory};
 use crate::thread_measurement::{RunFacts, ThreadMeasurement};
-use crate::verbs::RawLimit;
+use crate::verbs::{RawLimit, SocketLoad, SocketRates, are_comparable};
 use crate::{Error, Result};
 
 /// The measurement of a run.
@@ -40,6 +41,8 @@ pub struct Measured {
     pub raw: Option<RawLimit>,
     /// The reason why raw verbs were not measured, although they were asked for.
     pub raw_missing: Option<String>,
+    /// The rates of plain sockets, over TCP on one host.
+    pub sockets: Option<SocketRates>,
 }
 
 /// Runs a workload.
@@ -73,6 +76,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         machine: machine(&server)?,
         raw: None,
         raw_missing: None,
+        sockets: None,
     };
     if args.limit_seconds > 0.0 && server.map.is_some() {
         measured.raw_missing = Some("their rates are those of one server".to_owned());
@@ -81,8 +85,22 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
             Ok(raw) => measured.raw = Some(raw),
             Err(why) => measured.raw_missing = Some(why),
         }
+        if are_comparable(&server.config) {
+            measured.sockets = Some(SocketRates::measure(socket_load(args), interrupt)?);
+        }
     }
     Ok(measured)
+}
+
+/// Messages as long as the block of a GET or PUT, with as many threads and operations in flight.
+fn socket_load(args: &Ycsb) -> SocketLoad {
+    let value_bytes = args.value_size.mean().round() as usize;
+    SocketLoad {
+        bytes: BLOCK_HEADER_BYTES as usize + KEY_BYTES + value_bytes,
+        connections: args.all_threads() as usize,
+        depth: args.depth,
+        duration: Duration::from_secs_f64(args.limit_seconds),
+    }
 }
 
 /// The name of the fabric, which says whether its network is emulated.

@@ -21,7 +21,7 @@ use crate::publish::grouped;
 use crate::recorder::KindRecord;
 use crate::run::Measured;
 use crate::shares::EmulatedReport;
-use crate::verbs::RawLimit;
+use crate::verbs::{RawLimit, SocketRates};
 use crate::workload::Kind;
 
 /// The result of a run: totals over the measured phase.
@@ -63,6 +63,9 @@ pub struct YcsbReport {
     pub unexpected: u64,
     /// Null if the raw verbs were not measured.
     pub limit: Option<VerbsLimit>,
+    /// Null except over TCP on one host.
+    #[serde(default)]
+    pub sockets: Option<SocketsLimit>,
     /// Null if the network was not emulated.
     #[serde(default)]
     pub emulated: Option<EmulatedReport>,
@@ -81,6 +84,19 @@ pub struct VerbsLimit {
     pub raw: RawLimit,
     /// The rate that this run's operations would have if each took only the fewest raw chains that
     /// it can take.
+    pub mix_ops_s: f64,
+    /// This run's throughput divided by `mix_ops_s`.
+    pub mix_ratio: f64,
+}
+
+/// The rates of plain sockets of the same host, with as many threads and messages in flight as the
+/// run. Their messages are as long as a record's block.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct SocketsLimit {
+    #[serde(flatten)]
+    pub sockets: SocketRates,
+    /// The rate that this run's operations would have if each were one message.
     pub mix_ops_s: f64,
     /// This run's throughput divided by `mix_ops_s`.
     pub mix_ratio: f64,
@@ -200,6 +216,10 @@ impl YcsbReport {
             limit: measured.raw.map(|raw| {
                 let mix_ops_s = raw.mix_ops_s(&threads.recorder);
                 VerbsLimit { raw, mix_ops_s, mix_ratio: throughput_ops_s / mix_ops_s }
+            }),
+            sockets: measured.sockets.map(|sockets| {
+                let mix_ops_s = sockets.mix_ops_s(&threads.recorder);
+                SocketsLimit { sockets, mix_ops_s, mix_ratio: throughput_ops_s / mix_ops_s }
             }),
             emulated: measured.emulated.clone(),
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{VerbsLimit, YcsbReport};
+use super::{SocketsLimit, VerbsLimit, YcsbReport};
 use crate::accounting::ServerUsage;
 use crate::publish::grouped;
 use crate::run::Measured;
@@ -87,9 +87,19 @@ impl YcsbReport {
     }
 
     fn write_limit(&self, out: &mut String) -> fmt::Result {
-        let Some(VerbsLimit { mix_ops_s, mix_ratio, .. }) = self.limit else { return Ok(()) };
-        let mix = grouped(mix_ops_s as u64);
-        writeln!(out, "limit: {mix} ops/s by raw verbs alone; the run reached {mix_ratio:.2} of it")
+        let limits = [
+            self.limit.map(|VerbsLimit { mix_ops_s, mix_ratio, .. }| {
+                ("raw verbs alone", mix_ops_s, mix_ratio)
+            }),
+            self.sockets.map(|SocketsLimit { mix_ops_s, mix_ratio, .. }| {
+                ("plain sockets", mix_ops_s, mix_ratio)
+            }),
+        ];
+        for (means, mix_ops_s, mix_ratio) in limits.into_iter().flatten() {
+            let mix = grouped(mix_ops_s as u64);
+            writeln!(out, "limit: {mix} ops/s by {means}; the run reached {mix_ratio:.2} of it")?;
+        }
+        Ok(())
     }
 
     fn write_operations(&self, out: &mut String) -> fmt::Result {

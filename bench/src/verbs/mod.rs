@@ -5,6 +5,7 @@
 
 mod limit;
 mod measure;
+mod sockets;
 
 use std::fmt::{self, Write as _};
 use std::thread;
@@ -27,6 +28,7 @@ use crate::{Error, Result};
 
 pub use limit::RawLimit;
 pub use measure::{Plan, Rate, RawVerb, Timed, measure};
+pub use sockets::{SocketLoad, SocketRates, are_comparable};
 
 /// The time between two answers to the server.
 const ANSWER_PAUSE: Duration = Duration::from_millis(10);
@@ -42,6 +44,9 @@ pub struct VerbsReport {
     pub depth: u16,
     #[serde(flatten)]
     pub rates: Rates,
+    /// Null except over TCP on one host.
+    #[serde(default)]
+    pub sockets: Option<SocketRates>,
     #[serde(skip)]
     pub blocks: usize,
 }
@@ -99,12 +104,18 @@ pub fn run(args: &Verbs, interrupt: &Interrupt) -> Result<VerbsReport> {
     let timed = timed.first().ok_or(Error::Panicked)?;
     let origin = Origin::of("kv-bench", connection.machine()?);
     connection.give_back()?;
+    let sockets = are_comparable(&server.config).then(|| {
+        let (bytes, depth) = (args.bytes as usize, args.depth);
+        let duration = Duration::from_secs_f64(2.0 * args.seconds);
+        SocketRates::measure(SocketLoad { bytes, connections: 1, depth, duration }, interrupt)
+    });
     Ok(VerbsReport {
         origin,
         fabric: server.fabric().to_owned(),
         bytes: args.bytes,
         depth: args.depth,
         rates: Rates::of(timed),
+        sockets: sockets.transpose()?,
         blocks: targets.len(),
     })
 }
@@ -185,6 +196,15 @@ impl VerbsReport {
             let rate = grouped(rate_per_s as u64);
             writeln!(out, "{name:<7}{rate:>14}{:>9}{:>9}", grouped(p50_ns), grouped(p99_ns))?;
         }
+        if let Some(SocketRates { read, write }) = self.sockets {
+            let line = |name, verb: &Rate, sockets: f64| {
+                let ratio = verb.rate_per_s / sockets;
+                format!("{name} {} /s, of which the verb has {ratio:.2}", grouped(sockets as u64))
+            };
+            let (read, write) =
+                (line("READ", &self.rates.read, read), line("WRITE", &self.rates.write, write));
+            writeln!(out, "\nplain sockets: {read}; {write}")?;
+        }
         Ok(out)
     }
 }
@@ -202,10 +222,12 @@ mod tests {
             depth: 4,
             rates: Rates { read: rate, write: rate, cas: rate, update: rate },
             origin: Origin::default(),
+            sockets: Some(SocketRates { read: 2e6, write: 4e6 }),
             blocks: 7,
         };
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json.as_object().unwrap().len(), 11);
+        assert_eq!(json.as_object().unwrap().len(), 12);
+        assert_eq!(json["sockets"]["socket_read_ops_s"], 2e6);
         for verb in ["read", "write", "cas"] {
             assert_eq!(json[verb]["rate_per_s"], 1e6);
             assert_eq!(
@@ -214,6 +236,9 @@ mod tests {
             );
         }
         assert_eq!((json["bytes"].as_u64(), json["depth"].as_u64()), (Some(128), Some(4)));
-        assert!(report.table().unwrap().contains("1,000,000"));
+        let table = report.table().unwrap();
+        assert!(table.contains("1,000,000"));
+        let sockets = "READ 2,000,000 /s, of which the verb has 0.50; WRITE 4,000,000 /s";
+        assert!(table.contains(sockets), "{table}");
     }
 }
