@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+use farside_config::size::{ByteSize, ByteSizeError};
+use farside_layout::{CHUNK_BYTES, REGION_BYTES_MAX};
 use farside_tools::encoding::Encoding;
 
 const EXIT_CODES: &str = "\
@@ -134,7 +136,13 @@ pub(crate) enum Command {
     ///
     /// Exit 2 when the config file cannot be used, 3 when the configured server does not answer.
     /// What the machine lacks does not change the exit code.
-    Doctor,
+    Doctor {
+        /// Also measure WRITEs into a region of this size on the RDMA device, in one memory region
+        /// and in slices (mr_slice); takes 7 seconds and as much memory
+        #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "8GiB")]
+        #[arg(value_parser = parse_measured)]
+        measure: Option<ByteSize>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -330,6 +338,19 @@ pub(crate) struct Restore {
     pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) retries: Retries,
+}
+
+/// The shortest region of several slices.
+const MEASURED_BYTES_MIN: u64 = 16 << 20;
+
+fn parse_measured(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    let is_region = (MEASURED_BYTES_MIN..=REGION_BYTES_MAX).contains(&size.0);
+    if is_region && size.0.is_multiple_of(CHUNK_BYTES) {
+        return Ok(size);
+    }
+    let [min, max, unit] = [MEASURED_BYTES_MIN, REGION_BYTES_MAX, CHUNK_BYTES].map(ByteSize);
+    Err(format!("write a size from {min} to {max}, in steps of {unit}"))
 }
 
 /// Parses a number of milliseconds, seconds, minutes, hours or days, rounded up to a millisecond.

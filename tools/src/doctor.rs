@@ -1,11 +1,15 @@
 //! `doctor`: checks this machine for what Farside needs, and says how to fix what is missing.
 
+#[cfg(feature = "verbs")]
+mod write_rate;
+
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
 use farside_config::ClientConfig;
 use farside_config::command_line::{exit_code, one_line};
+use farside_config::size::ByteSize;
 use farside_fabric::rdma::{Device, Finding, Report, preflight};
 use farside_fabric::shm::collapse_refusal;
 use farside_tools::encoding::printable;
@@ -14,6 +18,8 @@ use crate::args::Args;
 use crate::connect;
 use crate::output::{self, ExitStatus, bytes, count};
 
+/// The subject of the check that measures.
+const WRITE_RATE: &str = "WRITE rate";
 /// Less free memory than this gets a warning, in bytes.
 const MEMORY_BYTES_RECOMMENDED: u64 = 1 << 30;
 
@@ -47,17 +53,34 @@ impl Check {
 }
 
 /// `doctor`.
-pub(crate) fn doctor(args: &Args) -> anyhow::Result<ExitStatus> {
+pub(crate) fn doctor(args: &Args, measured: Option<ByteSize>) -> anyhow::Result<ExitStatus> {
     let machine = inspect_machine();
     let mut stdout = output::stdout();
-    let rdma = rdma(&preflight());
+    let report = preflight();
+    let rdma = rdma(&report);
     let (configured, outcome) = configured(args);
     for check in examine(&machine).iter().chain(&rdma).chain(&configured) {
+        stdout.write_all(check.line().as_bytes())?;
+    }
+    if let Some(ByteSize(region_bytes)) = measured {
+        // It takes seconds, so the other lines come first.
+        stdout.flush()?;
+        let check = measure(&report, region_bytes, machine.memory_available_bytes);
         stdout.write_all(check.line().as_bytes())?;
     }
     output::finish(stdout)?;
     // What the machine lacks is only advice. A config file or server that fails is an error.
     Ok(outcome)
+}
+
+#[cfg(feature = "verbs")]
+use write_rate::measure;
+
+/// Measures nothing in a build without RDMA.
+#[cfg(not(feature = "verbs"))]
+fn measure(_: &Report, _: u64, _: Option<u64>) -> Check {
+    let found = "not measured: this program was built without RDMA";
+    Check::warn(WRITE_RATE, found, "build it with --features verbs")
 }
 
 fn examine(machine: &Machine) -> [Check; 4] {

@@ -104,7 +104,7 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Restore(options) => restore::restore(args, options),
         Command::Verify { region } => verify::verify(args, region.as_deref()),
         Command::Cluster(command) => cluster::cluster(args, command),
-        Command::Doctor => doctor::doctor(args),
+        Command::Doctor { measure } => doctor::doctor(args, *measure),
         Command::Completions { shell } => print_completions(*shell),
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use rustix::fs::{Access, access};
@@ -88,6 +89,13 @@ pub struct Gid {
     pub kind: String,
 }
 
+impl Gid {
+    fn ipv4_address(&self) -> Option<IpAddr> {
+        let address: Ipv6Addr = self.address.parse().ok()?;
+        address.to_ipv4_mapped().map(IpAddr::V4)
+    }
+}
+
 impl Report {
     /// The devices, as sysfs describes them.
     pub(super) fn from_sysfs() -> Self {
@@ -102,6 +110,14 @@ impl Report {
             memlock_bytes: getrlimit(Resource::Memlock).current,
             findings: Vec::new(),
         }
+    }
+
+    /// The IPv4 addresses of the devices, each with the device's name.
+    pub fn addresses(&self) -> impl Iterator<Item = (&str, IpAddr)> {
+        self.devices.iter().flat_map(|device| {
+            let gids = device.ports.iter().flat_map(|port| &port.gids);
+            gids.filter_map(|gid| Some((device.name.as_str(), gid.ipv4_address()?)))
+        })
     }
 
     /// Whether a process may pin as much as the server of a region of the default size.
@@ -290,6 +306,19 @@ mod tests {
         assert!(little.contains("8388608") && little.contains("ulimit -l"));
         let none = Report::default().judge().to_string();
         assert!(none.contains("rdma link add"), "{none}");
+    }
+
+    #[test]
+    fn devices_have_the_addresses_of_their_gids() {
+        let mut device = device("ACTIVE", "RoCE v2", true);
+        let gids = &mut device.ports[0].gids;
+        for address in ["fe80:0000:0000:0000:5054:00ff:fe12:3456", "", "nonsense"] {
+            gids.push(Gid { address: address.into(), ..gids[0].clone() });
+        }
+        gids[0].address = "0000:0000:0000:0000:0000:ffff:0a09:0001".into();
+        let report = Report { devices: vec![device], ..Report::default() };
+        let addresses: Vec<_> = report.addresses().collect();
+        assert_eq!(addresses, [("rxe0", IpAddr::from([10, 9, 0, 1]))]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A server and its clients in one process.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,13 +24,7 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) fn address() -> Option<SocketAddr> {
     let wanted = std::env::var("FARSIDE_TEST_DEVICE").ok().filter(|wanted| !wanted.is_empty());
     let report = preflight();
-    let ports = report.devices.iter().flat_map(|device| &device.ports);
-    let gids = ports.flat_map(|port| &port.gids);
-    let mut addresses = gids.filter_map(|gid| {
-        let tail = gid.address.strip_prefix("0000:0000:0000:0000:0000:ffff:")?;
-        let bits = u32::from_str_radix(&tail.replace(':', ""), 16).ok()?;
-        Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(bits)), 0))
-    });
+    let mut addresses = report.addresses().map(|(_, address)| SocketAddr::new(address, 0));
     let found = addresses
         .find(|found| wanted.as_ref().is_none_or(|wanted| *wanted == found.ip().to_string()));
     if let (None, Some(wanted)) = (found, wanted) {
