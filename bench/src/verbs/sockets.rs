@@ -2,8 +2,8 @@
 //! program reaches that only moves the bytes.
 //!
 //! Each connection has a thread at both ends. The client keeps as many requests in flight as the
-//! result's pipeline. A READ is a short request and a long reply, a WRITE a long request and a short
-//! reply. The same memory is sent again and again, and received into the same memory.
+//! result's pipeline. A READ is a short request and a long reply, a WRITE a long request and a
+//! short reply. The same memory is sent again and again, and received into the same memory.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};

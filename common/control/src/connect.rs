@@ -323,8 +323,8 @@ impl ReplyBytes {
 
 /// The length of a welcome, in bytes.
 pub const REPLY_BYTES: usize = size_of::<ReplyBytes>();
-/// The length of a refusal, in bytes: that of all replies in the protocol's version 5, so that older
-/// clients can read the reason. The rest is zeros.
+/// The length of a refusal, in bytes: that of all replies in the protocol's version 5, so that
+/// older clients can read the reason. The rest is zeros.
 const REFUSAL_BYTES: usize = 128;
 const _: () = assert!(size_of::<ReplyHead>() <= REFUSAL_BYTES);
 const _: () = assert!(REFUSAL_BYTES <= REASON_BYTES_MAX && REFUSAL_BYTES < REPLY_BYTES);

@@ -5,9 +5,11 @@ use std::fs;
 use std::process::Command;
 
 use farside::{Client, Role};
-use farside_tests::command::CommandOutput;
+use farside_tests::command::{CommandOutput, command};
 use farside_tests::engine::attach;
-use farside_tests::{ServerProcess, binary, device_or_left_out, free_tcp_address, new_address};
+use farside_tests::{
+    ServerProcess, binary, device, device_or_left_out, free_tcp_address, new_address,
+};
 
 const CONFIG: &str = "[rdma]\nmr_slice = \"8MiB\"\n";
 /// The longest values, whose blocks take two chunks.
@@ -96,4 +98,23 @@ fn too_many_slices_are_one_clear_line() {
     for part in ["kv-server: rdma.mr_slice", "256 MiB into 32 slices", "write at least \"16MiB\""] {
         assert!(line.contains(part), "{line}");
     }
+}
+
+#[test]
+fn doctor_measures_the_device_or_says_why_not() {
+    let doctor = |arguments: &[&str]| {
+        let mut doctor = command("kv-cli");
+        CommandOutput::of(doctor.arg("doctor").args(arguments))
+    };
+    for wrong in ["1MiB", "17MiB", "512GiB", "64"] {
+        let output = doctor(&[&format!("--measure={wrong}")]);
+        assert_eq!(output.code, Some(2), "{}", output.text());
+        assert_eq!(output.stderr.lines().count(), 1, "{}", output.stderr);
+    }
+    let output = doctor(&["--measure", "64MiB"]).succeeded();
+    let rate = output.text().split("WRITE rate").nth(1).unwrap_or_default();
+    let figures = ["/s into one memory region of 64MiB", "/s into 4 slices of 16MiB"];
+    let is_measured = figures.iter().all(|figure| rate.contains(figure));
+    let is_explained = device().is_none() && rate.contains("not measured") && rate.contains("->");
+    assert!(is_measured || is_explained, "{}", output.text());
 }

@@ -1,5 +1,5 @@
-//! `doctor --measure`: how fast a device WRITEs into a region that is registered whole, and into one
-//! that is registered in slices.
+//! `doctor --measure`: how fast a device WRITEs into a region that is registered whole, and into
+//! one that is registered in slices.
 //!
 //! The region is memory of this process with 4 KiB pages, with which the two differ most. A queue
 //! pair of the device to itself executes the WRITEs, as those of a client would be. Both
@@ -25,8 +25,8 @@ const WRITE_BYTES: u32 = 64 << 10;
 /// The WRITEs in flight.
 const LANES: u16 = 16;
 /// The distance from one WRITE to the next, in WRITEs: each needs other translations of addresses
-/// than the one before it. It is coprime to the number of WRITEs in a region of whole chunks, unless
-/// that is a multiple of this prime.
+/// than the one before it. It is coprime to the number of WRITEs in a region of whole chunks,
+/// unless that is a multiple of this prime.
 const STRIDE: u64 = 7919;
 const TURNS: usize = 3;
 const TURN: Duration = Duration::from_secs(1);

@@ -198,8 +198,8 @@ impl Executor {
         self.lease_word()?.check()
     }
 
-    /// The address of a WRITE of this many words, for the system to copy a part to. Checks lease and
-    /// deadline, so it has to be called for each part.
+    /// The address of a WRITE of this many words, for the system to copy a part to. Checks lease
+    /// and deadline, so it has to be called for each part.
     ///
     /// # Errors
     /// [`ChainError`]: the part must not be written.

@@ -91,8 +91,8 @@ impl LongWrite {
         self.result
     }
 
-    /// Receives as much of the payload as has arrived. Returns whether it is complete. `dropped` is
-    /// memory for what nobody needs after an error.
+    /// Receives as much of the payload as has arrived. Returns whether it is complete. After an
+    /// error the bytes go to `dropped`.
     ///
     /// # Errors
     /// The connection has ended.

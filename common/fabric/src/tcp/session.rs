@@ -2,8 +2,8 @@
 //!
 //! For a session with requests a thread receives once, executes all whole chains, and sends all
 //! replies at once. A session that does not read its replies gets none executed meanwhile, so its
-//! bytes in this process are bounded. The payload of a long WRITE arrives in the region, and that of
-//! a long READ is sent from there.
+//! bytes in this process are bounded. The payload of a long WRITE arrives in the region, and that
+//! of a long READ is sent from there.
 
 use std::io;
 

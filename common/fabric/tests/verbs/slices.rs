@@ -1,5 +1,5 @@
-//! A region that is registered in slices. Guards against a verb with the key of another slice, which
-//! the device refuses or, worse, executes with the rights of a key of something else.
+//! A region that is registered in slices. Guards against a verb with the key of another slice,
+//! which the device refuses or, worse, executes with the rights of a key of something else.
 
 use farside_fabric::rdma::{Options, Rkeys, VerbsError};
 use farside_fabric::verbs::{Protection, VerbsFabric};
