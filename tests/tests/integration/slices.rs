@@ -25,8 +25,9 @@ fn clients_use_a_whole_region_that_is_registered_in_slices() {
         return;
     }
     let tcp = free_tcp_address();
+    // In emulation a READ of 4 MiB takes longer than the default GRACE.
     let arguments =
-        format!("--memory 64MiB --value-bytes-max {VALUE_BYTES} --listen {tcp} --grace-ms 100");
+        format!("--memory 64MiB --value-bytes-max {VALUE_BYTES} --listen {tcp} --grace-ms 2000");
     let server = ServerProcess::start_with_config(CONFIG, &arguments);
     server.wait_for_log("registered the region in slices of 8MiB");
     let client = server.client();
