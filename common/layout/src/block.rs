@@ -63,6 +63,29 @@ pub struct BlockHeader {
 const _: () = assert!(size_of::<BlockHeader>() == 32);
 
 impl BlockHeader {
+    /// A header without its checksum.
+    #[inline]
+    pub(crate) fn unsealed(key_bytes: u16, value_bytes: u32, stamp: BlockStamp) -> Self {
+        Self {
+            superseded: 0.into(),
+            generation: stamp.generation.into(),
+            checksum: 0.into(),
+            key_bytes: key_bytes.into(),
+            writer: stamp.writer.into(),
+            value_bytes: value_bytes.into(),
+            written_at_ms: U48::new(
+                stamp.written_at_ms.min(PINNED - 1) | u64::from(stamp.is_pinned) << 47,
+            ),
+            expires_at_ms: U48::new(stamp.expires_at_ms),
+        }
+    }
+
+    /// The first aligned word.
+    #[inline]
+    pub(crate) fn word(&self) -> HeaderWord {
+        HeaderWord { mark: Mark(self.superseded.get()), generation: self.generation.get() }
+    }
+
     /// The key's length, in bytes, without a check of the block.
     pub fn key_bytes(&self) -> usize {
         self.key_bytes.get().into()
@@ -107,7 +130,7 @@ impl BlockHeader {
 /// The size of a block's header, in bytes.
 pub const BLOCK_HEADER_BYTES: u64 = size_of::<BlockHeader>() as u64;
 /// The offset of the first byte that the checksum covers, from the start of a block.
-const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
+pub(crate) const COVERED_OFFSET: usize = std::mem::offset_of!(BlockHeader, key_bytes);
 
 /// The first four bytes of a block. A WRITE sets them just before the block is unlinked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,29 +235,36 @@ pub fn seal(
     let short = LayoutError::Truncated { what: "block image", bytes: image.len() as u64 };
     let Some(image) = image.get_mut(..total) else { return Err(short) };
     let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short.clone())?;
-    *header = BlockHeader {
-        superseded: 0.into(),
-        generation: stamp.generation.into(),
-        checksum: 0.into(),
-        key_bytes: key_bytes.into(),
-        writer: stamp.writer.into(),
-        value_bytes: value_bytes.into(),
-        written_at_ms: U48::new(
-            stamp.written_at_ms.min(PINNED - 1) | u64::from(stamp.is_pinned) << 47,
-        ),
-        expires_at_ms: U48::new(stamp.expires_at_ms),
-    };
-    let seed = checksum_seed(stamp.address, stamp.generation);
-    let checksum = checksum(&image[COVERED_OFFSET..], seed);
-    let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short)?;
+    *header = BlockHeader::unsealed(key_bytes, value_bytes, stamp);
+    write_checksum(image, checksum_seed(stamp.address, stamp.generation)).ok_or(short)
+}
+
+/// Writes the checksum of a block whose header, key and value are in `image` already. Bytes after
+/// its value are ignored.
+///
+/// # Errors
+/// [`LayoutError::Truncated`] if the block is longer than the image, by its header.
+pub fn seal_again(image: &mut [u8], address: BlockAddress) -> Result<(), LayoutError> {
+    let short = LayoutError::Truncated { what: "block image", bytes: image.len() as u64 };
+    let Ok((header, _)) = BlockHeader::ref_from_prefix(image) else { return Err(short) };
+    let (total, generation) = (header.block_bytes() as usize, header.generation());
+    let Some(image) = image.get_mut(..total) else { return Err(short) };
+    write_checksum(image, checksum_seed(address, generation)).ok_or(short)
+}
+
+/// Writes the checksum of a whole block with this seed. `None` if the block has no header.
+#[inline]
+fn write_checksum(image: &mut [u8], seed: u32) -> Option<()> {
+    let checksum = checksum(image.get(COVERED_OFFSET..)?, seed);
+    let (header, _) = BlockHeader::mut_from_prefix(image).ok()?;
     header.checksum = checksum.into();
-    Ok(())
+    Some(())
 }
 
 /// Returns the seed of a block's checksum: an odd number times the address, plus the generation.
 /// Two generations of one block have different seeds; so have two blocks of one generation.
 #[inline]
-const fn checksum_seed(address: BlockAddress, generation: u32) -> u32 {
+pub(crate) const fn checksum_seed(address: BlockAddress, generation: u32) -> u32 {
     address.0.wrapping_mul(0x9e37_79b1).wrapping_add(generation)
 }
 
@@ -288,10 +318,7 @@ impl<'a> Block<'a> {
     /// The word that decides whether a cached GET may use this block.
     #[inline]
     pub fn header_word(&self) -> HeaderWord {
-        HeaderWord {
-            mark: Mark(self.header.superseded.get()),
-            generation: self.header.generation.get(),
-        }
+        self.header.word()
     }
 
     /// The key.
@@ -348,11 +375,11 @@ pub const fn class_for(key_bytes: usize, value_bytes: usize) -> Option<SizeClass
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::checksum::CRC_BYTES_MIN;
 
-    fn stamp(units: u32, generation: u32) -> BlockStamp {
+    pub(crate) fn stamp(units: u32, generation: u32) -> BlockStamp {
         BlockStamp {
             address: BlockAddress(units),
             generation,
@@ -363,7 +390,7 @@ mod tests {
         }
     }
 
-    fn sealed(key: &[u8], value: &[u8], stamp: BlockStamp) -> Vec<u8> {
+    pub(crate) fn sealed(key: &[u8], value: &[u8], stamp: BlockStamp) -> Vec<u8> {
         let mut image = vec![0; 2048];
         let start = BLOCK_HEADER_BYTES as usize;
         image[start..start + key.len()].copy_from_slice(key);
@@ -404,6 +431,20 @@ mod tests {
         assert_eq!(image[20..32], [1, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6]);
         let image = sealed(b"", b"", BlockStamp { is_pinned: true, ..stamp(3, 9) });
         assert_eq!(image[20..26], [1, 0, 0, 0, 0, 0x80]);
+    }
+
+    #[test]
+    fn a_block_that_is_sealed_again_is_the_same() {
+        for value_bytes in [5, CRC_BYTES_MIN] {
+            let image = sealed(b"key", &vec![7; value_bytes], stamp(3, 9));
+            let mut again = image.clone();
+            again[8..12].fill(0xff);
+            assert!(Block::decode(&again, BlockAddress(3)).is_err());
+            seal_again(&mut again, BlockAddress(3)).unwrap();
+            assert_eq!(again, image);
+            let bytes = block_bytes(3, value_bytes) as usize;
+            assert!(seal_again(&mut again[..bytes - 1], BlockAddress(3)).is_err());
+        }
     }
 
     #[test]

@@ -14,7 +14,28 @@ pub fn checksum(content: &[u8], seed: u32) -> u32 {
     if content.len() < CRC_BYTES_MIN {
         return xxh3_64(content) as u32 ^ seed;
     }
-    let mut hasher = crc32fast::Hasher::new_with_initial(seed);
-    hasher.update(content);
-    hasher.finalize()
+    let mut sum = LongChecksum::new(seed);
+    sum.add(content);
+    sum.end()
+}
+
+/// The checksum of content of [`CRC_BYTES_MIN`] bytes or more, which comes in parts.
+#[derive(Clone, Debug)]
+pub(crate) struct LongChecksum(crc32fast::Hasher);
+
+impl LongChecksum {
+    #[inline]
+    pub(crate) fn new(seed: u32) -> Self {
+        Self(crc32fast::Hasher::new_with_initial(seed))
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, part: &[u8]) {
+        self.0.update(part);
+    }
+
+    #[inline]
+    pub(crate) fn end(self) -> u32 {
+        self.0.finalize()
+    }
 }

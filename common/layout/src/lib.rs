@@ -17,6 +17,7 @@ mod class;
 #[cfg(test)]
 mod documentation;
 pub mod hash;
+mod long_block;
 mod row;
 mod split;
 mod superblock;
@@ -26,6 +27,7 @@ mod word;
 pub use aging::*;
 pub use block::*;
 pub use class::*;
+pub use long_block::*;
 pub use row::*;
 pub use split::*;
 pub use superblock::*;
