@@ -8,8 +8,8 @@ use crate::tcp::TcpFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
-    Wakeup,
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, LongRead, LongWrite, Nanos, ReadSink,
+    RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// The fabric that the server's address names, or a fabric with interceptors around it.
@@ -152,6 +152,28 @@ impl Fabric for AnyFabric {
         bytes: u32,
     ) -> Result<(), ChainError> {
         on!(self, as_dyn_mut, fabric => fabric.run_read(lane, region, remote, into, bytes))
+    }
+
+    fn run_long_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        read: LongRead,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        self.as_dyn_mut().run_long_read(lane, region, remote, read, sink)
+    }
+
+    fn run_long_write(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        write: LongWrite<'_>,
+    ) -> Result<u64, ChainError> {
+        self.as_dyn_mut().run_long_write(lane, region, chain, deadline, write)
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -19,6 +19,7 @@ mod endpoint;
 mod flight;
 mod intercept;
 mod lane_chain;
+mod long_transfer;
 pub mod rdma;
 pub mod shm;
 pub mod tcp;
@@ -37,6 +38,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
+pub use long_transfer::{LongRead, LongWrite, ReadSink, WriteSum};
 pub use trust::Trust;
 pub use wakeup::Wakeup;
 
@@ -304,6 +306,35 @@ pub trait Fabric {
         bytes: u32,
     ) -> Result<(), ChainError> {
         self.run(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX).map(drop)
+    }
+
+    /// As [`Fabric::run_read`], for a long READ whose bytes the sink takes, part by part. The head
+    /// is in the buffer afterwards.
+    fn run_long_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        read: LongRead,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        let LongRead { into, head_bytes, bytes } = read;
+        self.run_read(lane, region, remote, into, bytes)?;
+        long_transfer::deliver(&self.buffer(lane, into)[..bytes as usize], head_bytes, sink);
+        Ok(())
+    }
+
+    /// As [`Fabric::run`], for a chain whose first verb is a long WRITE, with this source. The head
+    /// is written after the rest. The buffer has the head afterwards, and it may lack the rest.
+    fn run_long_write(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        write: LongWrite<'_>,
+    ) -> Result<u64, ChainError> {
+        long_transfer::run_gathered(self, lane, region, chain, deadline, write)
     }
 
     /// Breaks the connection to a region, if it has one. The region's chains in flight complete

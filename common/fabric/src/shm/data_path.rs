@@ -9,11 +9,13 @@ use zerocopy::IntoBytes;
 use super::Region;
 use super::words::{self, order_read_after_swap};
 use crate::clock::Clock;
+use crate::long_transfer::run_gathered;
 use crate::waits::SleepingLanes;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
-    Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, LongRead, LongWrite,
+    Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
+use put_chain::PutChain;
 
 /// RTT_min of `docs/protocol.md`. Before another client can claim the same slot, a claim executes
 /// two locked instructions, a fence, a copy of 256 bytes and at least three reads of the clock, all
@@ -28,6 +30,9 @@ const WRITE_WORDS_MAX: usize = 512;
 const RING_BYTES_MAX: u64 = 4 << 20;
 /// Limit on the bytes of one verb that are prefetched.
 const PREFETCH_BYTES_MAX: u32 = 256;
+/// The same for a block of so many bytes or more, which is written later: a compare-and-swap waits
+/// for all stores before it.
+const PREFETCH_LONG_BYTES: u32 = 4096;
 /// A lane that waits for longer than this sleeps, so that other threads get the processor.
 const SPIN_NS_MAX: Nanos = 50_000;
 
@@ -104,36 +109,6 @@ impl ShmFabric {
             (self.polled, self.executed) = (0, 0);
         }
         self.waiting.due(|| self.clock.now())
-    }
-}
-
-/// The chain of a PUT at a known location, by far the most frequent one that changes a region.
-/// Without loops over its verbs it takes fewer instructions.
-struct PutChain<'c> {
-    verbs: &'c [Verb; 3],
-    block: u64,
-    from: Buffer,
-    bytes: u32,
-    mark: u64,
-    mark_value: u32,
-    slot: u64,
-    expected: u64,
-    desired: u64,
-}
-
-impl<'c> PutChain<'c> {
-    #[inline(always)]
-    fn of(chain: &'c [Verb]) -> Option<Self> {
-        let verbs: &[Verb; 3] = chain.try_into().ok()?;
-        let [
-            Verb::Write { remote: block, from, bytes },
-            Verb::WriteU32 { remote: mark, value: mark_value },
-            Verb::CompareSwap { remote: slot, expected, desired },
-        ] = *verbs
-        else {
-            return None;
-        };
-        Some(Self { verbs, block, from, bytes, mark, mark_value, slot, expected, desired })
     }
 }
 
@@ -272,6 +247,17 @@ impl Executor {
     ) -> Result<u64, ChainError> {
         let lease = self.lease_word()?;
         self.write(put.block, memory.source(put.from, put.bytes), lease, deadline)?;
+        self.mark_and_swap(put, lease, deadline)
+    }
+
+    /// Executes the last two verbs of the chain of a PUT.
+    #[inline(always)]
+    fn mark_and_swap(
+        &self,
+        put: &PutChain<'_>,
+        lease: LeaseWord<'_>,
+        deadline: Nanos,
+    ) -> Result<u64, ChainError> {
         self.check_accepted(lease, Clock::roughly, deadline)?;
         self.region.store_half(put.mark, put.mark_value)?;
         self.check_accepted(lease, Clock::now, deadline)?;
@@ -357,6 +343,8 @@ impl Executor {
         lease: LeaseWord<'_>,
         deadline: Nanos,
     ) -> Result<(), ChainError> {
+        // Before the first part, because a verb outside the region is not executed at all.
+        self.region.check_range(remote, source.len())?;
         let mut offset = remote;
         for part in source.chunks(WRITE_WORDS_MAX) {
             self.check_accepted(lease, Clock::roughly, deadline)?;
@@ -413,7 +401,9 @@ impl Fabric for ShmFabric {
         if bytes as usize == size_of::<u64>() {
             return region.prefetch_word_to_change(remote);
         }
-        region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
+        let long =
+            if bytes < PREFETCH_LONG_BYTES { PREFETCH_BYTES_MAX } else { PREFETCH_LONG_BYTES };
+        region.prefetch_to_change(remote, bytes.min(long));
     }
 
     #[inline]
@@ -580,6 +570,41 @@ impl Fabric for ShmFabric {
         executor.read(&mut lane.buffers, remote, into, bytes)
     }
 
+    /// Copies from the region to the sink.
+    fn run_long_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        read: LongRead,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        self.doorbells += 1;
+        let executor = &self.executors[region.index()];
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        lane.counters.count_only_read(read.bytes);
+        executor.read_long(&mut lane.buffers, remote, read, sink)
+    }
+
+    /// Copies from the source to the region.
+    fn run_long_write(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        write: LongWrite<'_>,
+    ) -> Result<u64, ChainError> {
+        let Some(put) = PutChain::of(chain) else {
+            return run_gathered(self, lane, region, chain, deadline, write);
+        };
+        self.doorbells += 1;
+        let executor = &self.executors[region.index()];
+        let lane = &mut self.lanes[usize::from(lane.0)];
+        lane.counters.count_put(put.bytes);
+        executor.put_long(&mut lane.buffers, &put, deadline, write)
+    }
+
     fn counters(&self) -> Counters {
         Counters::sum(self.doorbells, self.lanes.iter().map(|lane| &lane.counters))
     }
@@ -590,6 +615,8 @@ impl Fabric for ShmFabric {
     }
 }
 
+mod long;
+mod put_chain;
 mod setup;
 #[cfg(test)]
 mod tests;

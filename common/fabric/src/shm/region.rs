@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::Advice;
 
 use super::mapping::Mapping;
 use super::words;
-use crate::ChainError;
+use crate::long_transfer::PART_BYTES;
+use crate::{ChainError, ReadSink};
 
 /// A mapped region. Every access is to whole words through [`AtomicU64`], so no access of any
 /// process is a data race. Every access is checked against the region's end.
@@ -20,6 +21,7 @@ pub struct Region {
 /// The unit of every access, in bytes.
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 const CACHE_LINE_WORDS: usize = 8;
+const PART_WORDS: usize = PART_BYTES / WORD_BYTES as usize;
 
 impl Region {
     /// Maps the whole file for reading and writing.
@@ -116,6 +118,14 @@ impl Region {
         }
     }
 
+    /// Checks that these words are inside the region.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`].
+    pub(crate) fn check_range(&self, offset: u64, words: usize) -> Result<(), ChainError> {
+        self.range(offset, words).map(drop)
+    }
+
     #[inline]
     pub(super) fn word(&self, offset: u64) -> Result<&AtomicU64, ChainError> {
         Ok(&self.range(offset, 1)?[0])
@@ -133,6 +143,56 @@ impl Region {
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u64]) -> Result<(), ChainError> {
         words::read(self.range(offset, into.len())?, into);
+        Ok(())
+    }
+
+    /// Copies bytes from the region to a sink, part by part. The memory of the next part is
+    /// prefetched while the sink works on one.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`].
+    pub(crate) fn read_parts(
+        &self,
+        offset: u64,
+        bytes: usize,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        let words = self.range(offset, bytes.div_ceil(WORD_BYTES as usize))?;
+        let mut parts = words.chunks(PART_WORDS).peekable();
+        let mut left = bytes;
+        while let Some(part) = parts.next() {
+            let next = parts.peek().copied().unwrap_or_default();
+            lines_of(next).for_each(prefetch);
+            let part_bytes = left.min(PART_BYTES);
+            sink.next(part_bytes, &mut |target| words::read_bytes(part, target));
+            left -= part_bytes;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to the region, part by part, and pads the last word with zeros. Calls `before`
+    /// with each part before it is copied; an error ends the copying. Meanwhile the memory of the
+    /// next part is prefetched.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`], [`ChainError::Denied`], before any part is copied.
+    pub(crate) fn write_parts(
+        &self,
+        offset: u64,
+        from: &[u8],
+        mut before: impl FnMut(&[u8]) -> Result<(), ChainError>,
+    ) -> Result<(), ChainError> {
+        if !self.writable {
+            return Err(ChainError::Denied);
+        }
+        let words = self.range(offset, from.len().div_ceil(WORD_BYTES as usize))?;
+        let mut targets = words.chunks(PART_WORDS).peekable();
+        for part in from.chunks(PART_BYTES) {
+            let target = targets.next().unwrap_or_default();
+            before(part)?;
+            copy_in(target, part);
+            lines_of(targets.peek().copied().unwrap_or_default()).for_each(prefetch_to_change);
+        }
         Ok(())
     }
 
@@ -225,14 +285,46 @@ impl Region {
     #[inline]
     fn lines(&self, offset: u64, bytes: u32) -> impl Iterator<Item = &AtomicU64> {
         let words = self.range(offset, (u64::from(bytes) / WORD_BYTES) as usize);
-        words.unwrap_or_default().chunks(CACHE_LINE_WORDS).filter_map(|line| line.first())
+        lines_of(words.unwrap_or_default())
     }
+}
+
+/// The first word of each cache line of these words.
+#[inline]
+fn lines_of(words: &[AtomicU64]) -> impl Iterator<Item = &AtomicU64> {
+    words.chunks(CACHE_LINE_WORDS).filter_map(|line| line.first())
 }
 
 /// The error of an access outside the region, or to a part of a word.
 #[cold]
 fn outside(remote: u64, words: usize) -> ChainError {
     ChainError::Outside { remote, bytes: words as u64 * WORD_BYTES }
+}
+
+/// [`words::write_bytes`], with an instruction that copies whole cache lines.
+#[inline]
+fn copy_in(words: &[AtomicU64], from: &[u8]) {
+    let whole = from.len() / WORD_BYTES as usize;
+    #[cfg(target_arch = "x86_64")]
+    {
+        fence(Ordering::Release);
+        let words = &words[..whole];
+        // SAFETY: both ranges have this number of words. The instruction only stores to words that
+        // may be stored to by atomics, and the language does not see it. Like a WRITE of a device,
+        // it stores them in no particular order.
+        unsafe {
+            std::arch::asm!(
+                "rep movsq",
+                inout("rcx") words.len() => _,
+                inout("rdi") words.as_ptr() => _,
+                inout("rsi") from.as_ptr() => _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let whole = 0;
+    words::write_bytes(&words[whole..], &from[whole * WORD_BYTES as usize..]);
 }
 
 /// Prefetches the cache line in which a value starts.

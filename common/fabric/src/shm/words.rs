@@ -71,6 +71,26 @@ pub(super) fn read<W: Word>(words: &[W], into: &mut [u64]) {
     W::fence(Ordering::Acquire);
 }
 
+/// [`read`] to any bytes, which may end within the last word.
+#[inline]
+pub(super) fn read_bytes<W: Word>(words: &[W], into: &mut [u8]) {
+    let (lines, _) = words.as_chunks::<8>();
+    let (line_targets, rest_targets) = into.as_chunks_mut::<64>();
+    for (line, target) in lines.iter().zip(&mut *line_targets) {
+        let (target, _) = target.as_chunks_mut::<8>();
+        for at in 0..line.len() {
+            target[at] = line[at].load(Ordering::Relaxed).to_ne_bytes();
+        }
+    }
+    // The last line may be whole, although its bytes are not all wanted.
+    let rest = &words[line_targets.len() * 8..];
+    for (word, target) in rest.iter().zip(rest_targets.chunks_mut(8)) {
+        let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        target.copy_from_slice(&bytes[..target.len()]);
+    }
+    W::fence(Ordering::Acquire);
+}
+
 /// [`read`] of one word.
 #[inline]
 pub(super) fn load<W: Word>(word: &W) -> u64 {
@@ -94,6 +114,27 @@ pub(super) fn write<W: Word>(words: &[W], from: &[u64]) {
     }
     for (word, source) in rest.iter().zip(rest_sources) {
         word.store(*source, Ordering::Relaxed);
+    }
+}
+
+/// [`write`] of any bytes. They fill these words; zeros pad the last one.
+#[inline]
+pub(super) fn write_bytes<W: Word>(words: &[W], from: &[u8]) {
+    W::fence(Ordering::Release);
+    let (lines, _) = words.as_chunks::<8>();
+    let (line_sources, rest_sources) = from.as_chunks::<64>();
+    for (line, source) in lines.iter().zip(line_sources) {
+        let (source, _) = source.as_chunks::<8>();
+        for at in 0..line.len() {
+            line[at].store(u64::from_ne_bytes(source[at]), Ordering::Relaxed);
+        }
+    }
+    // The last line may be whole, although its last word is not.
+    let rest = &words[line_sources.len() * 8..];
+    for (word, source) in rest.iter().zip(rest_sources.chunks(8)) {
+        let mut bytes = [0; 8];
+        bytes[..source.len()].copy_from_slice(source);
+        word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,101 @@
+//! Transfers of long values between a region and the memory of the caller, which are summed in the
+//! same pass.
+//!
+//! A long block has a **head**, its first bytes, which is in a lane's buffer, and a **rest**, which
+//! is in the memory of the caller. The parts of the rest are copied and summed one after the other.
+
+use crate::{Buffer, ChainError, Fabric, LaneId, Nanos, RegionIndex, Verb};
+
+/// The length of the parts in which a rest is copied and summed, a multiple of 8: so short that a
+/// part that was copied is still in the first cache when it is summed.
+pub(crate) const PART_BYTES: usize = 2048;
+
+/// Takes the bytes of a long READ as they arrive.
+pub trait ReadSink {
+    /// Looks at the head. Returns how many of the next bytes it wants.
+    fn begin(&mut self, head: &[u8]) -> usize;
+
+    /// Provides memory for the next `bytes` that it wants, has `fill` copy them there, and sums
+    /// them.
+    fn next(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8]));
+}
+
+/// Sums the bytes of a long WRITE as they are copied.
+pub trait WriteSum {
+    /// Adds the next bytes of the rest.
+    fn add(&mut self, part: &[u8]);
+
+    /// Completes the head, after all bytes of the rest have been added.
+    fn end(&mut self, head: &mut [u8]);
+}
+
+/// The lengths of a long READ.
+#[derive(Clone, Copy, Debug)]
+pub struct LongRead {
+    /// The buffer for the head.
+    pub into: Buffer,
+    /// The length of the head, a multiple of 8.
+    pub head_bytes: u32,
+    /// The length of the READ, a multiple of 8.
+    pub bytes: u32,
+}
+
+/// The source of a long WRITE: the head is in the WRITE's buffer.
+pub struct LongWrite<'w> {
+    /// The length of the head, a multiple of 8.
+    pub head_bytes: u32,
+    /// The rest. The WRITE is as long as both together, rounded up to a multiple of 8.
+    pub rest: &'w [u8],
+    /// Completes the head.
+    pub sum: &'w mut dyn WriteSum,
+}
+
+/// Gives the bytes of a long READ to the sink, after all of them have arrived in the buffer.
+pub(crate) fn deliver(arrived: &[u8], head_bytes: u32, sink: &mut dyn ReadSink) {
+    let (head, rest) = arrived.split_at(head_bytes as usize);
+    let wanted = sink.begin(head).min(rest.len());
+    for part in rest[..wanted].chunks(PART_BYTES) {
+        sink.next(part.len(), &mut |target| target.copy_from_slice(part));
+    }
+}
+
+/// Copies the rest of a long WRITE to the buffer, behind the head, and completes the head. Returns
+/// false if the buffer cannot be used now.
+fn gather<F: Fabric + ?Sized>(
+    fabric: &mut F,
+    lane: LaneId,
+    verb: Verb,
+    write: LongWrite<'_>,
+) -> bool {
+    let Verb::Write { from, bytes, .. } = verb else { return false };
+    let LongWrite { head_bytes, rest, sum } = write;
+    // If the memory is not registered, the chain fails.
+    fabric.reserve(lane, from, bytes as usize);
+    let image = fabric.buffer_mut(lane, from).get_mut(..bytes as usize);
+    let Some((head, target)) =
+        image.and_then(|image| image.split_at_mut_checked(head_bytes as usize))
+    else {
+        return false;
+    };
+    let Some((target, padding)) = target.split_at_mut_checked(rest.len()) else { return false };
+    for (part, target) in rest.chunks(PART_BYTES).zip(target.chunks_mut(PART_BYTES)) {
+        sum.add(part);
+        target.copy_from_slice(part);
+    }
+    padding.fill(0);
+    sum.end(head);
+    true
+}
+
+/// [`Fabric::run_long_write`] by way of the lane's buffer.
+pub(crate) fn run_gathered<F: Fabric + ?Sized>(
+    fabric: &mut F,
+    lane: LaneId,
+    region: RegionIndex,
+    chain: &[Verb],
+    deadline: Nanos,
+    write: LongWrite<'_>,
+) -> Result<u64, ChainError> {
+    let gathered = chain.first().is_some_and(|verb| gather(fabric, lane, *verb, write));
+    if gathered { fabric.run(lane, region, chain, deadline) } else { Err(ChainError::Busy) }
+}
