@@ -82,8 +82,14 @@ pub const BLOCKS_PER_REQUEST_MAX: usize = 4096;
 const REQUEST_BYTES_MIN: u64 = 8 << 10;
 /// The maximum size of a request.
 const REQUEST_BYTES_MAX: u64 = 2 << 20;
+/// The same in blocks, for classes of which fewer have this size. With one, each PUT would wait for
+/// an answer.
+const REQUEST_LARGE_BLOCKS_MAX: u32 = 4;
 /// The number of bytes that a session with a surplus gives back in one message.
 pub(crate) const GIVE_BYTES: u64 = 256 << 10;
+/// How many times GRACE a block is ready before it counts as surplus. A session that pauses for
+/// less keeps its blocks: it would soon need them again, and requests take longer.
+const SURPLUS_GRACES: Nanos = 4;
 /// How long a session sends no new request after the server had no blocks.
 const DENIED_NS: Nanos = 20_000_000;
 /// The delay before the next request if the server may have blocks soon.
@@ -222,8 +228,11 @@ impl Allocator {
         list.resting.push_back((last_ready_at.max(now + self.grace_ns), block));
         self.held_blocks.drop_old(lane);
         let surplus = list.surplus as usize;
-        let rested = |at: usize| list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at <= now);
-        if rested(2 * surplus) {
+        let unneeded_ns = SURPLUS_GRACES * self.grace_ns;
+        let is_unneeded = |at: usize| {
+            list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at + unneeded_ns <= now)
+        };
+        if is_unneeded(2 * surplus) {
             let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
             self.source.give(class, true, blocks);
         }
@@ -292,7 +301,7 @@ fn begin_request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u
         return None;
     }
     let doubled = list.request_blocks.saturating_mul(2);
-    let max = blocks_in(REQUEST_BYTES_MAX, class);
+    let max = blocks_in(REQUEST_BYTES_MAX, class).max(REQUEST_LARGE_BLOCKS_MAX);
     let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), max);
     list.request_blocks = count;
     (list.requested, list.recalled) = (true, false);

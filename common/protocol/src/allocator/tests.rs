@@ -202,7 +202,9 @@ fn blocks_are_given_back_only_when_they_have_rested() {
     (10..13).for_each(|n| allocator.retire(LANE, class, block(n), 0));
     allocator.retire(LANE, class, block(13), GRACE);
     assert!(allocator.depot().given.is_empty(), "the first rests until 50 + GRACE");
-    allocator.retire(LANE, class, block(14), 50 + GRACE);
+    allocator.retire(LANE, class, block(14), 49 + (1 + SURPLUS_GRACES) * GRACE);
+    assert!(allocator.depot().given.is_empty(), "the first was ready for a short time only");
+    allocator.retire(LANE, class, block(15), 50 + (1 + SURPLUS_GRACES) * GRACE);
     assert!(!allocator.depot().given.is_empty());
 }
 
