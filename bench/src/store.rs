@@ -110,7 +110,7 @@ impl MeasuredStore for Session {
     ) -> farside::Result<Outcome<'v>> {
         Ok(match action {
             Action::Get => {
-                let version = self.get_into(key, found)?;
+                let version = self.get_into(key, found)?.map(|read| read.version);
                 let value = version.map(|version| ValueRef { data: found, version });
                 Outcome { applied: version.is_some(), version, value, number: 0 }
             }

@@ -194,6 +194,7 @@ mod session_regions;
 mod several_keys;
 mod shards;
 mod store;
+mod target;
 mod watch;
 
 pub use async_client::AsyncClient;
@@ -210,11 +211,14 @@ pub use farside_fabric::Counters;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_layout::{LayoutError, SizeClass};
-pub use farside_protocol::{CacheStatistics, Entry, Exhausted, OperationError, Value, Version};
+pub use farside_protocol::{
+    CacheStatistics, Entry, Exhausted, OperationError, ReadValue, Value, Version,
+};
 pub use outcome::{Outcome, ValueRef};
 pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
 pub use present_value::Ttl;
 pub use scan::Scan;
 pub use session::Session;
 pub use store::Store;
+pub use target::Target;
 pub use watch::Changed;

@@ -17,7 +17,8 @@ use crate::pipeline::PipelineMemory;
 use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{
-    Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, Result, Scan, Store, Value,
+    Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, ReadValue, Result, Scan,
+    Store, Value,
 };
 
 /// One thread's access to the store, with its own lanes and free blocks. All sessions of a client
@@ -220,42 +221,21 @@ impl Session {
     /// [`Error::Connect`](crate::Error::Connect): `Unreachable`. If the call reconnects, also the
     /// errors of [`Client::session`](crate::Client::session).
     pub fn get(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        let found = self.run(key.as_ref(), |handle, key| handle.get(key))?;
-        Ok(found.map(|found| self.value(&found)))
+        let mut data = Vec::new();
+        let read = self.get_bytes(key.as_ref(), &mut data)?;
+        Ok(read.map(|ReadValue { version, .. }| Value { data, version }))
     }
 
-    /// As [`Session::get`], into the caller's buffer, whose content is replaced. The buffer is
-    /// empty afterwards if the key is absent. Allocates nothing once the buffer is large enough.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put("greeting", "hello")?;
-    /// let mut buffer = Vec::new(); // for many calls
-    /// assert!(session.get_into("greeting", &mut buffer)?.is_some());
-    /// assert_eq!(buffer, b"hello");
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Session::get`].
-    #[inline]
-    pub fn get_into(
-        &mut self,
-        key: impl AsRef<[u8]>,
-        value: &mut Vec<u8>,
-    ) -> Result<Option<Version>> {
-        self.get_bytes(key.as_ref(), value)
-    }
-
+    /// [`Session::get_into`] a vector.
     // Not inlined, because tools/scripts/instructions.sh counts the instructions of the call.
     #[inline(never)]
-    fn get_bytes(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<Option<Version>> {
-        value.clear();
-        let found = self.run(key, |handle, key| handle.get(key))?;
-        Ok(found.map(|found| {
-            self.copy(&found, value);
-            found.version
-        }))
+    pub(crate) fn get_bytes(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<Option<ReadValue>> {
+        let read = self.run(key, |handle, key| handle.get_into(key, value));
+        read.inspect_err(|_| value.clear())
     }
 
     /// As [`Session::get_into`], but only if a READ of the cached location answers it. Does not

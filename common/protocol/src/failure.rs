@@ -26,6 +26,14 @@ pub enum OperationError {
         /// The region's limit, in bytes.
         max: usize,
     },
+    /// The caller's memory is too short for the value. It has its former content.
+    #[error("the value is {needed} bytes long, and the memory for it {bytes}: pass a longer one")]
+    TargetTooShort {
+        /// The value's length, in bytes.
+        needed: usize,
+        /// The length of the memory, in bytes.
+        bytes: usize,
+    },
     /// The value would expire after the year 10889, the latest possible. Nothing was sent.
     #[error(
         "the value would expire after the year 10889, which is the latest: give it less time, or \

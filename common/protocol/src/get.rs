@@ -8,10 +8,12 @@ use farside_layout::{
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
 use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
-use crate::Version;
 use crate::engine::{LANE, has_expired};
+use crate::failure::Failure;
 use crate::location_cache::{Location, PackedLocation};
+use crate::long_values::{LONG_VALUE_BYTES, LongGet, ReadValue, ValueTarget};
 use crate::region_handle::RegionHandle;
+use crate::{OperationError, Version};
 
 /// Limit on the READs of a block that seems damaged, before a GET reports the damage.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
@@ -36,9 +38,19 @@ impl CachedRead {
 
     /// The length of the READ of this block, in bytes.
     #[inline]
-    fn bytes(&self, block: BlockRef) -> u64 {
+    pub(crate) fn bytes(&self, block: BlockRef) -> u64 {
         block.class.unpadded_bytes(self.location.padding())
     }
+}
+
+/// Why a READ of the cached location has not answered a GET.
+enum CachedMiss {
+    /// There was none, because no block is cached that could answer it.
+    Unread,
+    /// It was in vain.
+    InVain(CachedRead),
+    /// There was none, because this block is long.
+    Long(CachedRead, BlockRef),
 }
 
 /// The block that replaced the one at the cached location, as the mark of the replaced block names
@@ -67,13 +79,68 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     #[inline]
     pub fn get(self, (hash, key): (KeyHash, &[u8])) -> ProtocolResult<Option<Found>> {
         self.region.check_key(key)?;
-        match self.run_cached(hash, key)? {
+        match self.run_cached(hash, key, u32::MAX)? {
             Ok(found) => Ok(found),
-            Err(read) => {
-                let successor = read.and_then(|read| self.successor_by_mark(LANE, &read));
-                self.get_by_future(hash, key, successor)
-            }
+            Err(missed) => self.get_by_future(hash, key, missed),
         }
+    }
+
+    /// As [`RegionHandle::get`], into this memory. Without a value the memory's content is
+    /// undefined. A long value at a cached location is copied and
+    /// summed in one pass.
+    ///
+    /// # Errors
+    /// [`OperationError::TargetTooShort`].
+    #[inline]
+    pub fn get_into<T: ValueTarget>(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        self.region.check_key(key)?;
+        match self.run_cached(hash, key, LONG_VALUE_BYTES as u32)? {
+            Ok(found) => self.deliver(found, target),
+            Err(missed) => self.get_missed_into((hash, key), missed, target),
+        }
+    }
+
+    /// Puts the value that a GET found in the lane's buffer into this memory.
+    #[inline(always)]
+    fn deliver<T: ValueTarget>(
+        self,
+        found: Option<Found>,
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        let Some(found) = found else {
+            target.clear();
+            return Ok(None);
+        };
+        let block = self.engine.endpoint.buffer(LANE, Buffer::ReadBlock);
+        let value = found.value_in(&block);
+        if !target.set(value) {
+            return Err(too_short(value, target));
+        }
+        Ok(Some(ReadValue { bytes: value.len(), version: found.version }))
+    }
+
+    #[cold]
+    fn get_missed_into<T: ValueTarget>(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        missed: CachedMiss,
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        let CachedMiss::Long(read, block) = missed else {
+            return self.deliver(self.get_by_future(hash, key, missed)?, target);
+        };
+        let missed = match self.read_long((hash, key), &read, block, target)? {
+            LongGet::Done(Some(found)) => return Ok(Some(found)),
+            LongGet::Done(None) => return self.deliver(None, target),
+            LongGet::Missed => CachedMiss::InVain(read),
+            // The future READs the cached location into the lane's buffer.
+            LongGet::ByBuffer => CachedMiss::Unread,
+        };
+        self.deliver(self.get_by_future(hash, key, missed)?, target)
     }
 
     /// Runs a GET to its end if a READ of the cached location answers it. Otherwise returns `None`:
@@ -82,28 +149,32 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     #[inline]
     pub fn get_cached(self, (hash, key): (KeyHash, &[u8])) -> Option<Found> {
         self.region.check_key(key).ok()?;
-        self.run_cached(hash, key).ok()?.ok()?
+        self.run_cached(hash, key, u32::MAX).ok()?.ok()?
     }
 
-    /// READs the block at the cached location, and evaluates it. The inner error is that READ, if
-    /// it was in vain.
+    /// READs the block at the cached location, and evaluates it. READs nothing if it is as long as
+    /// `long_bytes`.
     #[inline(always)]
     fn run_cached(
         self,
         hash: KeyHash,
         key: &[u8],
-    ) -> ProtocolResult<Result<Option<Found>, Option<CachedRead>>> {
+        long_bytes: u32,
+    ) -> ProtocolResult<Result<Option<Found>, CachedMiss>> {
         let mut fabric = self.engine.endpoint.fabric_mut();
         let read = self.cached_read(hash, || fabric.now());
         let Some((read, block)) = read.and_then(|read| Some((read, read.only_block()?))) else {
-            return Ok(Err(None));
+            return Ok(Err(CachedMiss::Unread));
         };
         let (remote, bytes) = (block.address.offset(), read.bytes(block) as u32);
+        if bytes >= long_bytes {
+            return Ok(Err(CachedMiss::Long(read, block)));
+        }
         let done = fabric.run_read(LANE, self.region.index, remote, Buffer::ReadBlock, bytes);
         done.map_err(|error| self.failed(error))?;
         let now = fabric.now();
         let found = self.complete_cached_read(&*fabric, now, LANE, (hash, key), &read);
-        Ok(found.ok_or(Some(read)))
+        Ok(found.ok_or(CachedMiss::InVain(read)))
     }
 
     #[cold]
@@ -111,8 +182,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self,
         hash: KeyHash,
         key: &[u8],
-        successor: Option<Successor>,
+        missed: CachedMiss,
     ) -> ProtocolResult<Option<Found>> {
+        let successor = match missed {
+            CachedMiss::InVain(read) => self.successor_by_mark(LANE, &read),
+            CachedMiss::Unread | CachedMiss::Long(..) => None,
+        };
         Operation::<F>::fill(self.engine, LANE, key, &[]);
         let operation = Operation::staged(self, LANE, hash, (key.len(), 0), successor);
         self.engine.endpoint.drive(operation.get())
@@ -226,10 +301,39 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if generation != location.generation() || !is_linked || !self.region.is_fresh(posted, now) {
             return None;
         }
+        self.note_cached_read(hash, read);
+        Some(Found::new(block.address, &found))
+    }
+
+    /// Notes that a READ proved the cached location.
+    #[inline(always)]
+    fn note_cached_read(self, hash: KeyHash, read: &CachedRead) {
         let lookups = &self.region.lookups;
         lookups.note_cached_read();
-        self.region.cache.prove(hash, location, posted, &lookups.reads);
-        Some(Found::new(block.address, &found))
+        self.region.cache.prove(hash, read.location, read.posted, &lookups.reads);
+    }
+
+    /// As [`RegionHandle::complete_cached_read`], for a whole long block with this header and
+    /// expiry.
+    #[cold]
+    pub(crate) fn complete_long_read(
+        self,
+        fabric: &F,
+        hash: KeyHash,
+        read: &CachedRead,
+        arrived: Option<(HeaderWord, u64)>,
+    ) -> Option<bool> {
+        let CachedRead { location, posted } = *read;
+        let Some((_, expires_at_ms)) = arrived.filter(|(header, _)| {
+            header.generation == location.generation()
+                && !header.mark.is_set()
+                && self.region.is_fresh(posted, fabric.now())
+        }) else {
+            self.forget_cached(hash, location);
+            return None;
+        };
+        self.note_cached_read(hash, read);
+        Some(expires_at_ms == 0 || self.is_cached_present(fabric, expires_at_ms, posted))
     }
 
     /// Whether the READ of [`RegionHandle::post_with_word`] found this word.
@@ -252,6 +356,13 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         }
         Some(Successor { in_window, address: header.mark.successor()?, class })
     }
+}
+
+/// The error of a target that is too short for this value.
+#[cold]
+fn too_short(value: &[u8], target: &impl ValueTarget) -> Failure {
+    let (needed, bytes) = (value.len(), target.bytes_max());
+    OperationError::TargetTooShort { needed, bytes }.into()
 }
 
 impl<F: Fabric> Operation<'_, F> {

@@ -14,6 +14,7 @@ use crate::engine::{Engine, LANE, has_expired};
 use crate::failure::Failure;
 use crate::get::Successor;
 use crate::location_cache::{FoundEntry, Location};
+use crate::long_values::LONG_VALUE_BYTES;
 use crate::open_region::OpenRegion;
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
@@ -203,6 +204,9 @@ impl<F: Fabric> RegionHandle<'_, F> {
         self.region.check_key(key)?;
         self.region.check_value(value)?;
         self.engine.check_expiry(Action::Put(lifetime))?;
+        if value.len() >= LONG_VALUE_BYTES {
+            return self.put_long(lifetime, (hash, key), value);
+        }
         Operation::stage(self, LANE, (hash, key), value).put_alone(lifetime)
     }
 }

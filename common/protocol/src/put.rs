@@ -1,10 +1,10 @@
 //! PUT, UPDATE and INSERT: the choice of the chain that stores a value.
 
-use farside_fabric::{ChainError, Fabric, InFlight, Nanos};
+use farside_fabric::{ChainError, Fabric, InFlight, LongWrite, Nanos};
 use farside_layout::SlotWord;
 
 use super::insert::{BlindInsert, Condition, Inserted};
-use super::swing::{BlockFate, NewBlock, SwingResult};
+use super::swing::{BlockFate, NewBlock, SwingResult, TakenBlock};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::location_cache::FoundEntry;
@@ -40,6 +40,13 @@ pub struct DisplacedPut {
     new: NewBlock,
     posted: Nanos,
     swung: SwingResult,
+}
+
+impl DisplacedPut {
+    /// Its block.
+    pub(super) fn new_block(&self) -> &NewBlock {
+        &self.new
+    }
 }
 
 impl CachedPut<'_> {
@@ -83,12 +90,12 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     #[cold]
-    fn put_displaced(&self, displaced: DisplacedPut) -> ProtocolResult<Option<Version>> {
+    pub(super) fn put_displaced(&self, displaced: DisplacedPut) -> ProtocolResult<Option<Version>> {
         Ok(self.engine.endpoint.drive(self.put_after(displaced))?.version)
     }
 
     #[cold]
-    fn put_by_future(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
+    pub(super) fn put_by_future(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
         Ok(self.engine.endpoint.drive(self.put(lifetime))?.version)
     }
 
@@ -97,6 +104,15 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// not trust the server any more (invariant I24).
     #[inline]
     pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut<'e>>> {
+        self.cached_put_by(|taken| self.seal_block(taken, self.value_bytes, lifetime))
+    }
+
+    /// As [`Operation::cached_put`]. `seal` fills in the block.
+    #[inline(always)]
+    pub(super) fn cached_put_by(
+        &self,
+        seal: impl FnOnce(TakenBlock) -> ProtocolResult<NewBlock>,
+    ) -> ProtocolResult<Option<CachedPut<'e>>> {
         let (located, posted) = (self.cached_location(), self.now());
         let Some((entry, target)) = located else { return Ok(None) };
         self.handle().check_trust(posted)?;
@@ -108,7 +124,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             self.prefetch(&target);
         }
         let Some(taken) = self.try_take_block(posted) else { return Ok(None) };
-        let new = self.seal_block(taken, self.value_bytes, lifetime)?;
+        let new = seal(taken)?;
         let desired = target.word.live(new.block, new.expires());
         Ok(Some(CachedPut { entry, target, new, desired, posted }))
     }
@@ -119,6 +135,20 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let CachedPut { target, new, desired, posted, .. } = put;
         let post = self.post_swing(target, Some(new), *desired, *posted);
         post.inspect_err(|failure| self.release_unlinked(new, Some(failure)))
+    }
+
+    /// Runs the chain of [`Operation::cached_put`], whose block has its value in the caller's
+    /// memory. No other operation may be in flight.
+    pub(super) fn run_cached_put(
+        &self,
+        CachedPut { target, new, desired, posted, .. }: &CachedPut<'_>,
+        write: LongWrite<'_>,
+    ) -> ProtocolResult<Result<u64, ChainError>> {
+        let chain = self.swing_chain(target, new, *desired);
+        let chain = chain.inspect_err(|failure| self.release_unlinked(new, Some(failure)))?;
+        let deadline = posted.saturating_add(self.region.constants.lateness_ns);
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        Ok(fabric.run_long_write(self.lane, self.region.index, &chain, deadline, write))
     }
 
     /// Evaluates the result of a chain of [`Operation::post_cached_put`]. Returns `None` if the

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, Nanos, Verb};
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, FreeBlock, HeaderWord, Mark, SizeClass,
-    SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
+    SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal, seal_again,
 };
 use zerocopy::FromBytes;
 
@@ -87,6 +87,28 @@ impl<'e, F: Fabric> Operation<'e, F> {
         value_bytes: usize,
         lifetime: Lifetime,
     ) -> ProtocolResult<NewBlock> {
+        let (new, stamp) = self.stamp_block(taken, value_bytes, lifetime)?;
+        let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
+        let write_bytes = new.write_bytes as usize;
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        // Also if the buffer is longer: it may have to move back into registered memory.
+        fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
+        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
+        if total < write_bytes {
+            image[total..write_bytes].fill(0);
+        }
+        seal(image, self.key_bytes as u16, value_bytes as u32, stamp)?;
+        Ok(new)
+    }
+
+    /// The new block, and the fields of its header, for a value of this length.
+    #[inline(always)]
+    pub(super) fn stamp_block(
+        &self,
+        taken: TakenBlock,
+        value_bytes: usize,
+        lifetime: Lifetime,
+    ) -> ProtocolResult<(NewBlock, BlockStamp)> {
         let TakenBlock { free, class, taken_at } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = BlockRef { address: free.address, class, generation_low };
@@ -106,17 +128,21 @@ impl<'e, F: Fabric> Operation<'e, F> {
             is_pinned: lifetime.is_pinned,
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
-        let write_bytes = total.next_multiple_of(8);
+        let (write_bytes, written) = (total.next_multiple_of(8) as u32, Cell::new(false));
+        Ok((NewBlock { free, block, expires_at_ms, write_bytes, written }, stamp))
+    }
+
+    /// Makes the image of a new block whole again, for a chain that WRITEs all of it: the last
+    /// chain may have taken the value from the caller's memory.
+    #[cold]
+    pub(super) fn restage(&self, new: &NewBlock, key: &[u8], value: &[u8]) -> ProtocolResult<()> {
+        Self::fill(self.engine, self.lane, key, value);
+        let total = BLOCK_HEADER_BYTES as usize + key.len() + value.len();
         let mut fabric = self.engine.endpoint.fabric_mut();
-        // Also if the buffer is longer: it may have to move back into registered memory.
-        fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
+        fabric.reserve(self.lane, Buffer::NewBlock, new.write_bytes as usize);
         let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-        if total < write_bytes {
-            image[total..write_bytes].fill(0);
-        }
-        seal(image, self.key_bytes as u16, value_bytes as u32, stamp)?;
-        let (write_bytes, written) = (write_bytes as u32, Cell::new(false));
-        Ok(NewBlock { free, block, expires_at_ms, write_bytes, written })
+        image[total..new.write_bytes as usize].fill(0);
+        Ok(seal_again(image, new.free.address)?)
     }
 
     /// Puts a new block back into the lists if no slot leads to it. Sets it aside if that is
@@ -188,17 +214,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         desired: SlotWord,
         posted: Nanos,
     ) -> ProtocolResult<InFlight<'e>> {
-        let old = target.word.block()?;
-        self.region.geometry.check_block(old)?;
-        let old_offset = old.address.offset();
-        let cas = Verb::CompareSwap {
-            remote: target.slot,
-            expected: target.word.bits(),
-            desired: desired.bits(),
-        };
-        let mark_of = |new: &NewBlock| Mark::superseded_by(new.free.address);
-        let value = new.map_or(Mark::SUPERSEDED, mark_of).bits();
-        let mark = Verb::WriteU32 { remote: old_offset, value };
+        let (old, [mark, cas]) = self.unlink_verbs(target, new, desired)?;
         let write = new.filter(|new| !new.written.replace(true)).map(NewBlock::write);
         // The block's next content has its generation plus one, so an unknown generation is READ
         // along, with the key, which proves that the block is the word's. A DELETE also has to
@@ -211,12 +227,48 @@ impl<'e, F: Fabric> Operation<'e, F> {
             _ => {
                 let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
                 let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
-                let header = Verb::Read { remote: old_offset, into: Buffer::ReadBlock, bytes };
+                let remote = old.address.offset();
+                let header = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
                 let chain = [write.unwrap_or(mark), mark, cas, header];
                 let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
                 Ok(self.post(chain, posted))
             }
         }
+    }
+
+    /// The block that a swing unlinks, and the last two verbs of its chain.
+    #[inline(always)]
+    fn unlink_verbs(
+        &self,
+        target: &ProvenSlot,
+        new: Option<&NewBlock>,
+        desired: SlotWord,
+    ) -> ProtocolResult<(BlockRef, [Verb; 2])> {
+        let old = target.word.block()?;
+        self.region.geometry.check_block(old)?;
+        let cas = Verb::CompareSwap {
+            remote: target.slot,
+            expected: target.word.bits(),
+            desired: desired.bits(),
+        };
+        let mark_of = |new: &NewBlock| Mark::superseded_by(new.free.address);
+        let value = new.map_or(Mark::SUPERSEDED, mark_of).bits();
+        let mark = Verb::WriteU32 { remote: old.address.offset(), value };
+        Ok((old, [mark, cas]))
+    }
+
+    /// The chain of [`Operation::post_swing`], for a target whose generation is known and a block
+    /// that was not written yet. It must be run now.
+    pub(super) fn swing_chain(
+        &self,
+        target: &ProvenSlot,
+        new: &NewBlock,
+        desired: SlotWord,
+    ) -> ProtocolResult<[Verb; 3]> {
+        let (old, [mark, cas]) = self.unlink_verbs(target, Some(new), desired)?;
+        self.region.allocator().held_blocks.hold_old(self.lane, old.address);
+        new.written.set(true);
+        Ok([new.write(), mark, cas])
     }
 
     /// Evaluates the result of the chain of [`Operation::post_swing`]. If it swung the slot, the

@@ -96,6 +96,23 @@ fn operations_allocate_nothing() {
 }
 
 #[test]
+fn long_values_allocate_nothing() {
+    let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
+    let mut session = server.session();
+    let (long, mut vector, mut slice) = ([7; 10_000], Vec::with_capacity(10_000), [0; 10_000]);
+    let mut round = || {
+        for n in 0..KEYS {
+            let key = n.to_le_bytes();
+            session.put(key, long).unwrap();
+            session.get_into(key, &mut vector).unwrap().unwrap();
+            session.get_into(key, &mut slice).unwrap().unwrap();
+        }
+    };
+    (0..100).for_each(|_| round());
+    assert_eq!(allocations_min(round), 0);
+}
+
+#[test]
 fn a_pipeline_allocates_nothing_once_it_is_warm() {
     let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
     let client = server.client_builder().pipeline_depth(16).connect().unwrap();

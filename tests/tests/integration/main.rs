@@ -34,6 +34,7 @@ mod histories;
 mod huge_pages;
 mod left_out;
 mod limits;
+mod long_values;
 mod model;
 mod modifications;
 mod network;

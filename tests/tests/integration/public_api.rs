@@ -129,9 +129,11 @@ fn print_impl(item: &ItemImpl) -> Vec<String> {
     public.map(|it| print(Item::Impl(ItemImpl { items: vec![it], ..item.clone() }))).collect()
 }
 
-/// Prints the definition and the implementations of the type or constant of this name. Prints
-/// nothing if it is not defined here.
+/// Prints the definition and the implementations of the type, trait or constant of this name.
+/// Prints nothing if it is not defined here.
 fn list(items: &[Item], name: &str) -> String {
+    let is_name = |path: &syn::Path| path.segments.last().is_some_and(|last| last.ident == name);
+    let is_trait = items.iter().any(|item| matches!(item, Item::Trait(it) if it.ident == name));
     let (mut found, mut definitions) = (BTreeSet::new(), Vec::new());
     for item in items {
         let (ident, visibility) = match item {
@@ -139,9 +141,11 @@ fn list(items: &[Item], name: &str) -> String {
             Item::Enum(it) => (&it.ident, &it.vis),
             Item::Type(it) => (&it.ident, &it.vis),
             Item::Const(it) => (&it.ident, &it.vis),
+            Item::Trait(it) => (&it.ident, &it.vis),
             Item::Impl(it) => {
-                let syn::Type::Path(of) = &*it.self_ty else { continue };
-                if of.path.segments.last().is_some_and(|last| last.ident == name) {
+                let is_of_type = matches!(&*it.self_ty, syn::Type::Path(of) if is_name(&of.path));
+                let is_of_trait = is_trait && it.trait_.as_ref().is_some_and(|it| is_name(&it.0));
+                if is_of_type || is_of_trait {
                     found.extend(print_impl(it));
                 }
                 continue;
@@ -214,4 +218,8 @@ fn the_list_has_what_is_public() {
         "pub enum A { B(u8), C { d: u8 }, }\n"
     );
     assert_eq!(list("struct A;"), "");
+    assert_eq!(
+        list("pub trait A: B { fn c(&self) { d() } } impl A for [u8] {}"),
+        "pub trait A: B { fn c(&self); }\nimpl A for [u8] {}\n"
+    );
 }

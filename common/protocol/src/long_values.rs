@@ -1,0 +1,258 @@
+//! Long values of synchronous calls: one pass copies and sums a value between the region and the
+//! caller's memory.
+//!
+//! | | short value | long value |
+//! |---|---|---|
+//! | GET at a cached location | READ into the lane, sum, copy out | `Fabric::run_long_read` |
+//! | PUT at a cached location | copy into the lane, sum, WRITE | `Fabric::run_long_write` |
+//!
+//! Chains, round trips and checks are those of short values. All other ways go by the lane's
+//! buffers, also the way on if the location is wrong.
+
+use farside_fabric::{Buffer, Fabric, LongRead, LongWrite, ReadSink, WriteSum};
+use farside_layout::hash::KeyHash;
+use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock};
+
+use crate::engine::LANE;
+use crate::get::CachedRead;
+use crate::put::DisplacedPut;
+use crate::region_handle::RegionHandle;
+use crate::{Lifetime, Operation, ProtocolResult, Version};
+
+/// A value of so many bytes, or more, is long. The two calls of a long transfer are worth it from
+/// about this length on.
+pub(crate) const LONG_VALUE_BYTES: usize = 4096;
+/// The head of a block ends at a multiple of this, so that the copy of the rest is aligned.
+const HEAD_UNIT_BYTES: usize = 64;
+
+/// A value that was read into the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadValue {
+    /// The value's length, in bytes.
+    pub bytes: usize,
+    /// The write that it comes from.
+    pub version: Version,
+}
+
+/// Memory of the caller for the value that a GET finds.
+pub trait ValueTarget {
+    /// Makes room for a value of this length. Returns the memory for it, whose content is replaced
+    /// next; `None` if it cannot be so long.
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]>;
+
+    /// Replaces the content by this value. Returns false, and changes nothing, if it cannot be so
+    /// long.
+    #[inline]
+    fn set(&mut self, value: &[u8]) -> bool {
+        self.room(value.len()).map(|room| room.copy_from_slice(value)).is_some()
+    }
+
+    /// Removes the former content, if it can.
+    fn clear(&mut self);
+
+    /// How long a value can be, in bytes.
+    fn bytes_max(&self) -> usize;
+}
+
+impl ValueTarget for Vec<u8> {
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        if self.capacity() < bytes {
+            // The system has zeroed this memory already.
+            *self = vec![0; bytes];
+        } else {
+            // The former content stays, so that only what is longer is filled with zeros.
+            self.resize(bytes, 0);
+        }
+        Some(self)
+    }
+
+    #[inline]
+    fn set(&mut self, value: &[u8]) -> bool {
+        self.clear();
+        self.extend_from_slice(value);
+        true
+    }
+
+    fn clear(&mut self) {
+        self.clear();
+    }
+
+    fn bytes_max(&self) -> usize {
+        usize::MAX
+    }
+}
+
+/// The value is at the start, and what follows stays as it is.
+impl ValueTarget for &mut [u8] {
+    #[inline]
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        self.get_mut(..bytes)
+    }
+
+    fn clear(&mut self) {}
+
+    fn bytes_max(&self) -> usize {
+        self.len()
+    }
+}
+
+/// The result of a long READ of a cached location.
+pub(crate) enum LongGet {
+    /// The value is in the target; `None` if it has expired.
+    Done(Option<ReadValue>),
+    /// The block does not prove that it is the key's.
+    Missed,
+    /// The value cannot go to the target directly, or does not fit into it.
+    ByBuffer,
+}
+
+/// Takes the value of a long block.
+struct ValueSink<'k, 'v> {
+    block: BlockRef,
+    key: &'k [u8],
+    target: Option<&'v mut dyn ValueTarget>,
+    /// The target's memory.
+    room: &'v mut [u8],
+    /// `None` until the head has arrived, or if it is not that of the key's block.
+    arriving: Option<ArrivingBlock>,
+    is_too_long: bool,
+}
+
+impl ReadSink for ValueSink<'_, '_> {
+    fn begin(&mut self, head: &[u8]) -> usize {
+        let arriving = ArrivingBlock::of_key(head, self.block, self.key);
+        let (Some(arriving), Some(target)) = (arriving, self.target.take()) else { return 0 };
+        let Some(room) = target.room(arriving.value_bytes()) else {
+            self.is_too_long = true;
+            return 0;
+        };
+        let first = &head[BLOCK_HEADER_BYTES as usize + self.key.len()..];
+        room[..first.len()].copy_from_slice(first);
+        self.room = room;
+        self.arriving.insert(arriving).missing_bytes()
+    }
+
+    fn next(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
+        let Some(arriving) = &mut self.arriving else { return };
+        let start = self.room.len() - arriving.missing_bytes();
+        let part = &mut self.room[start..start + bytes];
+        fill(part);
+        arriving.add(part);
+    }
+}
+
+/// Sums the value of a long block that is written.
+struct DepartingBlockSum(DepartingBlock);
+
+impl WriteSum for DepartingBlockSum {
+    fn add(&mut self, part: &[u8]) {
+        self.0.add(part);
+    }
+
+    fn end(&mut self, head: &mut [u8]) {
+        self.0.end(head);
+    }
+}
+
+/// The length of the head of a block with a key of this length.
+fn head_bytes(key: &[u8]) -> usize {
+    (BLOCK_HEADER_BYTES as usize + key.len()).next_multiple_of(HEAD_UNIT_BYTES)
+}
+
+impl<'e, F: Fabric> RegionHandle<'e, F> {
+    /// READs the block at the cached location directly into the target.
+    #[cold]
+    pub(crate) fn read_long(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        read: &CachedRead,
+        block: BlockRef,
+        target: &mut dyn ValueTarget,
+    ) -> ProtocolResult<LongGet> {
+        let (mut fabric, bytes) = (self.engine.endpoint.fabric_mut(), read.bytes(block) as u32);
+        let head_bytes = head_bytes(key) as u32;
+        // Otherwise the value may be short: at most a fifth of a block is padding.
+        if head_bytes > bytes / 2 {
+            return Ok(LongGet::ByBuffer);
+        }
+        let (target, room, arriving) = (Some(target), Default::default(), None);
+        let mut sink = ValueSink { block, key, target, room, arriving, is_too_long: false };
+        let lengths = LongRead { into: Buffer::ReadBlock, head_bytes, bytes };
+        let remote = block.address.offset();
+        let done = fabric.run_long_read(LANE, self.region.index, remote, lengths, &mut sink);
+        done.map_err(|error| self.failed(error))?;
+        if sink.is_too_long {
+            return Ok(LongGet::ByBuffer);
+        }
+        let arrived = sink.arriving.and_then(|block| Some((block.end()?, block)));
+        let proof = arrived.as_ref().map(|(header, block)| (*header, block.expires_at_ms()));
+        let is_present = self.complete_long_read(&*fabric, hash, read, proof);
+        let (Some(is_present), Some((header, arrived))) = (is_present, arrived) else {
+            return Ok(LongGet::Missed);
+        };
+        let version = Version::of(block.address, header.generation);
+        let found = ReadValue { bytes: arrived.value_bytes(), version };
+        Ok(LongGet::Done(is_present.then_some(found)))
+    }
+
+    /// As [`RegionHandle::put`], for a long value.
+    #[cold]
+    pub(crate) fn put_long(
+        self,
+        lifetime: Lifetime,
+        (hash, key): (KeyHash, &[u8]),
+        value: &[u8],
+    ) -> ProtocolResult<Option<Version>> {
+        let operation = Operation::staged(self, LANE, hash, (key.len(), value.len()), None);
+        match self.engine.endpoint.alone(|| operation.put_long_cached(lifetime, key, value))? {
+            Some(Ok(version)) => Ok(Some(version)),
+            Some(Err(displaced)) => operation.put_displaced(displaced),
+            None => {
+                Operation::<F>::fill(self.engine, LANE, key, value);
+                operation.put_by_future(lifetime)
+            }
+        }
+    }
+}
+
+impl<'e, F: Fabric> Operation<'e, F> {
+    /// Runs a PUT of a long value at the cached location. `None` if nothing was posted, as in
+    /// [`Operation::cached_put`].
+    fn put_long_cached(
+        &self,
+        lifetime: Lifetime,
+        key: &[u8],
+        value: &[u8],
+    ) -> ProtocolResult<Option<Result<Version, DisplacedPut>>> {
+        let head_bytes = head_bytes(key);
+        let in_head = head_bytes - BLOCK_HEADER_BYTES as usize - key.len();
+        let Some((in_head, rest)) = value.split_at_checked(in_head) else { return Ok(None) };
+        let mut sum = None;
+        let put = self.cached_put_by(|taken| {
+            let (new, stamp) = self.stamp_block(taken, value.len(), lifetime)?;
+            let mut fabric = self.engine.endpoint.fabric_mut();
+            fabric.reserve(self.lane, Buffer::NewBlock, head_bytes);
+            let head = &mut fabric.buffer_mut(self.lane, Buffer::NewBlock)[..head_bytes];
+            let (key_image, value_image) =
+                head[BLOCK_HEADER_BYTES as usize..].split_at_mut(key.len());
+            key_image.copy_from_slice(key);
+            value_image.copy_from_slice(in_head);
+            let departing =
+                DepartingBlock::begin(head, key.len() as u16, value.len() as u32, stamp)?;
+            sum = Some(DepartingBlockSum(departing));
+            Ok(new)
+        })?;
+        let (Some(put), Some(mut sum)) = (put, sum) else { return Ok(None) };
+        let write = LongWrite { head_bytes: head_bytes as u32, rest, sum: &mut sum };
+        let result = self.run_cached_put(&put, write)?;
+        match self.complete_cached_put(&put, result)? {
+            None => Ok(Some(Ok(put.version()))),
+            Some(swung) => {
+                let displaced = put.displaced(swung);
+                self.restage(displaced.new_block(), key, value)?;
+                Ok(Some(Err(displaced)))
+            }
+        }
+    }
+}

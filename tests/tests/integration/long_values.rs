@@ -1,0 +1,212 @@
+//! Proves that long values, which one pass copies and sums, behave as short ones: they are stored
+//! and read whole at all lengths, at the price of short ones, into vectors and slices. Torn and
+//! damaged ones are refused, and expired ones are absent.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use farside::OperationError::{Layout, TargetTooShort};
+use farside::{Counters, Error, Session};
+use farside_fabric::shm::Region;
+use farside_tests::{ServerProcess, StopOnDrop, scaled, self_describing};
+
+/// The lengths around the limit of long values, and around those of parts and words.
+const LENGTHS: [usize; 12] =
+    [4000, 4095, 4096, 4097, 4103, 8191, 8192, 12_289, 65_535, 65_536, 70_001, 1 << 20];
+/// The price of a cached GET and of a cached PUT: round trips, doorbells, and verbs.
+const GET: [u64; 5] = [1, 1, 1, 0, 0];
+const PUT: [u64; 5] = [1, 1, 0, 2, 1];
+
+fn value(key: u64, count: u64, bytes: usize) -> Vec<u8> {
+    self_describing::value(key, 0, count, bytes)
+}
+
+fn price<T>(session: &mut Session, call: impl FnOnce(&mut Session) -> T) -> (T, [u64; 5]) {
+    let before = session.counters();
+    let output = call(session);
+    let Counters { round_trips, doorbells, reads, writes, compare_swaps, .. } =
+        session.counters() - before;
+    (output, [round_trips, doorbells, reads, writes, compare_swaps])
+}
+
+#[test]
+fn long_values_of_all_lengths_cost_as_much_as_short_ones() {
+    let server = ServerProcess::start("--memory 128MiB --grace-ms 50");
+    let (mut session, mut other) = (server.session(), server.session());
+    let mut vector = Vec::new();
+    let mut memory = vec![0; 2 << 20];
+    for (n, bytes) in LENGTHS.into_iter().enumerate() {
+        for key_bytes in [1, 7, 8, 32, 33, session.limits().key_bytes_max] {
+            let key = vec![n as u8 + 1; key_bytes];
+            session.put(&key, value(1, 0, bytes)).unwrap();
+            for count in 1..4 {
+                let (new, what) = (value(1, count, bytes), (bytes, key_bytes));
+                let (done, paid) = price(&mut session, |session| session.put(&key, &new));
+                done.unwrap();
+                assert_eq!(paid, PUT, "{what:?}");
+                let (read, paid) =
+                    price(&mut session, |session| session.get_into(&key, &mut vector));
+                assert_eq!((read.unwrap().unwrap().bytes, paid), (bytes, GET), "{what:?}");
+                assert!(vector == new, "{what:?}");
+                // A slice at an odd address, of which the rest stays.
+                memory.fill(7);
+                let slice = &mut memory[1..];
+                let (read, paid) = price(&mut session, |session| session.get_into(&key, slice));
+                let read = read.unwrap().unwrap();
+                assert_eq!((read.bytes, paid), (bytes, GET), "{what:?}");
+                assert!(memory[1..=bytes] == new && memory[0] == 7, "{what:?}");
+                assert!(memory[1 + bytes..].iter().all(|byte| *byte == 7), "{what:?}");
+                let got = session.get(&key).unwrap().unwrap();
+                assert!(got.data == new && got.version == read.version, "{what:?}");
+                // The other session finds the location in the index at first.
+                let found = other.get_into(&key, &mut memory[..]).unwrap().unwrap();
+                assert!(found == read && memory[..bytes] == new, "{what:?}");
+            }
+            assert!(session.delete(&key).unwrap());
+            assert!(session.get_into(&key, &mut vector).unwrap().is_none() && vector.is_empty());
+        }
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn a_slice_that_is_too_short_is_an_error_with_the_length() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let session = &mut server.session();
+    for bytes in [5, 5000, 100_000] {
+        let stored = value(2, 0, bytes.max(24));
+        session.put("key", &stored).unwrap();
+        let needed = stored.len();
+        for is_cached in [true, false, true] {
+            if !is_cached {
+                session.clear_cache();
+            }
+            let mut short = vec![7; needed - 1];
+            let error = session.get_into("key", &mut short[..]).unwrap_err();
+            let is_named = |is: usize| is == needed;
+            assert!(
+                matches!(error, Error::Operation(TargetTooShort { needed, bytes })
+                    if is_named(needed) && is_named(bytes + 1)),
+                "{error}"
+            );
+            assert!(error.to_string().contains(&format!("{needed} bytes long")), "{error}");
+            assert!(short.iter().all(|byte| *byte == 7), "the slice is unchanged");
+            let mut long = vec![7; needed];
+            let read = session.get_into("key", &mut long[..]).unwrap().unwrap();
+            assert!(read.bytes == needed && long == stored);
+        }
+    }
+    assert!(session.get_into("absent", &mut [0; 4]).unwrap().is_none());
+}
+
+/// The PUT that finds another block in the slot continues with the lane's image, which has not had
+/// the value so far.
+#[test]
+fn a_long_put_that_others_overtook_stores_its_value() {
+    let server = ServerProcess::start("--memory 128MiB --grace-ms 50");
+    let (mut session, mut other) = (server.session(), server.session());
+    for round in 0..scaled(50) {
+        let bytes = 4096 + 977 * round as usize;
+        session.put("key", value(3, 4 * round, bytes)).unwrap();
+        if round % 2 == 0 {
+            other.put("key", value(3, 4 * round + 1, bytes)).unwrap();
+        } else {
+            assert!(other.delete("key").unwrap());
+        }
+        let new = value(3, 4 * round + 2, bytes + 8);
+        session.put("key", &new).unwrap();
+        assert!(other.get("key").unwrap().unwrap().data == new, "round {round}");
+        assert!(session.get("key").unwrap().unwrap().data == new, "round {round}");
+    }
+    server.assert_verifies();
+}
+
+#[test]
+fn long_values_expire_at_cached_locations() {
+    const TTL: Duration = Duration::from_secs(3);
+    let server = ServerProcess::start("--memory 64MiB");
+    let session = &mut server.session();
+    let (new, mut vector) = (value(4, 0, 100_000), Vec::new());
+    session.put("key", b"short").unwrap();
+    let (done, paid) = price(session, |session| session.put_with_ttl("key", &new, TTL));
+    done.unwrap();
+    assert_eq!(paid, PUT);
+    let (read, paid) = price(session, |session| session.get_into("key", &mut vector).unwrap());
+    assert_eq!((read.map(|read| read.bytes), paid), (Some(new.len()), GET));
+    assert!(vector == new);
+    std::thread::sleep(TTL + Duration::from_millis(10));
+    let (read, paid) = price(session, |session| session.get_into("key", &mut vector).unwrap());
+    assert!(read.is_none() && vector.is_empty(), "{read:?}");
+    // The server may have removed the key already.
+    assert!(paid == GET || paid[0] > 1, "{paid:?}");
+    assert!(session.get_into("key", &mut [0; 4][..]).unwrap().is_none());
+}
+
+/// GRACE is so short that blocks are overwritten all the time, also while they are read.
+#[test]
+fn a_long_value_is_never_a_mixture_of_two() {
+    let server = ServerProcess::start("--memory 64MiB --grace-ms 1");
+    let rounds = scaled(3000);
+    let stop = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(stop);
+        let server = &server;
+        for writer in 0..2 {
+            scope.spawn(move || {
+                let mut session = server.session();
+                let mut count = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let bytes = 40_000 + count as usize % 3 * 777;
+                    session.put("key", self_describing::value(5, writer, count, bytes)).unwrap();
+                    count += 1;
+                }
+            });
+        }
+        let (mut session, mut memory) = (server.session(), vec![0; 50_000]);
+        session.put("key", value(5, 0, 40_000)).unwrap();
+        for round in 0..rounds {
+            match session.get_into("key", &mut memory[..]) {
+                Ok(read) => {
+                    let read = read.expect("no one deletes it");
+                    assert!(self_describing::holds(5, &memory[..read.bytes]), "round {round}");
+                }
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+        }
+    });
+    server.assert_verifies();
+}
+
+/// Changes a byte in the middle of a value, and at its end, in the region's file.
+#[test]
+fn a_damaged_long_value_is_refused() {
+    let server = ServerProcess::start_with_file("--memory 32MiB");
+    let file = std::fs::File::options().read(true).write(true).open(server.region_file());
+    let region = Region::map(&file.unwrap()).unwrap();
+    let (mut session, mut cold) = (server.session(), server.session());
+    let (stored, mut memory) = (value(6, 0, 100_000), vec![0; 100_000]);
+    session.put("key", b"before").unwrap();
+    session.put("key", &stored).unwrap();
+    // The value follows the header, which has 32 bytes, and a key of 3 bytes.
+    let word_of = |at: usize| {
+        let at = (at + 35) / 8 * 8 - 35;
+        let word = u64::from_le_bytes(stored[at..at + 8].try_into().unwrap());
+        let mut offsets = (0..region.bytes()).step_by(8);
+        offsets.find(|offset| region.load(*offset).unwrap() == word).unwrap()
+    };
+    for at in [100, 50_000, 99_990] {
+        let offset = word_of(at);
+        let word = region.load(offset).unwrap();
+        assert!(session.get_into("key", &mut memory[..]).unwrap().is_some() && memory == stored);
+        region.store(offset, word ^ 1 << 17).unwrap();
+        for session in [&mut session, &mut cold] {
+            let read = session.get_into("key", &mut memory[..]);
+            assert!(matches!(read, Err(Error::Operation(Layout(_)))), "{at}: {read:?}");
+            let read = session.get("key");
+            assert!(matches!(read, Err(Error::Operation(Layout(_)))), "{at}: {read:?}");
+        }
+        region.store(offset, word).unwrap();
+        assert!(cold.get_into("key", &mut memory[..]).unwrap().is_some() && memory == stored);
+        session.get("key").unwrap().unwrap();
+    }
+}
