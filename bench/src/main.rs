@@ -56,6 +56,11 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
         }
         Command::Verbs(args) => {
             publish::check_json(args.json.as_deref())?;
+            if let Some(sizes) = &args.values {
+                let report = verbs::values(args, sizes, interrupt)?;
+                let table = report.table().map_err(|_| Error::Panicked)?;
+                return publish::result(&report, &table, args.json.as_deref());
+            }
             let report = verbs::run(args, interrupt)?;
             let table = report.table().map_err(|_| Error::Panicked)?;
             publish::result(&report, &table, args.json.as_deref())

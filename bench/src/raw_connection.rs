@@ -19,6 +19,10 @@ use crate::{Error, Result};
 
 /// How long the server may take to answer a message, or to accept one.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server may put its region into huge pages before a measurement begins all the same.
+const HUGE_PAGES_TIMEOUT: Duration = Duration::from_secs(20);
+/// The server puts more memory into huge pages within this time, or it is done.
+const HUGE_PAGES_PAUSE: Duration = Duration::from_millis(750);
 /// The pause before a message is sent again to a server that had no room for it.
 const SEND_PAUSE: Duration = Duration::from_millis(5);
 
@@ -83,6 +87,19 @@ impl RawConnection {
             _ => 0,
         };
         Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
+    }
+
+    /// Waits until the server has put the region into huge pages, as far as the system has any.
+    /// Meanwhile it takes processors and memory bandwidth.
+    pub fn wait_for_huge_pages(&mut self) -> Result<()> {
+        let until = Instant::now() + HUGE_PAGES_TIMEOUT;
+        let (mut before, mut bytes) = (None, self.statistics()?.huge_page_bytes);
+        while before != Some(bytes) && Instant::now() < until {
+            std::thread::sleep(HUGE_PAGES_PAUSE);
+            before = Some(bytes);
+            bytes = self.statistics()?.huge_page_bytes;
+        }
+        Ok(())
     }
 
     /// Detects this machine, and the pages of the region.

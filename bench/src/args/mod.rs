@@ -86,8 +86,13 @@ pub struct Verbs {
     /// How much memory the verbs access
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub span: ByteSize,
-    /// Write the result to this file as JSON, which `kv-bench report` reads; - writes it to stdout
-    /// instead of the table
+    /// Measure GETs and PUTs of values of these lengths beside READs and WRITEs of the same bytes,
+    /// one operation after the other
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', num_args = 0..=1)]
+    #[arg(default_missing_value = "4KiB,64KiB,1MiB,4MiB", conflicts_with_all = ["bytes", "depth"])]
+    pub values: Option<Vec<ByteSize>>,
+    /// Write the result to this file as JSON, which `kv-bench report` reads unless it is of
+    /// --values; - writes it to stdout instead of the table
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub json: Option<PathBuf>,
 }
@@ -233,6 +238,12 @@ pub(crate) mod tests {
         let ycsb = ycsb(line);
         assert_eq!((ycsb.threads, ycsb.depth, ycsb.shape()), (2, 16, Shape::Uniform));
         assert!(parse("verbs --seconds 1 --bytes 64 --depth 8 --json x").is_ok());
+        for (line, sizes) in [("verbs --values", 4), ("verbs --seconds 1 --values 4KiB,1MiB", 2)] {
+            let Ok(Command::Verbs(verbs)) = parse(line).map(|args| args.command) else {
+                panic!("{line}")
+            };
+            assert_eq!(verbs.values.map(|values| values.len()), Some(sizes), "{line}");
+        }
     }
 
     #[test]
@@ -267,6 +278,7 @@ pub(crate) mod tests {
             ("ycsb --workload a --servers 2 --emulate-bandwidth 1KiB", "--emulate-rate"),
             ("ycsb --workload a --servers 2 --emulate-rate 0", "1..="),
             ("verbs --bytes 12", "multiple of 8"),
+            ("verbs --values --depth 4", "cannot be used with"),
             ("policies --sizes 1,0", "above 0 and up to 100"),
             ("policies --keys 0", "1..="),
         ] {

@@ -82,7 +82,7 @@ const REGION: RegionIndex = RegionIndex::FIRST;
 const BETWEEN_POLLS_NS: Nanos = 100_000_000;
 /// The distance from one target to the next: too long for a prefetcher, and coprime to most numbers
 /// of targets.
-const STRIDE: usize = 7919;
+pub(super) const STRIDE: usize = 7919;
 
 /// Keeps all lanes busy with one verb, or chain, on one target after another. A latency runs from
 /// the clock's reading before the doorbell to the reading after the completion. Completions of one

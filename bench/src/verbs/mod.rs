@@ -6,6 +6,7 @@
 mod limit;
 mod measure;
 mod sockets;
+mod values;
 
 use std::fmt::{self, Write as _};
 use std::thread;
@@ -29,6 +30,7 @@ use crate::{Error, Result};
 pub use limit::RawLimit;
 pub use measure::{Plan, Rate, RawVerb, Timed, measure};
 pub use sockets::{SocketLoad, SocketRates, are_comparable};
+pub use values::{ValueRates, ValuesReport, run as values};
 
 /// The time between two answers to the server.
 const ANSWER_PAUSE: Duration = Duration::from_millis(10);
