@@ -6,10 +6,12 @@
 
 use std::collections::BTreeSet;
 
+use farside_fabric::shm::Region;
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{SlotState, SlotWord};
 
+use crate::content::extents_of;
 use crate::depot::{Depot, NotedSuspects, RegionAccess};
 use crate::index::Index;
 use crate::walk::{Budget, Cursor};
@@ -285,7 +287,7 @@ impl Collector {
     fn walk(&mut self, depot: &mut Depot, index: &Index) -> Result<bool, ChainError> {
         let mut walk = self.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
         while let Some((_, slot)) = walk.next()? {
-            clear_linked(depot, slot.word());
+            clear_linked(depot, slot.word(), &index.region)?;
         }
         Ok(walk.is_over())
     }
@@ -338,7 +340,14 @@ impl Collector {
 
 /// Clears the suspicion on the block that a slot with this word has. A split calls it for the
 /// subtables that it has just filled, because the walk may have passed them before.
-pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
+///
+/// The extents of a head are linked with it. If the head was rewritten since the slot was read, its
+/// extents have other owners or other generations by now.
+pub(crate) fn clear_linked(
+    depot: &mut Depot,
+    word: SlotWord,
+    region: &Region,
+) -> Result<(), ChainError> {
     use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
     let block = match word.state() {
         // The block is linked, in the middle of a split, or about to be linked.
@@ -347,7 +356,11 @@ pub(crate) fn clear_linked(depot: &mut Depot, word: SlotWord) {
     };
     if let Some(block) = block {
         depot.clear_suspicion(block.address);
+        for extent in extents_of(region, block)? {
+            depot.clear_suspicion(extent.address);
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use farside_fabric::ChainError;
 use farside_fabric::shm::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, Format, Geometry, SizeClass,
-    Slot, class_for,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, ExtentShape, ExtentTable,
+    Format, FreeBlock, Geometry, HeaderWord, SizeClass, Slot,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -51,6 +51,25 @@ pub(crate) fn read_block(
     Ok(Some(words))
 }
 
+/// Returns the extents of a head, as they are once they are unlinked. None if the block is no head,
+/// if it was rewritten meanwhile, or if it is damaged.
+pub(crate) fn extents_of(region: &Region, head: BlockRef) -> Result<Vec<FreeBlock>, ChainError> {
+    if !head.class.is_head() {
+        return Ok(Vec::new());
+    }
+    let mut budget = Budget::UNLIMITED;
+    let is_wanted = |header: &BlockHeader| head.has_generation(header.generation());
+    let Some(words) = read_block(region, head, &mut budget, is_wanted)? else {
+        return Ok(Vec::new());
+    };
+    let block = Block::decode(words.as_bytes(), head.address);
+    let table = block.and_then(|block| ExtentTable::of(&block, ExtentShape::OF_REGIONS));
+    Ok(table.map_or_else(
+        |_| Vec::new(),
+        |table| table.extents.iter().map(|extent| extent.unlinked()).collect(),
+    ))
+}
+
 /// Reads the blocks of slots.
 pub(crate) struct BlockReader {
     pub(crate) region: Arc<Region>,
@@ -84,7 +103,7 @@ impl BlockReader {
         let hash = self.hasher.hash(content.key());
         let generation = content.header_word().generation;
         let fits_slot = block.has_generation(generation)
-            && class_for(content.key().len(), content.value().len()) == Some(block.class)
+            && block.class.fits(content.key().len(), content.value().len())
             && slot.is_of(hash);
         Ok(fits_slot.then(|| BlockFields { generation, expires_at_ms: content.expires_at_ms() }))
     }
@@ -120,6 +139,11 @@ impl BlockReader {
         Ok(is_same.then(|| found(&words)))
     }
 
+    /// Returns the generation in the header of the block at this address.
+    pub(crate) fn generation_at(&self, address: BlockAddress) -> Result<u32, ChainError> {
+        Ok(HeaderWord::from_bits(self.region.load(address.offset())?).generation)
+    }
+
     /// Whether the header of the block at this address says that its value is pinned.
     pub(crate) fn is_pinned(&self, address: BlockAddress) -> Result<bool, ChainError> {
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
@@ -131,8 +155,11 @@ impl BlockReader {
 /// Returns the header at the start of these words, if it is that of a block of this class.
 fn header_of_class(words: &[u64], class: SizeClass) -> Option<BlockHeader> {
     let (header, _) = BlockHeader::read_from_prefix(words.as_bytes()).ok()?;
-    let bytes_class = class_for(header.key_bytes(), header.value_bytes() as usize);
-    (bytes_class == Some(class)).then_some(header)
+    let fits = match class {
+        SizeClass::EXTENT => header.fits_extent(),
+        _ => class.fits(header.key_bytes(), header.value_bytes() as usize),
+    };
+    fits.then_some(header)
 }
 
 #[cfg(test)]
@@ -145,7 +172,7 @@ mod tests {
     use farside_config::size::ByteSize;
     use farside_fabric::shm::{HugePages, RegionMemory};
     use farside_layout::{
-        BLOCK_BYTES_MAX, BlockStamp, HINT_OFFSET, SLOTS_PER_SUBTABLE, SlotWord, seal,
+        BLOCK_BYTES_MAX, BlockStamp, HINT_OFFSET, SLOTS_PER_SUBTABLE, SlotWord, class_for, seal,
     };
 
     use super::*;

@@ -20,7 +20,7 @@ mod pulls;
 #[cfg(test)]
 mod tests;
 
-use farside_control::{BLOCKS_PER_MESSAGE_MAX, FreeBlock};
+use farside_control::BLOCKS_PER_MESSAGE_MAX;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, SizeClass};
 use farside_protocol::Random;
@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::content::{BlockReader, FoundBlock};
 use crate::depot::{BlockError, Depot, VisitedBlock};
-use crate::expiry::Reaper;
+use crate::expiry::{Reaper, RemovedBlock};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 pub(crate) use ages::ClassEvictions;
@@ -71,6 +71,19 @@ struct Evictions {
     tried: usize,
     /// How many of them had a key, which was removed.
     evicted: usize,
+}
+
+/// Gives blocks to the depot that were just unlinked.
+fn give_unlinked(
+    depot: &mut Depot,
+    blocks: Vec<RemovedBlock>,
+    now: Nanos,
+) -> Result<(), BlockError> {
+    for blocks in blocks.chunk_by(|one, next| one.class == next.class) {
+        let class = blocks[0].class;
+        depot.give(class, blocks.iter().map(|removed| removed.block).collect(), false, now)?;
+    }
+    Ok(())
 }
 
 /// Chooses the keys to remove, and removes them.
@@ -241,9 +254,8 @@ impl Evictor {
         until: Nanos,
     ) -> Result<usize, ChainError> {
         let evictions = self.find(class, wanted, tools, until)?.into_evictions();
-        let give = |depot: &mut Depot, blocks, now| depot.give(class, blocks, false, now);
         let first = evictions.iter().copied().take(wanted);
-        let done = self.evict_each(first, class, tools, until, give)?;
+        let done = self.evict_each(first, class, tools, until, give_unlinked)?;
         let hand = &mut self.hands[usize::from(class.index())];
         hand.found.extend_from_slice(&evictions[done.tried..]);
         if done.evicted > 0 {
@@ -318,11 +330,10 @@ impl Evictor {
         class: SizeClass,
         tools: &mut Tools<'_>,
         until: Nanos,
-        give: impl FnOnce(&mut Depot, Vec<FreeBlock>, Nanos) -> Result<(), BlockError>,
+        give: impl FnOnce(&mut Depot, Vec<RemovedBlock>, Nanos) -> Result<(), BlockError>,
     ) -> Result<Evictions, ChainError> {
-        let mut blocks = Vec::new();
-        let result = self.unlink_each(addresses, class, tools, until, &mut blocks);
-        let evicted = blocks.len();
+        let (mut blocks, mut evicted) = (Vec::new(), 0);
+        let result = self.unlink_each(addresses, class, tools, until, (&mut blocks, &mut evicted));
         self.evicted += evicted as u64;
         let lasting = tools.depot.blocks_lasting(class);
         self.pulls.note_evicted(class, evicted, lasting);
@@ -337,7 +348,9 @@ impl Evictor {
 
     /// Removes the keys whose blocks are at these addresses, one after the other until `until`,
     /// except for those with pinned values. Adds the blocks to `unlinked`; they have not rested.
-    /// Returns how many addresses were tried.
+    /// Counts the keys in `evicted`. Returns how many addresses were tried.
+    ///
+    /// With an extent its head goes, and with a head all of its extents.
     ///
     /// The block is read first, then the slot that its key leads to. Both readings and the CAS lie
     /// within the age of a proof (invariant I4), so the generation that was read is the word's. The
@@ -348,7 +361,7 @@ impl Evictor {
         class: SizeClass,
         Tools { index, own, reaper, .. }: &mut Tools<'_>,
         until: Nanos,
-        unlinked: &mut Vec<FreeBlock>,
+        (unlinked, evicted): (&mut Vec<RemovedBlock>, &mut usize),
     ) -> Result<usize, ChainError> {
         let deadline = own.now().saturating_add(self.proof_age_max_ns);
         let (mut keys, mut count) = (Vec::new(), 0);
@@ -364,17 +377,29 @@ impl Evictor {
         }
         for (number, address, FoundBlock { hash, generation, written_at_ms }) in keys {
             let block = BlockRef { address, class, generation_low: generation as u8 };
-            match index.find_linked(hash, block)? {
+            let linked = match class {
+                SizeClass::EXTENT => index.find_head(hash, address)?,
+                _ => index.find_linked(hash, block)?,
+            };
+            match linked {
                 // Looked at only now: a client may have been writing the block when it was read. A
                 // block to which a slot leads is complete.
                 Some(_) if self.reader.is_pinned(address)? => self.note_pin(address, class),
-                Some((slot, word)) if own.unlink_to_tombstone(slot, word, block, deadline)? => {
+                Some((slot, word)) => {
+                    let Ok(block) = word.block() else { continue };
+                    let generation = match class {
+                        SizeClass::EXTENT => self.reader.generation_at(block.address)?,
+                        _ => generation,
+                    };
+                    if !own.unlink_to_tombstone(slot, word, block, deadline)? {
+                        continue;
+                    }
+                    *evicted += 1;
                     self.ages.note(class, own.wall_ms().saturating_sub(written_at_ms));
-                    let now = own.now();
-                    let removed = reaper.schedule_tomb_clearing(slot, word, block, generation, now);
-                    unlinked.push(removed.block);
+                    let (slot, block) = ((slot, word), (block, generation));
+                    reaper.schedule_tomb_clearing(slot, block, own.now(), unlinked)?;
                 }
-                _ => {}
+                None => {}
             }
             if own.now() >= until {
                 return Ok(number + 1);

@@ -10,7 +10,7 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::BlockReader;
+use crate::content::{BlockReader, extents_of};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
@@ -171,7 +171,8 @@ impl Reaper {
             {
                 self.expired += 1;
                 let generation = found.generation;
-                removed.push(self.schedule_tomb_clearing(slot, word, block, generation, own.now()));
+                let now = own.now();
+                self.schedule_tomb_clearing((slot, word), (block, generation), now, &mut removed)?;
             }
         }
         let is_over = step.is_over();
@@ -200,16 +201,16 @@ impl Reaper {
         Ok(())
     }
 
-    /// Schedules the clearing of a tombstone that was just made, GRACE later or a little more.
-    /// Returns its block for the depot.
+    /// Schedules the clearing of a tombstone that was just made, GRACE later or a little more. Adds
+    /// its block for the depot, and the extents if it is a head.
     pub(crate) fn schedule_tomb_clearing(
         &mut self,
-        slot: u64,
-        word: SlotWord,
-        BlockRef { address, class, .. }: BlockRef,
-        generation: u32,
+        (slot, word): (u64, SlotWord),
+        (unlinked, generation): (BlockRef, u32),
         now: Nanos,
-    ) -> RemovedBlock {
+        removed: &mut Vec<RemovedBlock>,
+    ) -> Result<(), ChainError> {
+        let BlockRef { address, class, .. } = unlinked;
         let ready_at = now.saturating_add(self.grace);
         let ready_at = ready_at
             .checked_next_multiple_of((self.grace / CLEARINGS_PER_GRACE).max(1))
@@ -217,7 +218,12 @@ impl Reaper {
         self.tombs.push_back(Tomb { ready_at, slot, word: word.with_state(SlotState::Tomb) });
         // The next content of the block gets another generation (invariant I2).
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
-        RemovedBlock { class, block }
+        removed.push(RemovedBlock { class, block });
+        // The head rests, so its table is there.
+        let extents = extents_of(&self.reader.region, unlinked)?.into_iter();
+        let class = SizeClass::EXTENT;
+        removed.extend(extents.map(|block| RemovedBlock { class, block }));
+        Ok(())
     }
 
     /// Plans the next walk: after a rest if clients store values with a time to live, or if the

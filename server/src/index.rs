@@ -9,12 +9,13 @@ use farside_fabric::shm::Region;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    BlockRef, CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row, SLOTS_PER_ROW,
-    SUBTABLE_BYTES, Slot, SlotState, SlotWord, WINDOW_BYTES, Window, slot_offset,
+    BlockAddress, BlockRef, CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row,
+    SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, WINDOW_BYTES, Window, slot_offset,
 };
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::content::extents_of;
 use crate::error::Damage;
 use crate::rate_limited_warning::RateLimitedWarning;
 
@@ -143,6 +144,31 @@ impl Index {
         hash: KeyHash,
         block: BlockRef,
     ) -> Result<Option<(u64, SlotWord)>, ChainError> {
+        self.find_live(hash, |found| found == block)
+    }
+
+    /// Returns the slot of the key with this hash, and its word, if it leads to a head with the
+    /// extent at this address.
+    pub(crate) fn find_head(
+        &self,
+        hash: KeyHash,
+        extent: BlockAddress,
+    ) -> Result<Option<(u64, SlotWord)>, ChainError> {
+        let Some((slot, word)) = self.find_live(hash, |found| found.class.is_head())? else {
+            return Ok(None);
+        };
+        let Ok(head) = word.block() else { return Ok(None) };
+        let extents = extents_of(&self.region, head)?;
+        let has_extent = extents.iter().any(|block| block.address == extent);
+        Ok(has_extent.then_some((slot, word)))
+    }
+
+    /// Returns the slot of the key with this hash, and its word, if it leads to such a block.
+    fn find_live(
+        &self,
+        hash: KeyHash,
+        is_wanted: impl Fn(BlockRef) -> bool,
+    ) -> Result<Option<(u64, SlotWord)>, ChainError> {
         let subtable = self.entry(hash.directory_index(self.depth))?.offset();
         if !self.is_place(subtable) {
             return Ok(None);
@@ -155,7 +181,7 @@ impl Index {
         let is_linked = |slot: &Slot| {
             let word = slot.word();
             word.state() == SlotState::Live
-                && word.block().is_ok_and(|found| found == block)
+                && word.block().is_ok_and(&is_wanted)
                 && slot.is_of(hash)
         };
         let mut found = slots.filter(|(_, slot)| is_linked(slot));

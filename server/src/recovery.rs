@@ -14,11 +14,12 @@ use farside_control::address::Address;
 use farside_fabric::shm::{Region, RegionMemory};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{
-    BlockAddress, CHUNK_BYTES, CLIENT_IDS, ChunkEntry, ChunkUse, Format, FreeBlock, Geometry,
-    HeaderWord, INCARNATION_OFFSET, RegionState, STATE_OFFSET, SizeClass, SlotState, SplitOutcome,
-    Superblock, grace_ms_min,
+    BlockAddress, BlockRef, CHUNK_BYTES, CLIENT_IDS, ChunkEntry, ChunkUse, Format, FreeBlock,
+    Geometry, HeaderWord, INCARNATION_OFFSET, RegionState, STATE_OFFSET, SizeClass, SlotState,
+    SplitOutcome, Superblock, grace_ms_min,
 };
 
+use crate::content::extents_of;
 use crate::depot::{Depot, DepotOptions, RegionAccess};
 use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
@@ -332,9 +333,15 @@ impl Recovery<'_> {
                     let damaged = |source| Damage::Slot { slot, source };
                     let block = word.block().map_err(damaged)?;
                     self.geometry.check_block(block).map_err(damaged)?;
-                    depot
-                        .note_linked(block, boot_time_ns())
-                        .map_err(|why| Damage::link(slot, why))?;
+                    let mut note = |block| {
+                        let noted = depot.note_linked(block, boot_time_ns());
+                        noted.map_err(|why| Damage::link(slot, why))
+                    };
+                    note(block)?;
+                    for FreeBlock { address, .. } in extents_of(self.region, block)? {
+                        let class = SizeClass::EXTENT;
+                        note(BlockRef { address, class, generation_low: 0 })?;
+                    }
                     linked += 1;
                 }
                 SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {

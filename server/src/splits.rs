@@ -59,7 +59,9 @@ impl Index {
         for place in split.new {
             // The walk of a collection may have passed these places before the split filled them.
             let image = SubtableImage::read(&self.region, place)?;
-            image.slots().for_each(|(_, slot)| clear_linked(depot, slot.word()));
+            for (_, slot) in image.slots() {
+                clear_linked(depot, slot.word(), &self.region)?;
+            }
         }
         Ok(Some(outcome?))
     }

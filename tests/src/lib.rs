@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Error, Session};
+use farside_layout::{ExtentShape, class_for};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 pub mod cluster;
@@ -149,9 +150,17 @@ pub fn new_address(folder: &Path) -> String {
 /// Returns the number of blocks that clients hold: neither the server has them, nor a slot links
 /// them. No client may be at work.
 pub fn blocks_with_clients(client: &Client) -> i64 {
-    let linked = client.session().unwrap().scan().unwrap().count() as i64;
+    let mut session = client.session().unwrap();
+    let linked: i64 = session.scan().unwrap().map(|entry| blocks_of(&entry.unwrap())).sum();
     let classes = client.admin().statistics().unwrap().classes;
     classes.iter().map(|class| (class.blocks - class.blocks_free) as i64).sum::<i64>() - linked
+}
+
+/// The number of blocks of an entry.
+fn blocks_of(entry: &farside::Entry) -> i64 {
+    let (key_bytes, value_bytes) = (entry.key.len(), entry.value.len());
+    let extents = ExtentShape::OF_REGIONS.count(key_bytes, value_bytes as u64) as i64;
+    1 + if class_for(key_bytes, value_bytes).is_none() { extents } else { 0 }
 }
 
 /// Sends a child a signal.

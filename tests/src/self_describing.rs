@@ -8,8 +8,9 @@ pub fn value(key: u64, writer: u64, count: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed(key, writer, count);
     while value.len() < bytes {
         state = step(state);
-        value.push((state >> 56) as u8);
+        value.extend_from_slice(&(state ^ state >> 32).to_le_bytes());
     }
+    value.truncate(bytes.max(HEADER_BYTES));
     value
 }
 

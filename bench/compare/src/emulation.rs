@@ -120,8 +120,8 @@ impl Network {
     /// How long the device takes for a chain, in picoseconds.
     fn service_ps(&self, chain: &[Verb]) -> u64 {
         let cost = |verb: &Verb| match *verb {
-            Verb::Read { bytes, .. } => (READ_PS, bytes),
-            Verb::Write { bytes, .. } => (WRITE_PS, bytes),
+            Verb::Read { bytes, .. } | Verb::ReadPart { bytes, .. } => (READ_PS, bytes),
+            Verb::Write { bytes, .. } | Verb::WritePart { bytes, .. } => (WRITE_PS, bytes),
             Verb::WriteU32 { .. } => (WRITE_PS, 4),
             Verb::WriteWord { .. } => (WRITE_PS, 8),
             Verb::CompareSwap { .. } => (ATOMIC_PS, 8),

@@ -45,8 +45,11 @@ pub const CLIENTS_MAX_LIMIT: u32 = CLIENT_IDS - 1;
 pub const MEMORY_DEFAULT: ByteSize = ByteSize(1 << 30);
 /// The default of `key_bytes_max`, in bytes.
 pub const KEY_BYTES_MAX_DEFAULT: u32 = 1024;
-/// The default of `value_bytes_max`, in bytes.
-pub const VALUE_BYTES_MAX_DEFAULT: u32 = 1 << 20;
+/// The default of `value_bytes_max` in a large region, in bytes. In a smaller one it is a sixteenth
+/// of the memory, but at least [`VALUE_BYTES_MAX_LEAST`].
+pub const VALUE_BYTES_MAX_DEFAULT: u32 = 64 << 20;
+/// The default of `value_bytes_max` in the smallest regions, in bytes.
+pub const VALUE_BYTES_MAX_LEAST: u32 = 1 << 20;
 /// The client's config file for all users of a machine.
 const SYSTEM_CLIENT_FILE: &str = "/etc/farside/client.toml";
 /// The client's config file of one user, relative to their home.
@@ -342,7 +345,10 @@ impl ServerConfig {
             hash_key,
             grace_ms: self.grace_ms,
             key_bytes_max: self.key_bytes_max.unwrap_or(KEY_BYTES_MAX_DEFAULT),
-            value_bytes_max: self.value_bytes_max.unwrap_or(VALUE_BYTES_MAX_DEFAULT),
+            value_bytes_max: self.value_bytes_max.unwrap_or_else(|| {
+                let share = (region_bytes / 16).min(VALUE_BYTES_MAX_DEFAULT.into());
+                (share as u32).max(VALUE_BYTES_MAX_LEAST)
+            }),
         }
     }
 }

@@ -141,8 +141,8 @@ fn the_error_for_a_bad_value_names_the_key_and_what_to_write() {
         (ServerConfig { grace_ms: 0, ..server() }, "grace_ms = 0: write a number from 1 to"),
         (ServerConfig { key_bytes_max: Some(65_536), ..server() }, "key_bytes_max = 65536: write"),
         (
-            ServerConfig { value_bytes_max: Some(5 << 20), ..server() },
-            "value_bytes_max = 5242880: ",
+            ServerConfig { value_bytes_max: Some((256 << 20) + 1), ..server() },
+            "value_bytes_max = 268435457: write a number from 0 to 268435456",
         ),
         (ServerConfig { clients_max: 0, ..server() }, "clients_max = 0: write a number from 1"),
         (ServerConfig { clients_max: 1024, ..server() }, "clients_max = 1024: write a number"),

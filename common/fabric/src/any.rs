@@ -154,6 +154,10 @@ impl Fabric for AnyFabric {
         on!(self, as_dyn_mut, fabric => fabric.run_read(lane, region, remote, into, bytes))
     }
 
+    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        self.as_dyn().part_sum(lane, verb, part)
+    }
+
     fn run_long_read(
         &mut self,
         lane: LaneId,

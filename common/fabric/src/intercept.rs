@@ -131,6 +131,10 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.fabric.reserve(lane, buffer, bytes)
     }
 
+    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        self.fabric.part_sum(lane, verb, part)
+    }
+
     fn disconnect(&mut self, region: RegionIndex) {
         self.fabric.disconnect(region);
     }

@@ -92,6 +92,11 @@ pub enum Verb {
     Read { remote: u64, into: Buffer, bytes: u32 },
     /// Copies `bytes`, a multiple of 8, from the start of the buffer `from` to `remote`.
     Write { remote: u64, from: Buffer, bytes: u32 },
+    /// As `Read`, to the offset `at` of the buffer, a multiple of 8. The buffer has to be long
+    /// enough.
+    ReadPart { remote: u64, into: Buffer, at: u32, bytes: u32 },
+    /// As `Write`, from the offset `at` of the buffer, which has to be long enough.
+    WritePart { remote: u64, from: Buffer, at: u32, bytes: u32 },
     /// Writes the four bytes of `value` at `remote`, a multiple of 4.
     WriteU32 { remote: u64, value: u32 },
     /// Writes the eight bytes of `value` at `remote`.
@@ -105,7 +110,7 @@ impl Verb {
     /// Whether the verb changes the region, and so must not be executed late (invariants I4, I13).
     #[inline]
     pub(crate) fn changes_region(self) -> bool {
-        !matches!(self, Self::Read { .. })
+        !matches!(self, Self::Read { .. } | Self::ReadPart { .. })
     }
 
     /// Whether the verb returns the word that it found.
@@ -306,6 +311,15 @@ pub trait Fabric {
         bytes: u32,
     ) -> Result<(), ChainError> {
         self.run(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX).map(drop)
+    }
+
+    /// Returns the CRC-32 of these bytes of the buffer: those that the verb at index `_verb` of the
+    /// lane's last chain copied, which was a `ReadPart` or a `WritePart`. A fabric whose own CPU
+    /// copies them sums them at the same time.
+    fn part_sum(&self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        let (buffer, at, bytes) = part;
+        let content = self.buffer(lane, buffer);
+        crc32fast::hash(&content[at as usize..][..bytes as usize])
     }
 
     /// As [`Fabric::run_read`], for a long READ whose bytes the sink takes, part by part. The head

@@ -23,7 +23,7 @@ pub struct U48 {
 
 impl U48 {
     /// Stores the number, or the largest possible one if it does not fit.
-    fn new(number: u64) -> Self {
+    pub(super) fn new(number: u64) -> Self {
         let number = number.min(EXPIRES_AT_MS_MAX);
         Self { low: (number as u32).into(), high: ((number >> 32) as u16).into() }
     }
@@ -309,7 +309,7 @@ impl<'a> Block<'a> {
             && block.has_generation(generation)
             // The word, which has the class, has no checksum. With a wrong class the block would
             // later be reused as a larger one than it is.
-            && class_for(key.len(), value_bytes) == Some(block.class)
+            && block.class.fits(key.len(), value_bytes)
             && has_bytes(&payload[..key.len()], key)
             && checksum(covered, checksum_seed(block.address, generation)) == header.checksum.get();
         is_of_key.then_some(Self { header, payload })

@@ -1,26 +1,75 @@
 //! Size classes: the block sizes that a chunk can be carved into.
 //!
-//! They are the multiples of 64 bytes up to 512, then four classes per doubling up to 4 MiB. So at
-//! most a fifth of a large block is padding.
+//! Those of values are the multiples of 64 bytes up to 512, then four classes per doubling up to 4
+//! MiB. So at most a fifth of a block above 512 bytes is padding. A value that needs more is a list
+//! of extents, whose blocks and heads have classes of their own: see [`ExtentTable`].
+//!
+//! [`ExtentTable`]: crate::ExtentTable
 
-use super::{BlockHeader, CHUNK_BYTES, LayoutError, class_for};
+use super::{BlockHeader, CHUNK_BYTES, LayoutError, block_bytes, class_for};
 
 /// The unit of block addresses and the smallest block, in bytes.
 pub const BLOCK_UNIT: u64 = 64;
-/// The largest block, in bytes.
+/// The largest block of a value that has no extents, in bytes.
 pub const BLOCK_BYTES_MAX: u64 = 4 << 20;
 
 const LINEAR_CLASSES: u8 = 8;
 const LINEAR_BYTES_MAX: u64 = BLOCK_UNIT * LINEAR_CLASSES as u64;
 const CLASSES_PER_DOUBLING: u8 = 4;
+/// The number of classes for blocks of values without extents. Heads and extents have the next
+/// ones.
+const VALUE_CLASSES: u8 = 60;
+/// The sizes of heads and, last, of extents, in bytes.
+const LARGE_BYTES: [u64; SizeClass::COUNT - VALUE_CLASSES as usize] =
+    [4 << 10, 16 << 10, 128 << 10, 1 << 20];
+
+/// The sizes of blocks, by class.
+const BLOCK_BYTES: [u32; SizeClass::COUNT] = {
+    let mut all = [0; SizeClass::COUNT];
+    let mut index = 0;
+    while index < SizeClass::COUNT as u8 {
+        all[index as usize] = if index < LINEAR_CLASSES {
+            BLOCK_UNIT as u32 * (index as u32 + 1)
+        } else if index >= VALUE_CLASSES {
+            LARGE_BYTES[(index - VALUE_CLASSES) as usize] as u32
+        } else {
+            let above = index - LINEAR_CLASSES;
+            let base = (LINEAR_BYTES_MAX as u32) << (above / CLASSES_PER_DOUBLING);
+            base + base / 4 * (above % CLASSES_PER_DOUBLING + 1) as u32
+        };
+        index += 1;
+    }
+    all
+};
+
+/// The base 2 logarithm of the unit of padding, by class: a quarter of the difference between a
+/// block of this class and one of the next smaller class. Heads and extents have no padding.
+const PADDING_UNIT_LOG2: [u8; SizeClass::COUNT] = {
+    let mut all = [u64::BITS as u8 - 1; SizeClass::COUNT];
+    let mut index = 0;
+    while index < VALUE_CLASSES {
+        let doublings = index.saturating_sub(LINEAR_CLASSES) / CLASSES_PER_DOUBLING;
+        let is_linear = index < LINEAR_CLASSES;
+        let first = if is_linear { BLOCK_UNIT / 4 } else { LINEAR_BYTES_MAX / 16 };
+        all[index as usize] = first.ilog2() as u8 + doublings;
+        index += 1;
+    }
+    all
+};
 
 /// A size class: a valid index into the list of block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SizeClass(u8);
 
 impl SizeClass {
-    /// The number of classes.
-    pub const COUNT: usize = 60;
+    /// The number of classes: as many as the bits of a word distinguish.
+    pub const COUNT: usize = 64;
+    /// The largest class of values without extents.
+    pub const LARGEST_OF_VALUES: Self = Self(VALUE_CLASSES - 1);
+    /// The class of the shortest heads. The others follow it, and then that of extents.
+    pub const FIRST_HEAD: Self = Self(VALUE_CLASSES);
+    /// The class of extents.
+    pub const EXTENT: Self = Self(Self::COUNT as u8 - 1);
     /// The largest [`SizeClass::padding`]: a block with more fits a smaller class.
     pub const PADDING_MAX: u8 = 3;
 
@@ -50,9 +99,51 @@ impl SizeClass {
         Some(Self(LINEAR_CLASSES + doublings * CLASSES_PER_DOUBLING + step - 1))
     }
 
-    /// All classes, smallest first.
+    /// The class of the head of a value with extents, for a head of this many bytes; `None` if none
+    /// is so long.
+    pub const fn for_head(bytes: u64) -> Option<Self> {
+        let mut class = Self(VALUE_CLASSES);
+        while class.is_head() {
+            if bytes <= class.block_bytes() {
+                return Some(class);
+            }
+            class = Self(class.0 + 1);
+        }
+        None
+    }
+
+    /// All classes: those of values without extents, smallest first, those of heads, and that of
+    /// extents.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..Self::COUNT as u8).map(Self)
+    }
+
+    /// The classes of values without extents, smallest first.
+    pub fn of_values() -> impl Iterator<Item = Self> {
+        (0..VALUE_CLASSES).map(Self)
+    }
+
+    /// The classes of heads, smallest first.
+    pub fn of_heads() -> impl Iterator<Item = Self> {
+        (VALUE_CLASSES..Self::EXTENT.0).map(Self)
+    }
+
+    /// Whether a block of this class is the head of a value with extents.
+    #[inline]
+    pub const fn is_head(self) -> bool {
+        VALUE_CLASSES <= self.0 && self.0 < Self::EXTENT.0
+    }
+
+    /// Whether a block of this class can hold a key and this many bytes of a value, or of a table
+    /// of extents, in a slot.
+    #[inline]
+    pub const fn fits(self, key_bytes: usize, value_bytes: usize) -> bool {
+        let class = match class_for(key_bytes, value_bytes) {
+            Some(class) if class.0 == self.0 => return true,
+            _ if !self.is_head() => return false,
+            _ => Self::for_head(block_bytes(key_bytes, value_bytes)),
+        };
+        matches!(class, Some(class) if class.0 == self.0)
     }
 
     /// The index of this class, below [`SizeClass::COUNT`].
@@ -61,35 +152,25 @@ impl SizeClass {
     }
 
     /// The size of this class's blocks, in bytes.
+    #[inline]
     pub const fn block_bytes(self) -> u64 {
-        if self.0 < LINEAR_CLASSES {
-            return BLOCK_UNIT * (self.0 as u64 + 1);
-        }
-        let above = self.0 - LINEAR_CLASSES;
-        let base = LINEAR_BYTES_MAX << (above / CLASSES_PER_DOUBLING);
-        base + base / 4 * (above % CLASSES_PER_DOUBLING + 1) as u64
-    }
-
-    /// The unit of padding, in bytes: a quarter of the difference between a block of this class and
-    /// one of the next smaller class.
-    const fn padding_unit(self) -> u64 {
-        match self.0.checked_sub(LINEAR_CLASSES) {
-            None => BLOCK_UNIT / 4,
-            Some(above) => (LINEAR_BYTES_MAX << (above / CLASSES_PER_DOUBLING)) / 16,
-        }
+        BLOCK_BYTES[self.0 as usize % Self::COUNT] as u64
     }
 
     /// How many padding units a block of this class has at its end if it holds `bytes`: 0 to
-    /// [`SizeClass::PADDING_MAX`]. [`SizeClass::unpadded_bytes`] takes this number.
+    /// [`SizeClass::PADDING_MAX`], and 0 for a head, which is READ whole.
+    /// [`SizeClass::unpadded_bytes`] takes this number.
     pub const fn padding(self, bytes: u64) -> u8 {
-        let units = self.block_bytes().saturating_sub(bytes) / self.padding_unit();
+        let unit_log2 = PADDING_UNIT_LOG2[self.0 as usize % Self::COUNT];
+        let units = self.block_bytes().saturating_sub(bytes) >> unit_log2;
         if units > Self::PADDING_MAX as u64 { Self::PADDING_MAX } else { units as u8 }
     }
 
     /// The length of this class's blocks without this many padding units, in bytes: a multiple of
     /// 16.
     pub const fn unpadded_bytes(self, padding: u8) -> u64 {
-        self.block_bytes() - self.padding_unit() * (padding & Self::PADDING_MAX) as u64
+        let unit_log2 = PADDING_UNIT_LOG2[self.0 as usize % Self::COUNT];
+        self.block_bytes() - (((padding & Self::PADDING_MAX) as u64) << unit_log2)
     }
 
     /// The number of consecutive chunks in a span of this class: 1, or 2 for blocks above 2 MiB.
@@ -106,8 +187,7 @@ impl SizeClass {
 impl BlockHeader {
     /// Whether this is the header of a block of this class with a key of this length.
     pub fn fits(&self, class: SizeClass, key_bytes: usize) -> bool {
-        let value_bytes = self.value_bytes() as usize;
-        self.key_bytes() == key_bytes && class_for(key_bytes, value_bytes) == Some(class)
+        self.key_bytes() == key_bytes && class.fits(key_bytes, self.value_bytes() as usize)
     }
 
     /// When the value expires, in milliseconds since 1970, without a check of the block; 0 for
@@ -118,9 +198,9 @@ impl BlockHeader {
 }
 
 const _: () = {
-    assert!(SizeClass(SizeClass::COUNT as u8 - 1).block_bytes() == BLOCK_BYTES_MAX);
+    assert!(SizeClass(VALUE_CLASSES - 1).block_bytes() == BLOCK_BYTES_MAX);
     let mut index = 0;
-    while index < SizeClass::COUNT as u8 {
+    while index < VALUE_CLASSES {
         let class = SizeClass(index);
         assert!(class.block_bytes().is_multiple_of(BLOCK_UNIT));
         match SizeClass::for_bytes(class.block_bytes()) {
@@ -138,7 +218,7 @@ mod tests {
     #[test]
     fn every_size_gets_the_tightest_class() {
         let mut below = 0;
-        for class in SizeClass::all() {
+        for class in SizeClass::of_values() {
             for bytes in [below + 1, class.block_bytes() - 1, class.block_bytes()] {
                 assert_eq!(SizeClass::for_bytes(bytes), Some(class), "{bytes} bytes");
             }
@@ -159,7 +239,7 @@ mod tests {
     #[test]
     fn a_block_without_its_padding_still_holds_its_bytes() {
         let mut below = 0;
-        for class in SizeClass::all() {
+        for class in SizeClass::of_values() {
             let block = class.block_bytes();
             let unit = (block - below) / 4;
             for bytes in (1..=4).flat_map(|n| [below + (n - 1) * unit + 1, below + n * unit]) {
@@ -174,7 +254,7 @@ mod tests {
 
     #[test]
     fn an_index_without_a_class_is_refused() {
-        assert!(SizeClass::from_index(59).is_ok());
-        assert!(matches!(SizeClass::from_index(60), Err(LayoutError::SizeClass { index: 60 })));
+        assert!(SizeClass::from_index(63).is_ok());
+        assert!(matches!(SizeClass::from_index(64), Err(LayoutError::SizeClass { index: 64 })));
     }
 }

@@ -5,7 +5,7 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 
 use super::block::BlockHeader;
-use super::{ClientEntry, Row, RowHeader, SizeClass, Slot, Superblock};
+use super::{ClientEntry, Extent, Row, RowHeader, SizeClass, Slot, Superblock};
 
 /// Writes a table of a struct's fields: offset, length, name.
 macro_rules! table {
@@ -31,6 +31,7 @@ fn tables() -> String {
     table!(out, Slot: word, hint);
     table!(out, BlockHeader: superseded, generation, checksum, key_bytes, writer, value_bytes,
         written_at_ms, expires_at_ms);
+    table!(out, Extent: address, generation, checksum);
     writeln!(out, "Size classes, in bytes:\n\n```").unwrap();
     let classes: Vec<u64> = SizeClass::all().map(SizeClass::block_bytes).collect();
     for line in classes.chunks(12) {

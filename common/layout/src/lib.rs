@@ -16,6 +16,7 @@ pub mod checksum;
 mod class;
 #[cfg(test)]
 mod documentation;
+mod extents;
 pub mod hash;
 mod long_block;
 mod row;
@@ -27,6 +28,7 @@ mod word;
 pub use aging::*;
 pub use block::*;
 pub use class::*;
+pub use extents::*;
 pub use long_block::*;
 pub use row::*;
 pub use split::*;

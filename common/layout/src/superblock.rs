@@ -3,12 +3,12 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{
-    BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BlockRef, CHUNK_BYTES, ChunkEntry, ClientEntry,
-    DirectoryEntry, KEY_BYTES_LIMIT, LayoutError, SUBTABLE_BYTES,
+    BlockRef, CHUNK_BYTES, ChunkEntry, ClientEntry, DirectoryEntry, KEY_BYTES_LIMIT, LayoutError,
+    SUBTABLE_BYTES, VALUE_BYTES_LIMIT,
 };
 
 /// The version of the format. A region of another version is refused.
-pub const FORMAT_VERSION: u32 = 5;
+pub const FORMAT_VERSION: u32 = 6;
 /// The size of the superblock, in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 /// The smallest region, in bytes: one chunk of metadata, one of index and two for values.
@@ -37,8 +37,6 @@ pub struct Format {
     pub value_bytes_max: u32,
 }
 
-/// The maximum of a key's and its value's length together, in bytes: they share a block.
-const PAYLOAD_BYTES_MAX: u64 = BLOCK_BYTES_MAX - BLOCK_HEADER_BYTES;
 /// The largest incarnation of a region. The next server's, one higher, has to fit into the upper 32
 /// bits of its clients' leases.
 const REGION_INCARNATION_MAX: u64 = u32::MAX as u64 - 1;
@@ -58,8 +56,7 @@ impl Format {
         let (min, max) = (u64::from(*GRACE_MS_RANGE.start()), u64::from(*GRACE_MS_RANGE.end()));
         bound("grace_ms", self.grace_ms.into(), min, max)?;
         bound("key_bytes_max", self.key_bytes_max.into(), 1, KEY_BYTES_LIMIT as u64)?;
-        let left_for_values = PAYLOAD_BYTES_MAX - u64::from(self.key_bytes_max);
-        bound("value_bytes_max", self.value_bytes_max.into(), 0, left_for_values)
+        bound("value_bytes_max", self.value_bytes_max.into(), 0, VALUE_BYTES_LIMIT)
     }
 
     /// GRACE in nanoseconds.
@@ -396,8 +393,8 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_no_block_can_hold_are_refused() {
-        let largest = (PAYLOAD_BYTES_MAX - 1024) as u32;
+    fn limits_that_no_value_can_reach_are_refused() {
+        let largest = VALUE_BYTES_LIMIT as u32;
         assert!(Format { value_bytes_max: largest, ..format() }.check().is_ok());
         let too_large = Format { value_bytes_max: largest + 1, ..format() }.check();
         assert!(matches!(too_large, Err(LayoutError::Bound { field: "value_bytes_max", .. })));

@@ -147,7 +147,7 @@ mod tests {
             let aged = ChunkEntry::new(chunk_use).with_age(7).with_age(u32::MAX);
             assert_eq!((aged.chunk_use().unwrap(), aged.age()), (chunk_use, u32::MAX));
         }
-        for bits in [4, 0x100, 2 | 60 << 8, u64::MAX] {
+        for bits in [4, 0x100, 2 | 64 << 8, u64::MAX] {
             assert!(ChunkEntry::from_bits(bits).chunk_use().is_err(), "{bits:#x}");
         }
     }

@@ -216,6 +216,60 @@ impl Allocator {
         self.held_blocks.drop_new(lane);
     }
 
+    /// Notes that an operation needs this many blocks of the class, so that one request asks for
+    /// all.
+    pub fn want(&mut self, class: SizeClass, count: u32) {
+        let mut lists = self.held_blocks.lists();
+        let list = lists.class(class);
+        list.wanted = count;
+        // A session that stores such values keeps enough for the next one.
+        list.surplus = list.surplus.max(count);
+    }
+
+    /// Notes that the block that the lane has just taken is one of its new extents.
+    pub(crate) fn hold_extent(&mut self, lane: LaneId, block: FreeBlock) {
+        let mut lists = self.held_blocks.lists();
+        lists.lane_extents[usize::from(lane.0)].new.push(block);
+        self.held_blocks.drop_new(lane);
+    }
+
+    /// The lane's new extent with this number.
+    pub(crate) fn held_extent(&self, lane: LaneId, number: usize) -> FreeBlock {
+        self.held_blocks.lists().lane_extents[usize::from(lane.0)].new[number]
+    }
+
+    /// Puts the lane's new extents back, as [`Allocator::put_back`].
+    pub(crate) fn put_back_extents(&mut self, lane: LaneId) {
+        let Lists { lane_extents, classes, .. } = &mut *self.held_blocks.lists();
+        let list = &mut classes[usize::from(SizeClass::EXTENT.index())];
+        list.ready.append(&mut lane_extents[usize::from(lane.0)].new);
+    }
+
+    /// Notes the extents that the lane is about to unlink. To be called before the
+    /// compare-and-swap.
+    pub(crate) fn hold_old_extents(
+        &mut self,
+        lane: LaneId,
+        extents: impl Iterator<Item = FreeBlock>,
+    ) {
+        let mut lists = self.held_blocks.lists();
+        let old = &mut lists.lane_extents[usize::from(lane.0)].old;
+        old.clear();
+        old.extend(extents);
+    }
+
+    /// Adds the extents that the lane unlinked at `now` to the resting blocks.
+    pub(crate) fn retire_old_extents(&mut self, lane: LaneId, now: Nanos) {
+        let Self { held_blocks, source, grace_ns, .. } = self;
+        let Lists { lane_extents, classes, .. } = &mut *held_blocks.lists();
+        let list = &mut classes[usize::from(SizeClass::EXTENT.index())];
+        let last_ready_at = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
+        let ready_at = last_ready_at.max(now + *grace_ns);
+        let old = lane_extents[usize::from(lane.0)].old.drain(..);
+        list.resting.extend(old.map(|block| (ready_at, block)));
+        give_surplus(list, &mut **source, SizeClass::EXTENT, (now, *grace_ns));
+    }
+
     /// Adds a block that the lane unlinked at `now` to the resting blocks. Its next content has
     /// `block.generation`.
     #[inline(always)]
@@ -227,15 +281,7 @@ impl Allocator {
         let last_ready_at = list.resting.back().map_or(0, |(ready_at, _)| *ready_at);
         list.resting.push_back((last_ready_at.max(now + self.grace_ns), block));
         self.held_blocks.drop_old(lane);
-        let surplus = list.surplus as usize;
-        let unneeded_ns = SURPLUS_GRACES * self.grace_ns;
-        let is_unneeded = |at: usize| {
-            list.resting.get(at).is_some_and(|(ready_at, _)| *ready_at + unneeded_ns <= now)
-        };
-        if is_unneeded(2 * surplus) {
-            let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
-            self.source.give(class, true, blocks);
-        }
+        give_surplus(list, &mut *self.source, class, (now, self.grace_ns));
     }
 
     /// Tells the server, once, that values with an expiry are about to be stored.
@@ -263,6 +309,25 @@ impl Allocator {
         let Self { held_blocks, source, .. } = self;
         let mut lists = held_blocks.lists();
         give_drained(&mut lists, |class, rested, blocks| source.give(class, rested, blocks));
+    }
+}
+
+/// Gives rested blocks away if there are too many that were not needed for a while.
+#[inline(always)]
+fn give_surplus(
+    list: &mut ClassList,
+    source: &mut dyn BlockSource,
+    class: SizeClass,
+    (now, grace_ns): (Nanos, Nanos),
+) {
+    let surplus = list.surplus as usize;
+    let is_unneeded = |at: usize| {
+        let block = list.resting.get(at);
+        block.is_some_and(|(ready_at, _)| *ready_at + SURPLUS_GRACES * grace_ns <= now)
+    };
+    if is_unneeded(2 * surplus) {
+        let blocks = list.resting.drain(..surplus).map(|(_, block)| block).collect();
+        source.give(class, true, blocks);
     }
 }
 
@@ -302,7 +367,8 @@ fn begin_request(list: &mut ClassList, class: SizeClass, now: Nanos) -> Option<u
     }
     let doubled = list.request_blocks.saturating_mul(2);
     let max = blocks_in(REQUEST_BYTES_MAX, class).max(REQUEST_LARGE_BLOCKS_MAX);
-    let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), max);
+    let wanted = list.wanted.min(BLOCKS_PER_REQUEST_MAX as u32);
+    let count = doubled.clamp(blocks_in(REQUEST_BYTES_MIN, class), max).max(wanted);
     list.request_blocks = count;
     (list.requested, list.recalled) = (true, false);
     Some(count)

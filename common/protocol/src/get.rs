@@ -8,12 +8,10 @@ use farside_layout::{
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
 use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
+use crate::Version;
 use crate::engine::{LANE, has_expired};
-use crate::failure::Failure;
 use crate::location_cache::{Location, PackedLocation};
-use crate::long_values::{LONG_VALUE_BYTES, LongGet, ReadValue, ValueTarget};
 use crate::region_handle::RegionHandle;
-use crate::{OperationError, Version};
 
 /// Limit on the READs of a block that seems damaged, before a GET reports the damage.
 const DAMAGE_ATTEMPTS_MAX: u32 = 3;
@@ -30,6 +28,14 @@ pub struct CachedRead {
 }
 
 impl CachedRead {
+    pub(crate) fn location(&self) -> PackedLocation {
+        self.location
+    }
+
+    pub(crate) fn posted(&self) -> Nanos {
+        self.posted
+    }
+
     /// The block, if the READ of it is all that has to be posted.
     #[inline]
     fn only_block(&self) -> Option<BlockRef> {
@@ -44,7 +50,7 @@ impl CachedRead {
 }
 
 /// Why a READ of the cached location has not answered a GET.
-enum CachedMiss {
+pub(crate) enum CachedMiss {
     /// There was none, because no block is cached that could answer it.
     Unread,
     /// It was in vain.
@@ -85,64 +91,6 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         }
     }
 
-    /// As [`RegionHandle::get`], into this memory. Without a value the memory's content is
-    /// undefined. A long value at a cached location is copied and
-    /// summed in one pass.
-    ///
-    /// # Errors
-    /// [`OperationError::TargetTooShort`].
-    #[inline]
-    pub fn get_into<T: ValueTarget>(
-        self,
-        (hash, key): (KeyHash, &[u8]),
-        target: &mut T,
-    ) -> ProtocolResult<Option<ReadValue>> {
-        self.region.check_key(key)?;
-        match self.run_cached(hash, key, LONG_VALUE_BYTES as u32)? {
-            Ok(found) => self.deliver(found, target),
-            Err(missed) => self.get_missed_into((hash, key), missed, target),
-        }
-    }
-
-    /// Puts the value that a GET found in the lane's buffer into this memory.
-    #[inline(always)]
-    fn deliver<T: ValueTarget>(
-        self,
-        found: Option<Found>,
-        target: &mut T,
-    ) -> ProtocolResult<Option<ReadValue>> {
-        let Some(found) = found else {
-            target.clear();
-            return Ok(None);
-        };
-        let block = self.engine.endpoint.buffer(LANE, Buffer::ReadBlock);
-        let value = found.value_in(&block);
-        if !target.set(value) {
-            return Err(too_short(value, target));
-        }
-        Ok(Some(ReadValue { bytes: value.len(), version: found.version }))
-    }
-
-    #[cold]
-    fn get_missed_into<T: ValueTarget>(
-        self,
-        (hash, key): (KeyHash, &[u8]),
-        missed: CachedMiss,
-        target: &mut T,
-    ) -> ProtocolResult<Option<ReadValue>> {
-        let CachedMiss::Long(read, block) = missed else {
-            return self.deliver(self.get_by_future(hash, key, missed)?, target);
-        };
-        let missed = match self.read_long((hash, key), &read, block, target)? {
-            LongGet::Done(Some(found)) => return Ok(Some(found)),
-            LongGet::Done(None) => return self.deliver(None, target),
-            LongGet::Missed => CachedMiss::InVain(read),
-            // The future READs the cached location into the lane's buffer.
-            LongGet::ByBuffer => CachedMiss::Unread,
-        };
-        self.deliver(self.get_by_future(hash, key, missed)?, target)
-    }
-
     /// Runs a GET to its end if a READ of the cached location answers it. Otherwise returns `None`:
     /// the key's location is not cached, its value was replaced or has expired, or the READ failed.
     /// No other operation may be in flight.
@@ -153,21 +101,22 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     }
 
     /// READs the block at the cached location, and evaluates it. READs nothing if it is as long as
-    /// `long_bytes`.
+    /// `long_bytes`, or a head.
     #[inline(always)]
-    fn run_cached(
+    pub(crate) fn run_cached(
         self,
         hash: KeyHash,
         key: &[u8],
         long_bytes: u32,
     ) -> ProtocolResult<Result<Option<Found>, CachedMiss>> {
         let mut fabric = self.engine.endpoint.fabric_mut();
-        let read = self.cached_read(hash, || fabric.now());
+        let read = self.cached_read_of_any(hash, || fabric.now());
         let Some((read, block)) = read.and_then(|read| Some((read, read.only_block()?))) else {
             return Ok(Err(CachedMiss::Unread));
         };
         let (remote, bytes) = (block.address.offset(), read.bytes(block) as u32);
-        if bytes >= long_bytes {
+        // Heads are that long.
+        if bytes >= long_bytes || long_bytes == u32::MAX && block.class.is_head() {
             return Ok(Err(CachedMiss::Long(read, block)));
         }
         let done = fabric.run_read(LANE, self.region.index, remote, Buffer::ReadBlock, bytes);
@@ -178,7 +127,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     }
 
     #[cold]
-    fn get_by_future(
+    pub(crate) fn get_by_future(
         self,
         hash: KeyHash,
         key: &[u8],
@@ -193,14 +142,26 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.engine.endpoint.drive(operation.get())
     }
 
-    /// The READ of the block at the cached location, to be posted now. `None` if none is cached, or
-    /// if the client does not trust the server any more (invariant I24).
+    /// The READ of the block at the cached location, to be posted now. `None` if none is cached, if
+    /// the block is a head, or if the client does not trust the server any more (invariant I24).
     // Always, because a call takes more instructions than the READ of shared memory itself.
     #[inline(always)]
     pub fn cached_read(self, hash: KeyHash, now: impl FnOnce() -> Nanos) -> Option<CachedRead> {
+        self.cached_read_of_any(hash, now).filter(|read| !read.location.is_head())
+    }
+
+    /// As [`RegionHandle::cached_read`]. The block may be a head.
+    #[inline(always)]
+    fn cached_read_of_any(self, hash: KeyHash, now: impl FnOnce() -> Nanos) -> Option<CachedRead> {
         let location = self.region.cache.get_packed(hash)?;
         let posted = now();
         self.region.trust.holds_at(posted).then_some(CachedRead { location, posted })
+    }
+
+    /// As [`RegionHandle::cached_read`], if the block is a head.
+    pub(crate) fn cached_head(self, hash: KeyHash, posted: Nanos) -> Option<CachedRead> {
+        let read = self.cached_read_of_any(hash, || posted);
+        read.filter(|read| read.location.is_head() && !read.location.has_stale_mark())
     }
 
     /// Posts the READ of [`RegionHandle::cached_read`]. It needs no deadline, because late data
@@ -239,7 +200,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// Returns the value that a READ of [`RegionHandle::post_cached`] found, or `Some(None)` if it
     /// has expired. Returns `None`, and forgets the location, if the block does not prove that it
     /// is the key's. `fabric` is that of the endpoint, and `now` the time.
-    #[inline]
+    // Always, because it is the larger part of a GET, and has several callers.
+    #[inline(always)]
     pub fn complete_cached_read(
         self,
         fabric: &F,
@@ -278,7 +240,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
 
     /// The cached generation with a clear mark proves that the block is linked at the moment of the
     /// READ (invariants I2, I10).
-    #[inline]
+    #[inline(always)]
     fn prove_cached(
         self,
         fabric: &F,
@@ -358,17 +320,37 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     }
 }
 
-/// The error of a target that is too short for this value.
-#[cold]
-fn too_short(value: &[u8], target: &impl ValueTarget) -> Failure {
-    let (needed, bytes) = (value.len(), target.bytes_max());
-    OperationError::TargetTooShort { needed, bytes }.into()
-}
-
 impl<F: Fabric> Operation<'_, F> {
     /// Returns the key's value. One round trip if its location is cached; two if not; one if the
-    /// key is absent. Mostly two, with three READs, if another session replaced the value since.
+    /// key is absent. Mostly two, with three READs, if another session replaced the value since. A
+    /// value with extents takes round trips for these.
     pub async fn get(&self) -> ProtocolResult<Option<Found>> {
+        if let Some(found) = self.get_cached_head().await? {
+            return Ok(found);
+        }
+        match self.find().await? {
+            None => Ok(None),
+            Some(found) => match self.with_extents(found).await? {
+                Some(whole) => Ok(Some(whole)),
+                None => self.get_again().await,
+            },
+        }
+    }
+
+    /// Returns the key's value by its window, with its extents.
+    pub(crate) async fn get_again(&self) -> ProtocolResult<Option<Found>> {
+        let mut tries = RetryState::default();
+        loop {
+            let Some(found) = self.get_uncached().await? else { return Ok(None) };
+            if let Some(whole) = self.with_extents(found).await? {
+                return Ok(Some(whole));
+            }
+            self.try_again(&mut tries).await?;
+        }
+    }
+
+    /// As [`Operation::get`]. Of a value with extents, this returns the head.
+    pub(crate) async fn find(&self) -> ProtocolResult<Option<Found>> {
         let (handle, lane, hash) = (self.handle(), self.lane, self.hash);
         let cached =
             if self.successor.is_none() { handle.cached_read(hash, || self.now()) } else { None };
@@ -407,7 +389,7 @@ impl<F: Fabric> Operation<'_, F> {
                 return Ok(Some(Version::of(address, location.generation())));
             }
         }
-        Ok(self.get().await?.map(|found| found.version))
+        Ok(self.find().await?.map(|found| found.version))
     }
 
     /// Returns `None` for an expired value.
@@ -418,7 +400,7 @@ impl<F: Fabric> Operation<'_, F> {
 
     /// As [`RegionHandle::complete_cached_read`]. Notes where the key is for the rest of the
     /// operation.
-    fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
+    pub(crate) fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let (fabric, now) = (self.engine.endpoint.fabric(), self.now());
         let key = (self.hash, self.key_in(&fabric));
         let completed = self.handle().complete_cached_read(&*fabric, now, self.lane, key, read);

@@ -27,6 +27,8 @@ pub struct ClassList {
     pub requested: bool,
     /// The number of blocks in the latest request; 0 if the next one should be the smallest.
     pub request_blocks: u32,
+    /// How many blocks the operation under way needs.
+    pub wanted: u32,
     /// Whether blocks were given to the server since the request. An answer without blocks may
     /// have been sent before the server got them, so the session asks again.
     pub recalled: bool,
@@ -44,6 +46,17 @@ pub struct Lists {
     pub classes: Box<[ClassList]>,
     /// Blocks of operations with an unknown outcome. No list has them until the session ends.
     indeterminate: Vec<BlockAddress>,
+    /// By lane.
+    pub(crate) lane_extents: Box<[LaneExtents]>,
+}
+
+/// The extents that the operation on a lane holds.
+#[derive(Default)]
+pub(crate) struct LaneExtents {
+    /// Those of the head that the operation is about to link.
+    pub(crate) new: Vec<FreeBlock>,
+    /// Those of the head that the operation is about to unlink, or has just unlinked.
+    pub(crate) old: Vec<FreeBlock>,
 }
 
 impl Lists {
@@ -52,13 +65,15 @@ impl Lists {
         &mut self.classes[usize::from(class.index())]
     }
 
-    /// The addresses of all blocks in the lists, indeterminate ones included.
+    /// The addresses of all blocks in the lists, of indeterminate ones, and of the extents of
+    /// operations under way.
     pub fn addresses(&self) -> impl Iterator<Item = BlockAddress> {
         let listed = self
             .classes
             .iter()
             .flat_map(|list| list.ready.iter().chain(list.resting.iter().map(|(_, block)| block)));
-        listed.map(|block| block.address).chain(self.indeterminate.iter().copied())
+        let extents = self.lane_extents.iter().flat_map(|lane| lane.new.iter().chain(&lane.old));
+        listed.chain(extents).map(|block| block.address).chain(self.indeterminate.iter().copied())
     }
 
     /// Takes all free blocks, by class: those that are ready, and those that still have to rest.
@@ -113,7 +128,11 @@ impl HeldBlocks {
         let list = |class| ClassList { surplus: surplus(class), ..ClassList::default() };
         let classes = SizeClass::all().map(list).collect();
         Self {
-            lists: Mutex::new(Lists { classes, indeterminate: Vec::new() }),
+            lists: Mutex::new(Lists {
+                classes,
+                indeterminate: Vec::new(),
+                lane_extents: (0..lanes).map(|_| LaneExtents::default()).collect(),
+            }),
             lane_blocks: (0..lanes).map(|_| LaneBlocks::default()).collect(),
         }
     }
@@ -173,6 +192,30 @@ impl HeldBlocks {
             lists.indeterminate.push(BlockAddress(address));
         }
         release(held_address);
+    }
+
+    /// Notes that the lane's new extents are linked.
+    pub fn drop_new_extents(&self, lane: LaneId) {
+        self.lists().lane_extents[usize::from(lane.0)].new.clear();
+    }
+
+    /// Notes that the lane did not unlink its old extents.
+    pub fn drop_old_extents(&self, lane: LaneId) {
+        self.lists().lane_extents[usize::from(lane.0)].old.clear();
+    }
+
+    /// Sets the lane's new extents aside: they may or may not be linked.
+    pub fn set_aside_new_extents(&self, lane: LaneId) {
+        let Lists { lane_extents, indeterminate, .. } = &mut *self.lists();
+        let extents = lane_extents[usize::from(lane.0)].new.drain(..);
+        indeterminate.extend(extents.map(|block| block.address));
+    }
+
+    /// Sets the lane's old extents aside: they may or may not be unlinked.
+    pub fn set_aside_old_extents(&self, lane: LaneId) {
+        let Lists { lane_extents, indeterminate, .. } = &mut *self.lists();
+        let extents = lane_extents[usize::from(lane.0)].old.drain(..);
+        indeterminate.extend(extents.map(|block| block.address));
     }
 
     /// The blocks that lanes hold. The caller holds the lock of the lists, so that no block is

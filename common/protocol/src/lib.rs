@@ -14,6 +14,7 @@ pub mod allocator;
 mod delete;
 mod directory;
 mod engine;
+mod extents;
 mod failure;
 mod get;
 pub mod held_blocks;

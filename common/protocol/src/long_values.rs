@@ -14,10 +14,11 @@ use farside_layout::hash::KeyHash;
 use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock};
 
 use crate::engine::LANE;
-use crate::get::CachedRead;
+use crate::failure::Failure;
+use crate::get::{CachedMiss, CachedRead};
 use crate::put::DisplacedPut;
 use crate::region_handle::RegionHandle;
-use crate::{Lifetime, Operation, ProtocolResult, Version};
+use crate::{Found, Lifetime, Operation, OperationError, ProtocolResult, Version};
 
 /// A value of so many bytes, or more, is long. The two calls of a long transfer are worth it from
 /// about this length on.
@@ -160,7 +161,72 @@ fn head_bytes(key: &[u8]) -> usize {
     (BLOCK_HEADER_BYTES as usize + key.len()).next_multiple_of(HEAD_UNIT_BYTES)
 }
 
+/// The error of a target that is too short for this value.
+#[cold]
+fn too_short(value: &[u8], target: &impl ValueTarget) -> Failure {
+    let (needed, bytes) = (value.len(), target.bytes_max());
+    OperationError::TargetTooShort { needed, bytes }.into()
+}
+
 impl<'e, F: Fabric> RegionHandle<'e, F> {
+    /// As [`RegionHandle::get`], into this memory. Without a value the memory's content is
+    /// undefined. A long value at a cached location is copied and summed in one pass.
+    ///
+    /// # Errors
+    /// [`OperationError::TargetTooShort`].
+    #[inline]
+    pub fn get_into<T: ValueTarget>(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        self.region.check_key(key)?;
+        match self.run_cached(hash, key, LONG_VALUE_BYTES as u32)? {
+            Ok(found) => self.deliver(found, target),
+            Err(missed) => self.get_missed_into((hash, key), missed, target),
+        }
+    }
+
+    /// Puts the value that a GET found in the lane's buffer into this memory.
+    #[inline(always)]
+    fn deliver<T: ValueTarget>(
+        self,
+        found: Option<Found>,
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        let Some(found) = found else {
+            target.clear();
+            return Ok(None);
+        };
+        let block = self.engine.endpoint.buffer(LANE, Buffer::ReadBlock);
+        let value = found.value_in(&block);
+        if !target.set(value) {
+            return Err(too_short(value, target));
+        }
+        Ok(Some(ReadValue { bytes: value.len(), version: found.version }))
+    }
+
+    #[cold]
+    fn get_missed_into<T: ValueTarget>(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        missed: CachedMiss,
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        let (read, block) = match missed {
+            CachedMiss::Long(read, block) if !block.class.is_head() => (read, block),
+            _ => return self.deliver(self.get_by_future(hash, key, missed)?, target),
+        };
+        let missed = match self.read_long((hash, key), &read, block, target)? {
+            LongGet::Done(Some(found)) => return Ok(Some(found)),
+            LongGet::Done(None) => return self.deliver(None, target),
+            LongGet::Missed => CachedMiss::InVain(read),
+            // The future READs the cached location into the lane's buffer.
+            LongGet::ByBuffer => CachedMiss::Unread,
+        };
+        self.deliver(self.get_by_future(hash, key, missed)?, target)
+    }
+
     /// READs the block at the cached location directly into the target.
     #[cold]
     pub(crate) fn read_long(
@@ -230,7 +296,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let Some((in_head, rest)) = value.split_at_checked(in_head) else { return Ok(None) };
         let mut sum = None;
         let put = self.cached_put_by(|taken| {
-            let (new, stamp) = self.stamp_block(taken, value.len(), lifetime)?;
+            let (new, stamp) = self.stamp_block(taken, (0, value.len()), lifetime)?;
             let mut fabric = self.engine.endpoint.fabric_mut();
             fabric.reserve(self.lane, Buffer::NewBlock, head_bytes);
             let head = &mut fabric.buffer_mut(self.lane, Buffer::NewBlock)[..head_bytes];

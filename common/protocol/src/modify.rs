@@ -84,9 +84,19 @@ impl<F: Fabric> Operation<'_, F> {
         let Modification { change, creates, lifetime, returns } = modification;
         let (mut tries, mut inserts_refused) = (RetryState::default(), 0);
         let mut staged_at = self.key_end();
+        // The others need not see the value's extents.
+        let reads_value = returns
+            || matches!(
+                change,
+                Change::Add(_)
+                    | Change::Append
+                    | Change::Retain
+                    | Change::Store(Some(Expected::Value(_)))
+            );
         let mut found = match change {
             Change::Refuse => None,
-            _ => self.get().await?,
+            _ if reads_value => self.get().await?,
+            _ => self.find().await?,
         };
         loop {
             let Some((present, target)) = found.zip(self.located_target()) else {
@@ -134,7 +144,7 @@ impl<F: Fabric> Operation<'_, F> {
             }
             // This GET goes by the window, because another session may have cached the location by
             // an older directory.
-            found = self.get_uncached().await?;
+            found = if reads_value { self.get_again().await? } else { self.get_uncached().await? };
         }
     }
 
@@ -168,7 +178,8 @@ impl<F: Fabric> Operation<'_, F> {
         value_bytes: usize,
         lifetime: Lifetime,
     ) -> ProtocolResult<Option<Answer>> {
-        let new = self.seal_block(self.take_block(value_bytes).await?, value_bytes, lifetime)?;
+        let (taken, value) = self.take_block(value_bytes, lifetime).await?;
+        let new = self.seal_block(taken, value, lifetime)?;
         let desired = target.word.live(new.block, true);
         let swung = self.swing(target, Some(&new), desired, self.now()).await;
         let outcome = swung.map(|result| match result {

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use farside_fabric::{Nanos, RegionIndex, Timing, Trust};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    DirectoryEntry, Format, Geometry, INCARNATIONS, Slot, WINDOW_SLOTS, proof_age_max_ns,
+    DirectoryEntry, ExtentShape, Format, Geometry, INCARNATIONS, Slot, WINDOW_SLOTS,
+    proof_age_max_ns,
 };
 
 use crate::OperationError;
 use crate::allocator::{Allocator, BlockSource};
 use crate::directory::{Directory, Subtable};
+use crate::extents::ExtentTables;
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache};
 use crate::lookups::Lookups;
@@ -87,6 +89,10 @@ pub struct OpenRegion {
     /// it read lately.
     pub lookups: Arc<Lookups>,
     pub(crate) allocator: RefCell<Allocator>,
+    /// How values are divided into extents.
+    pub extent_shape: ExtentShape,
+    /// The tables of extents that the session has seen.
+    pub(crate) extent_tables: RefCell<ExtentTables>,
     /// The time until which the client trusts the server. No chain is posted later (invariant I24).
     pub trust: Trust,
     /// The share of slots that were never used, in the windows of recent INSERTs: from 0 to
@@ -113,6 +119,8 @@ impl OpenRegion {
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
             lookups: Arc::default(),
             allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, lanes)),
+            extent_shape: ExtentShape::OF_REGIONS,
+            extent_tables: RefCell::new(ExtentTables::new(lanes)),
             trust: options.trust.clone(),
             unused_share: Cell::new(0),
             format,

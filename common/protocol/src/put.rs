@@ -104,7 +104,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// not trust the server any more (invariant I24).
     #[inline]
     pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut<'e>>> {
-        self.cached_put_by(|taken| self.seal_block(taken, self.value_bytes, lifetime))
+        self.cached_put_by(|taken| self.seal_block(taken, (0, self.value_bytes), lifetime))
     }
 
     /// As [`Operation::cached_put`]. `seal` fills in the block.
@@ -116,7 +116,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let (located, posted) = (self.cached_location(), self.now());
         let Some((entry, target)) = located else { return Ok(None) };
         self.handle().check_trust(posted)?;
-        if !self.is_proved(&target, posted) {
+        if !self.is_proved(&target, posted) || entry.1.is_head() {
             return Ok(None);
         }
         if self.engine.endpoint.is_alone() {
@@ -205,13 +205,13 @@ impl<F: Fabric> Operation<'_, F> {
         lifetime: Lifetime,
         value_bytes: usize,
     ) -> ProtocolResult<Answer> {
-        let taken = self.take_block(value_bytes).await?;
+        let (taken, value) = self.take_block(value_bytes, lifetime).await?;
         // Only after the wait for a block, during which other lanes may change the cached location.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {
             self.prefetch(target);
         }
-        let new = self.seal_block(taken, value_bytes, lifetime)?;
+        let new = self.seal_block(taken, value, lifetime)?;
         let mut condition_held = true;
         let swung = self.swing_cached(&new, condition, cached).await;
         let outcome = self.store_block(&new, condition, swung, &mut condition_held).await;
@@ -363,7 +363,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
         let may_expire = |target: ProvenSlot| target.expires_at_ms.is_none();
         if condition == Condition::Present && cached.is_some_and(may_expire) {
-            let located = self.get().await?.and(self.located_target());
+            let located = self.find().await?.and(self.located_target());
             cached = located.filter(|target| !is_moving(target.word));
         }
         let Some(target) = &cached else {

@@ -251,6 +251,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         hasher.write_u32(self.region.unused_share.get());
         self.region.directory().hash_state(hasher);
         self.region.cache.hash_state(hasher);
+        self.region.extent_tables.borrow().hash_state(hasher);
         self.region.allocator().hash_state(hasher);
     }
 }

@@ -11,7 +11,7 @@ use farside_layout::{
 };
 use zerocopy::FromBytes;
 
-use super::{ProtocolResult, read_block};
+use super::{Found, ProtocolResult, read_block};
 use crate::directory::Subtable;
 use crate::region_handle::RegionHandle;
 use crate::{OperationError, Value, Version};
@@ -246,37 +246,50 @@ async fn read_entry<F: Fabric>(
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
         let chain = [read_row, read_block(block_ref, block_ref.class.block_bytes())];
         handle.read(lane, &chain).await?;
-        let fabric = handle.engine.endpoint.fabric();
-        let Ok((current_row, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window))
-        else {
-            return Ok(ScanRead::Elsewhere);
-        };
-        if !current_row.header.is_of(directory_hash, local_depth) {
-            return Ok(ScanRead::Elsewhere);
-        }
-        let current_word = current_row.slots[at].word();
-        if !has_entry(current_word) {
-            let moved = current_word.state() == SlotState::Moved;
-            return Ok(if moved || !handle.is_fresh(posted) {
-                ScanRead::Elsewhere
-            } else {
-                ScanRead::Gone
-            });
-        }
-        // The block was linked when it was READ, or less than GRACE before (invariant I3).
-        let is_linked = current_word == word && handle.is_fresh(posted);
-        if !is_linked && !seen_at.is_some_and(|seen_at| handle.is_fresh(seen_at)) {
-            (word, seen_at, damaged) = (current_word, Some(posted), 0);
-            continue;
-        }
-        let bytes =
-            &fabric.buffer(lane, Buffer::ReadBlock)[..block_ref.class.block_bytes() as usize];
-        match Block::decode(bytes, block_ref.address) {
-            Ok(block) => {
-                let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
+        let (decoded, current_word) = {
+            let fabric = handle.engine.endpoint.fabric();
+            let Ok((current_row, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window))
+            else {
+                return Ok(ScanRead::Elsewhere);
+            };
+            if !current_row.header.is_of(directory_hash, local_depth) {
+                return Ok(ScanRead::Elsewhere);
+            }
+            let current_word = current_row.slots[at].word();
+            if !has_entry(current_word) {
+                let moved = current_word.state() == SlotState::Moved;
+                return Ok(if moved || !handle.is_fresh(posted) {
+                    ScanRead::Elsewhere
+                } else {
+                    ScanRead::Gone
+                });
+            }
+            // The block was linked when it was READ, or less than GRACE before (invariant I3).
+            let is_linked = current_word == word && handle.is_fresh(posted);
+            if !is_linked && !seen_at.is_some_and(|seen_at| handle.is_fresh(seen_at)) {
+                (word, seen_at, damaged) = (current_word, Some(posted), 0);
+                continue;
+            }
+            let bytes =
+                &fabric.buffer(lane, Buffer::ReadBlock)[..block_ref.class.block_bytes() as usize];
+            let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
+            let decoded = Block::decode(bytes, block_ref.address).map(|block| {
                 let entry = entry(&block, block_ref.address);
                 let has_expired = entry.expires_at.is_some_and(|end| end <= wall);
-                return Ok(if has_expired { ScanRead::Gone } else { ScanRead::Entry(entry) });
+                (entry, Found::new(block_ref.address, &block), has_expired)
+            });
+            (decoded, current_word)
+        };
+        match decoded {
+            Ok((.., true)) => return Ok(ScanRead::Gone),
+            Ok((entry, ..)) if !block_ref.class.is_head() => return Ok(ScanRead::Entry(entry)),
+            Ok((mut entry, head, _)) => {
+                if let Some(whole) = handle.read_extents(lane, block_ref, head, posted).await? {
+                    let block = handle.engine.endpoint.buffer(lane, Buffer::ReadBlock);
+                    entry.value.data = whole.value_in(&block).to_vec();
+                    return Ok(ScanRead::Entry(entry));
+                }
+                (word, seen_at, damaged) = (current_word, None, 0);
             }
             Err(_) if current_word != word => {
                 (word, seen_at, damaged) = (current_word, Some(posted), 0)

@@ -31,7 +31,8 @@ pub(super) struct NewBlock {
     pub(super) block: BlockRef,
     /// When its value expires, in milliseconds since 1970; 0 for never.
     expires_at_ms: u64,
-    /// The length of its WRITE, in bytes.
+    /// Where it begins in the buffer, and the length of its WRITE, in bytes.
+    at: u32,
     write_bytes: u32,
     /// Whether the region has its bytes already.
     pub(super) written: Cell<bool>,
@@ -62,38 +63,53 @@ impl<'e, F: Fabric> Operation<'e, F> {
     #[inline(always)]
     pub(super) fn try_take_block(&self, now: Nanos) -> Option<TakenBlock> {
         let class = class_for(self.key_bytes, self.value_bytes)?;
+        if class > self.region.extent_shape.class_max {
+            return None;
+        }
         match self.handle().try_take_block(self.lane, class, now) {
             TakeResult::Block(free) => Some(TakenBlock { free, class, taken_at: now }),
             _ => None,
         }
     }
 
-    /// Takes a free block of the class for the key and a value of this length.
-    pub(super) async fn take_block(&self, value_bytes: usize) -> ProtocolResult<TakenBlock> {
-        let Some(class) = class_for(self.key_bytes, value_bytes) else {
-            let bytes = value_bytes;
-            let max = self.region.format.value_bytes_max as usize;
-            return Err(OperationError::ValueTooLong { bytes, max }.into());
+    /// Takes a free block for the key and a value of this length, which is behind the key in
+    /// [`Buffer::NewBlock`]. If the value is too long for a block, WRITEs its extents first. Also
+    /// returns what to seal: where the image begins in the buffer, and how many bytes follow the
+    /// key.
+    pub(super) async fn take_block(
+        &self,
+        value_bytes: usize,
+        lifetime: Lifetime,
+    ) -> ProtocolResult<(TakenBlock, (usize, usize))> {
+        let class = self.class_in_slot(value_bytes)?;
+        let value = match class.is_head() {
+            true => self.write_extents(value_bytes, lifetime).await?,
+            false => (0, value_bytes),
         };
-        let (free, taken_at) = self.handle().take_block(self.lane, class).await?;
-        Ok(TakenBlock { free, class, taken_at })
+        let taken = self.handle().take_block(self.lane, class).await;
+        if taken.is_err() && class.is_head() {
+            self.region.allocator().put_back_extents(self.lane);
+        }
+        let (free, taken_at) = taken?;
+        Ok((TakenBlock { free, class, taken_at }, value))
     }
 
-    /// Seals the key, and the value of this length behind it, into a block that was taken.
+    /// Seals the key, and the value of this length behind it, into a block that was taken. The
+    /// block's image begins at this offset of the buffer.
     #[inline(always)]
     pub(super) fn seal_block(
         &self,
         taken: TakenBlock,
-        value_bytes: usize,
+        (at, value_bytes): (usize, usize),
         lifetime: Lifetime,
     ) -> ProtocolResult<NewBlock> {
-        let (new, stamp) = self.stamp_block(taken, value_bytes, lifetime)?;
+        let (new, stamp) = self.stamp_block(taken, (at, value_bytes), lifetime)?;
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = new.write_bytes as usize;
         let mut fabric = self.engine.endpoint.fabric_mut();
         // Also if the buffer is longer: it may have to move back into registered memory.
-        fabric.reserve(self.lane, Buffer::NewBlock, write_bytes);
-        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
+        fabric.reserve(self.lane, Buffer::NewBlock, at + write_bytes);
+        let image = &mut fabric.buffer_mut(self.lane, Buffer::NewBlock)[at..];
         if total < write_bytes {
             image[total..write_bytes].fill(0);
         }
@@ -101,12 +117,13 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Ok(new)
     }
 
-    /// The new block, and the fields of its header, for a value of this length.
+    /// The new block, and the fields of its header, for a value of this length. The block's image
+    /// begins at this offset of the buffer.
     #[inline(always)]
     pub(super) fn stamp_block(
         &self,
         taken: TakenBlock,
-        value_bytes: usize,
+        (at, value_bytes): (usize, usize),
         lifetime: Lifetime,
     ) -> ProtocolResult<(NewBlock, BlockStamp)> {
         let TakenBlock { free, class, taken_at } = taken;
@@ -129,7 +146,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         };
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let (write_bytes, written) = (total.next_multiple_of(8) as u32, Cell::new(false));
-        Ok((NewBlock { free, block, expires_at_ms, write_bytes, written }, stamp))
+        Ok((NewBlock { free, block, expires_at_ms, at: at as u32, write_bytes, written }, stamp))
     }
 
     /// Makes the image of a new block whole again, for a chain that WRITEs all of it: the last
@@ -154,7 +171,13 @@ impl<'e, F: Fabric> Operation<'e, F> {
         outcome: ProtocolResult<BlockFate>,
     ) -> ProtocolResult<BlockFate> {
         match &outcome {
-            Ok(BlockFate::Linked) => self.region.allocator().held_blocks.drop_new(self.lane),
+            Ok(BlockFate::Linked) => {
+                let allocator = self.region.allocator();
+                allocator.held_blocks.drop_new(self.lane);
+                if new.block.class.is_head() {
+                    allocator.held_blocks.drop_new_extents(self.lane);
+                }
+            }
             Ok(BlockFate::Unused) => self.release_unlinked(new, None),
             Err(failure) => self.release_unlinked(new, Some(failure)),
         }
@@ -169,10 +192,17 @@ impl<'e, F: Fabric> Operation<'e, F> {
             Some(Failure::Lost(_) | Failure::HalfDone { .. }) => true,
             Some(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
         };
+        let has_extents = new.block.class.is_head();
         if is_unknown {
             allocator.held_blocks.set_aside_new(self.lane);
+            if has_extents {
+                allocator.held_blocks.set_aside_new_extents(self.lane);
+            }
         } else {
             allocator.put_back(self.lane, new.block.class, new.free);
+            if has_extents {
+                allocator.put_back_extents(self.lane);
+            }
         }
     }
 
@@ -183,6 +213,40 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// Posts nothing if the proof of the word is older than T_word. When the chain takes effect,
     /// the same word could be another key's (invariant I4).
     pub(super) async fn swing(
+        &self,
+        target: &ProvenSlot,
+        new: Option<&NewBlock>,
+        desired: SlotWord,
+        posted: Nanos,
+    ) -> ProtocolResult<SwingResult> {
+        if target.word.block()?.class.is_head() {
+            return self.swing_from_head(target, new, desired).await;
+        }
+        self.swing_from(target, new, desired, posted).await
+    }
+
+    /// Swings a slot whose block is a head: learns its extents before, and retires them after.
+    async fn swing_from_head(
+        &self,
+        target: &ProvenSlot,
+        new: Option<&NewBlock>,
+        desired: SlotWord,
+    ) -> ProtocolResult<SwingResult> {
+        let target = self.hold_old_extents(target).await?;
+        let now = self.now();
+        let swung = self.swing_from(&target, new, desired, now).await;
+        let mut allocator = self.region.allocator();
+        match &swung {
+            Ok(SwingResult::Done) => allocator.retire_old_extents(self.lane, self.now()),
+            Ok(SwingResult::Lost(_) | SwingResult::Late) => {
+                allocator.held_blocks.drop_old_extents(self.lane);
+            }
+            Err(_) => allocator.held_blocks.set_aside_old_extents(self.lane),
+        }
+        swung
+    }
+
+    async fn swing_from(
         &self,
         target: &ProvenSlot,
         new: Option<&NewBlock>,
@@ -456,10 +520,10 @@ impl NewBlock {
     }
 
     pub(super) fn write(&self) -> Verb {
-        Verb::Write {
-            remote: self.free.address.offset(),
-            from: Buffer::NewBlock,
-            bytes: self.write_bytes,
+        let (remote, bytes) = (self.free.address.offset(), self.write_bytes);
+        match self.at {
+            0 => Verb::Write { remote, from: Buffer::NewBlock, bytes },
+            at => Verb::WritePart { remote, from: Buffer::NewBlock, at, bytes },
         }
     }
 }

@@ -16,6 +16,11 @@ impl Version {
         Self((address.0 as u64) << 32 | generation as u64)
     }
 
+    /// The generation of the value's block.
+    pub(crate) const fn generation(self) -> u32 {
+        self.0 as u32
+    }
+
     /// The version as a number, to be stored.
     pub const fn to_u64(self) -> u64 {
         self.0

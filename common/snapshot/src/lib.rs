@@ -34,11 +34,13 @@ pub use reader::{Reader, stored_checksum};
 pub use writer::Writer;
 
 const MAGIC: [u8; 8] = *b"farsnap\0";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
+/// The oldest version that this program reads. It differs in the length of the longest record only.
+const VERSION_MIN: u32 = 3;
 /// The length of zstd's checksum, at the end of the file.
 const CHECKSUM_BYTES: usize = 4;
-/// Limit on the length of a key and its value together, in bytes. It is above what a block holds.
-const RECORD_BYTES_MAX: usize = 6 << 20;
+/// Limit on the length of a key and its value together, in bytes. A region holds no longer ones.
+const RECORD_BYTES_MAX: usize = 257 << 20;
 /// The base 2 logarithm of zstd's window, in bytes. A reader allocates the window, and refuses a
 /// file with a larger one.
 const WINDOW_LOG: u32 = 21;
@@ -124,13 +126,15 @@ pub enum SnapshotError {
     NotASnapshot,
     /// The file was made by a version of Farside with another format.
     #[error(
-        "it has snapshot format {found}, and this program reads format {known} only: restore it \
-         with the version that made it"
+        "it has snapshot format {found}, and this program reads formats {known_min} to {known}: \
+         restore it with the version that made it"
     )]
     Version {
         /// The number of the file's format.
         found: u32,
-        /// The number of the format that this program reads.
+        /// The oldest format that this program reads.
+        known_min: u32,
+        /// The latest one.
         known: u32,
     },
     /// The file is incomplete.

@@ -10,7 +10,7 @@ use zstd::Decoder;
 
 use crate::{
     CHECKSUM_BYTES, FileHeader, FrameHeader, Limits, MAGIC, PINNED, RECORD_BYTES_MAX, Record,
-    RecordHeader, SnapshotError, VERSION, WINDOW_LOG,
+    RecordHeader, SnapshotError, VERSION, VERSION_MIN, WINDOW_LOG,
 };
 
 /// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
@@ -69,8 +69,9 @@ impl<R: BufRead> Reader<R> {
             return Err(SnapshotError::NotASnapshot);
         }
         let found = header.version.get();
-        if found != VERSION {
-            return Err(SnapshotError::Version { found, known: VERSION });
+        let (known_min, known) = (VERSION_MIN, VERSION);
+        if !(known_min..=known).contains(&found) {
+            return Err(SnapshotError::Version { found, known_min, known });
         }
         let mut decoder = Decoder::with_buffer(file)?.single_frame();
         decoder.window_log_max(WINDOW_LOG)?;
@@ -118,9 +119,16 @@ impl<R: BufRead> Reader<R> {
         if key_bytes == 0 || is_unknown || bytes > RECORD_BYTES_MAX {
             return Err(self.corrupt("record"));
         }
-        self.content.resize(bytes, 0);
-        let read = self.input.read_exact(&mut self.content);
-        read.map_err(|error| self.convert(error))?;
+        self.content.clear();
+        // The buffer grows only as far as the file has bytes.
+        let read = self.input.by_ref().take(bytes as u64).read_to_end(&mut self.content);
+        match read {
+            Ok(read) if read < bytes => {
+                return Err(SnapshotError::Truncated { records: self.records });
+            }
+            Ok(_) => {}
+            Err(error) => return Err(self.convert(error)),
+        }
         self.records += 1;
         let (key, value) = self.content.split_at(key_bytes);
         let is_pinned = header.flags & PINNED != 0;

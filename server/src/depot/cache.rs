@@ -103,6 +103,13 @@ impl Depot {
         self.span(chunk).filter(|span| !span.is_draining).map(|span| span.class)
     }
 
+    /// Returns the first chunk and the class of the span of this block; `None` for a block of the
+    /// second chunk of a span, and outside of spans.
+    pub(crate) fn span_of(&self, address: BlockAddress) -> Option<(u32, SizeClass)> {
+        let chunk = self.geometry.chunk_of(address.offset())?;
+        Some((chunk, self.span(chunk)?.class))
+    }
+
     /// Returns how long a chunk rests before it can serve another class.
     pub(crate) fn chunk_rest(&self) -> Nanos {
         self.options.chunk_rest

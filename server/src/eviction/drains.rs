@@ -14,8 +14,9 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::SizeClass;
 
 use super::policy::{self, Candidate};
-use super::{Evictor, Tools};
+use super::{Evictor, Tools, give_unlinked};
 use crate::depot::{Depot, VisitedBlock};
+use crate::expiry::RemovedBlock;
 
 /// How often the server looks for spans to drain, at most.
 pub(super) const PLAN_NS: Nanos = 100_000_000;
@@ -99,8 +100,16 @@ impl Evictor {
         let outside = tools.depot.blocks_outside(drain.chunk, drain.next, end);
         let batch: Vec<_> = outside.take(BLOCKS_PER_BATCH).collect();
         let addresses = batch.iter().map(|(_, address)| *address);
-        let give =
-            |depot: &mut Depot, blocks: Vec<_>, now| depot.give_drained(drain.class, &blocks, now);
+        let give = |depot: &mut Depot, blocks: Vec<RemovedBlock>, now| {
+            // Of a value with extents, blocks of other spans go as well.
+            let is_inside = |removed: &RemovedBlock| {
+                depot.span_of(removed.block.address) == Some((drain.chunk, removed.class))
+            };
+            let (inside, outside): (Vec<_>, Vec<_>) = blocks.into_iter().partition(is_inside);
+            let inside: Vec<_> = inside.iter().map(|removed| removed.block).collect();
+            depot.give_drained(drain.class, &inside, now)?;
+            give_unlinked(depot, outside, now)
+        };
         let done = self.evict_each(addresses, drain.class, tools, until, give)?;
         let is_last = batch.len() < BLOCKS_PER_BATCH && done.tried == batch.len();
         if let Some((last, _)) = batch[..done.tried].last().filter(|_| !is_last) {

@@ -9,7 +9,7 @@ use farside_fabric::boot_time_ns;
 use farside_fabric::shm::{HugePages, RegionMemory};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    BlockStamp, HINT_OFFSET, Mark, SlotState, SlotWord, WINDOW_SLOTS, seal, slot_offset,
+    BlockStamp, FreeBlock, HINT_OFFSET, Mark, SlotState, SlotWord, WINDOW_SLOTS, seal, slot_offset,
 };
 
 use super::*;
@@ -223,9 +223,10 @@ fn a_slot_that_leads_to_the_block_of_another_key_is_left_alone() {
         let mut unlinked = Vec::new();
         let address = std::iter::once(block.address);
         cache.with(|evictor, tools| {
-            evictor.unlink_each(address, class, tools, Nanos::MAX, &mut unlinked).unwrap();
+            let counted = (&mut unlinked, &mut 0);
+            evictor.unlink_each(address, class, tools, Nanos::MAX, counted).unwrap();
         });
-        unlinked.pop()
+        unlinked.pop().map(|removed| removed.block)
     };
     let free = evict(&mut cache).unwrap();
     assert_eq!(
@@ -300,7 +301,7 @@ fn pinned_values_stay_and_a_class_with_nothing_else_is_full() {
     let mut unlinked = Vec::new();
     cache.with(|evictor, tools| {
         let addresses = std::iter::once(address);
-        evictor.unlink_each(addresses, class, tools, NEVER, &mut unlinked).unwrap()
+        evictor.unlink_each(addresses, class, tools, NEVER, (&mut unlinked, &mut 0)).unwrap()
     });
     assert!(unlinked.is_empty() && cache.is_stored(0, blocks[0]));
     let evictions = cache.evictor.evictions(class);

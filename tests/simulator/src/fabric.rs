@@ -7,14 +7,16 @@ use std::rc::Rc;
 use farside_fabric::{
     Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
 };
-use zerocopy::IntoBytes;
+use farside_layout::{BlockHeader, ExtentTable, SizeClass, extent_data_offset};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::clock::{Clock, TIMING};
 use crate::cluster::{ClusterState, FORMER, OwnerState};
-use crate::lane::{Lane, Phase, extent};
+use crate::lane::{Lane, Phase, extent, read_target, write_source};
 use crate::memory::{global, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
+use crate::region::SHAPE;
 use crate::session::EXPIRES_AT_MS;
 use crate::world::{START_NS, World};
 
@@ -110,7 +112,7 @@ impl SimFabric {
         while self.lanes[id].phase == Phase::Posted && self.lanes[id].units.is_empty() {
             let state = &mut self.lanes[id];
             let unnoticed = std::mem::take(&mut state.unnoticed);
-            let reads = matches!(state.chain[state.verb_index], Verb::Read { .. });
+            let reads = read_target(&state.chain[state.verb_index]).is_some();
             if unnoticed != 0 && self.noticed && state.all_unnoticed && !reads {
                 state.units.push(unnoticed);
                 state.is_unnoticed = true;
@@ -162,12 +164,12 @@ impl SimFabric {
     fn copy_all(&mut self, lane: LaneId, index: usize, words: Range<usize>) {
         let state = &mut self.lanes[usize::from(lane.0)];
         let verb = state.chain[state.verb_index];
-        if let Verb::Read { into, .. } = verb {
+        if let Some((into, first)) = read_target(&verb) {
             let world = &mut *self.world.borrow_mut();
             let buffer = &mut state.buffers[into as usize];
-            buffer.resize(buffer.len().max(words.end), 0);
+            buffer.resize(buffer.len().max(first + words.end), 0);
             let found = world.memory.slice(index + words.start, words.len());
-            buffer[words.clone()].copy_from_slice(found);
+            buffer[first + words.start..first + words.end].copy_from_slice(found);
             if world.began {
                 let hash = found.iter().fold(words.start as u64, |hash, word| mix(hash, *word));
                 state.progress ^= mix(state.verb_index as u64, hash);
@@ -201,7 +203,7 @@ impl SimFabric {
         let (remote, bytes) = extent(&verb);
         let index = world.memory.index(global(state.region, remote & !7), bytes)? + word;
         let tag = (state.verb_index as u64) << 32 | word as u64;
-        if !matches!(verb, Verb::Read { .. }) {
+        if read_target(&verb).is_none() {
             let mutant = self.mutant_fabric.as_ref().map(|fabric| fabric.mutant);
             // Until now all accesses of the chain were unnoticeable. So they can count as not made
             // yet, and the chain as queued.
@@ -216,11 +218,11 @@ impl SimFabric {
             if world.now > state.deadline {
                 return Err(ChainError::Late);
             }
-            if mutant == Some(Mutant::BlocksOfTwoOwners) && matches!(verb, Verb::Write { .. }) {
+            if mutant == Some(Mutant::BlocksOfTwoOwners) && write_source(&verb).is_some() {
                 world.note_fired(Mutant::BlocksOfTwoOwners);
             }
         }
-        if matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. }) {
+        if read_target(&verb).is_none() && !matches!(verb, Verb::CompareSwap { .. }) {
             // Contract 4: clients change words and hints of slots by compare-and-swap only.
             let written = global(state.region, remote) + word as u64 * 8;
             let written = local(written).1;
@@ -229,18 +231,21 @@ impl SimFabric {
             assert!(self.mutant_fabric.is_some() || !is_slot, "a WRITE of a slot");
         }
         let before = world.memory.load(index);
-        let brings = matches!(verb, Verb::Read { .. } | Verb::CompareSwap { .. });
+        let brings = read_target(&verb).is_some() || matches!(verb, Verb::CompareSwap { .. });
         state.progress ^= mix(tag, if brings { before } else { 1 });
         match verb {
-            Verb::Read { into, .. } => {
-                let buffer = &mut state.buffers[into as usize];
+            Verb::Read { .. } | Verb::ReadPart { .. } => {
+                let (into, first) = read_target(&verb).expect("a READ");
+                let (buffer, word) = (&mut state.buffers[into as usize], first + word);
                 buffer.resize(buffer.len().max(word + 1), 0);
                 buffer[word] = before;
                 world.note_read(process, index);
             }
-            Verb::Write { from, .. } => {
-                let value = state.buffers[from as usize].get(word).copied().unwrap_or(0);
-                world.write(process, index, value);
+            Verb::Write { .. } | Verb::WritePart { .. } => {
+                let (from, start) = write_source(&verb).expect("a WRITE");
+                let source = &state.buffers[from as usize].as_bytes()[start..];
+                let bytes = source.as_chunks().0.get(word).copied().unwrap_or_default();
+                world.write(process, index, u64::from_ne_bytes(bytes));
             }
             Verb::WriteU32 { remote, value } => {
                 let shift = (remote & 4) * 8;
@@ -307,6 +312,17 @@ impl SimFabric {
         state.result = Ok(0);
         self.observed = mix(mix(self.observed, 2), world.now);
     }
+}
+
+/// The sum of the part with this number by the head in a buffer, if that part is READ at `remote`.
+fn expected_sum(head: &[u8], number: usize, remote: u64) -> Option<u32> {
+    let (header, rest) = BlockHeader::ref_from_prefix(head).ok()?;
+    let key_bytes = header.key_bytes();
+    let table = &rest[key_bytes..][..header.value_bytes() as usize];
+    let table = ExtentTable::decode(key_bytes, table, SHAPE).ok()?;
+    let extent = table.extents.get(number)?;
+    let start = extent.address().offset() + extent_data_offset(key_bytes);
+    (start == remote).then(|| extent.sum())
 }
 
 impl Fabric for SimFabric {
@@ -403,6 +419,23 @@ impl Fabric for SimFabric {
         let buffer = &mut self.lanes[usize::from(lane.0)].buffers[buffer as usize];
         buffer.resize(buffer.len().max(bytes.div_ceil(8)), 0);
         true
+    }
+
+    /// A mutant that ignores checksums finds every part as its head's table says.
+    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        let (buffer, at, bytes) = part;
+        let content = &self.buffer(lane, buffer)[at as usize..][..bytes as usize];
+        let mutant = self.mutant_fabric.as_ref().filter(|_| self.world.borrow().began);
+        let ignores = mutant.is_some_and(|fabric| fabric.mutant.ignores_checksums());
+        match self.lane(lane).posted_chain[verb] {
+            Verb::ReadPart { remote, .. } if ignores => {
+                let start = SizeClass::FIRST_HEAD.block_bytes() as u32;
+                let number = ((at - start) / SHAPE.part_bytes_max as u32) as usize;
+                let head = self.buffer(lane, Buffer::ReadBlock);
+                expected_sum(head, number, remote).unwrap_or_default()
+            }
+            _ => crc32fast::hash(content),
+        }
     }
 
     fn counters(&self) -> Counters {

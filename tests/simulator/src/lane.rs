@@ -82,7 +82,7 @@ impl Lane {
 
     /// Whether the lane's chain has a verb that writes.
     pub(crate) fn changes(&self) -> bool {
-        self.chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }))
+        self.chain.iter().any(|verb| read_target(verb).is_none())
     }
 
     /// Returns the error of a chain that was cut off, or whose completion was lost. `fenced`: the
@@ -95,12 +95,31 @@ impl Lane {
     }
 }
 
+/// Returns the buffer of a READ, and the number of the word there at which it begins.
+pub(crate) fn read_target(verb: &Verb) -> Option<(Buffer, usize)> {
+    match *verb {
+        Verb::Read { into, .. } => Some((into, 0)),
+        Verb::ReadPart { into, at, .. } => Some((into, at as usize / 8)),
+        _ => None,
+    }
+}
+
+/// Returns the buffer of a WRITE, and the offset there at which it begins, in bytes.
+pub(crate) fn write_source(verb: &Verb) -> Option<(Buffer, usize)> {
+    match *verb {
+        Verb::Write { from, .. } => Some((from, 0)),
+        Verb::WritePart { from, at, .. } => Some((from, at as usize)),
+        _ => None,
+    }
+}
+
 /// Returns the offset that a verb accesses and the number of bytes, in whole words.
 pub(crate) fn extent(verb: &Verb) -> (u64, u64) {
     match *verb {
-        Verb::Read { remote, bytes, .. } | Verb::Write { remote, bytes, .. } => {
-            (remote, u64::from(bytes))
-        }
+        Verb::Read { remote, bytes, .. }
+        | Verb::Write { remote, bytes, .. }
+        | Verb::ReadPart { remote, bytes, .. }
+        | Verb::WritePart { remote, bytes, .. } => (remote, u64::from(bytes)),
         Verb::WriteU32 { remote, .. }
         | Verb::WriteWord { remote, .. }
         | Verb::CompareSwap { remote, .. } => (remote, 8),

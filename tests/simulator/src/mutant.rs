@@ -159,6 +159,11 @@ pub enum Mutant {
 }
 
 impl Mutant {
+    /// Whether a reader takes every content for whole.
+    pub(crate) fn ignores_checksums(self) -> bool {
+        matches!(self, Self::NoChecksum | Self::PatienceWithoutMargin | Self::StoppedClock)
+    }
+
     /// Whether the mutant changes the time that the client sees.
     pub(crate) fn has_false_clock(self) -> bool {
         matches!(self, Self::FastClock | Self::StoppedClock | Self::StoppedClockOnly)

@@ -336,9 +336,7 @@ impl MutantFabric {
                 block[1..BLOCK_WORDS].copy_from_slice(&first[1..]);
                 reseal(remote, block);
             }
-            Mutant::NoChecksum | Mutant::PatienceWithoutMargin | Mutant::StoppedClock => {
-                reseal(remote, block)
-            }
+            mutant if mutant.ignores_checksums() => reseal(remote, block),
             Mutant::FoundBelieved(key) if std::mem::take(&mut self.lost) => {
                 block.as_mut_bytes()[BLOCK_HEADER_BYTES as usize..][..keys()[key].len()]
                     .copy_from_slice(&keys()[key]);

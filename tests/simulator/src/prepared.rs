@@ -17,7 +17,7 @@ use crate::memory::{Memory, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
 use crate::process::{Process, State};
-use crate::region::{KEYS, Key, SimRegion, keys};
+use crate::region::{KEYS, Key, SHAPE, SimRegion, keys};
 use crate::scenario::{Chore, EventCounts, Scenario};
 use crate::script::{Op, Script};
 use crate::server::{ServerAnswers, run_chores};
@@ -70,9 +70,9 @@ impl<'s> Prepared<'s> {
         let reopened = u64::from(limits.losses + limits.pauses + limits.reconnects)
             + clients * u64::from(limits.server_restarts);
         let slots = (scenario.slots, scenario.used);
+        let parts = (scenario.has_depot, scenario.has_extents);
         let blocks_max = blocks_max.unwrap_or(0);
-        let region =
-            SimRegion::new(blocks_max, clients + reopened, slots, splits, scenario.has_depot);
+        let region = SimRegion::new(blocks_max, clients + reopened, slots, splits, parts);
         let region = Rc::new(region);
         let depth = scenario.split.map_or(0, |split| split.depth);
         let memory = region.memory(depth, scenario.regions());
@@ -168,7 +168,8 @@ impl<'s> Prepared<'s> {
         let pace = script.map_or(PACE, |script| script.pace);
         let uses_depot = script.is_some_and(|script| script.takes);
         let free_blocks = self.region.free_blocks(owner, blocks);
-        let answers = ServerAnswers::new(free_blocks, world, uses_depot);
+        let extents = self.region.free_extents(owner);
+        let answers = ServerAnswers::new((free_blocks, extents), world, uses_depot);
         let fabric = SimFabric::new(world.clone(), process, lanes, mutant_fabric, pace);
         let trust = Trust::forever();
         let region_options = self.region_options(client_id(number), options.cache_bytes, trust);
@@ -179,6 +180,9 @@ impl<'s> Prepared<'s> {
         let session =
             TestSession::open((fabric, lanes), index, answers, region_options, locations, seed);
         let mut session = session.expect("the region is valid");
+        if self.scenario.has_extents {
+            session.region.extent_shape = SHAPE;
+        }
         if let Some(mutant) = mutant
             && mutant.change_constants(&mut session.region)
         {
@@ -229,7 +233,7 @@ impl<'s> Prepared<'s> {
             _ => (LATTER, Nanos::MAX),
         };
         let free_blocks = self.region.free_blocks(owner as u64, blocks);
-        let answers = Box::new(ServerAnswers::new(free_blocks, world, false));
+        let answers = Box::new(ServerAnswers::new((free_blocks, Default::default()), world, false));
         let trust = Trust::until(until);
         let client_id = client_id(if nth > 0 { nth + 4 } else { number });
         let cache_bytes = if script.is_some() { CACHE_BYTES } else { 0 };

@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use farside_fabric::RegionIndex;
 use farside_layout::hash::{KeyHash, KeyHasher, NO_HINT};
 use farside_layout::{
-    Block, BlockAddress, BlockRef, DirectoryEntry, Format, FreeBlock, Geometry, HINT_OFFSET,
-    REGION_BYTES_MIN, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader, SLOTS_PER_ROW, STATE_OFFSET,
-    SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock, WINDOW_SLOTS, class_for, side_of,
-    slot_in_subtable,
+    Block, BlockAddress, BlockRef, DirectoryEntry, ExtentShape, ExtentTable, Format, FreeBlock,
+    Geometry, HINT_OFFSET, HeaderWord, REGION_BYTES_MIN, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,
+    SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock,
+    WINDOW_SLOTS, class_for, extent_data_offset, side_of, slot_in_subtable,
 };
 use farside_protocol::split::Split;
 use zerocopy::IntoBytes;
@@ -34,9 +34,29 @@ pub(crate) const TAIL: RegionIndex = RegionIndex(2);
 const VALUE_BYTES_MAX: usize = 24;
 /// The length of a larger value, whose block has 128 bytes.
 pub(crate) const LARGE_BYTES: usize = 72;
+/// How values are divided into extents, where a scenario has any: values with more than 24 bytes,
+/// into parts of 40.
+pub(crate) const SHAPE: ExtentShape =
+    ExtentShape { class_max: class_of(VALUE_BYTES_MAX), part_bytes_max: 40 };
+/// The number of heads and of extents that each client has at first.
+const HEADS_EACH: u64 = 2;
+const EXTENTS_EACH: u64 = 4;
+/// The number of bytes of an extent that exist in the simulated memory.
+const EXTENT_BYTES: u64 = 128;
+/// Where the extents begin in their chunk.
+const EXTENTS_OFFSET: u64 = 1 << 19;
 /// The number of bytes of the depot's chunk that exist in the simulated memory.
 const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
+
+/// The class of a value of this length.
+const fn class_of(value_bytes: usize) -> SizeClass {
+    match class_for(KEY_BYTES, value_bytes) {
+        Some(class) => class,
+        None => panic!("a small class"),
+    }
+}
+
 /// The number of slots in the rows of the keys' windows.
 const SLOTS: usize = WINDOW_SLOTS + SLOTS_PER_ROW;
 pub(crate) const HASH_KEY: [u8; 16] = *b"a simulated key.";
@@ -62,6 +82,10 @@ pub(crate) struct SimRegion {
     blocks_each: u64,
     /// The offset of the depot's first block, if there is a depot.
     depot: Option<u64>,
+    /// The offset of the first head, and the number of clients with heads and extents. 0 without
+    /// extents.
+    heads_offset: u64,
+    clients_with_extents: u64,
     /// The home row of the keys.
     pub(crate) row: usize,
     /// The number of slots, from the start of the home row, that clients can use. The last `used`
@@ -102,7 +126,7 @@ impl SimRegion {
         clients: u64,
         (slots, used): (usize, usize),
         splits: usize,
-        has_depot: bool,
+        (has_depot, has_extents): (bool, bool),
     ) -> Self {
         let format = Format {
             region_bytes: REGION_BYTES_MIN,
@@ -118,13 +142,15 @@ impl SimRegion {
             index: RegionIndex::FIRST,
             format,
             geometry,
-            class: class_for(KEY_BYTES, VALUE_BYTES_MAX).expect("a small class"),
+            class: class_of(VALUE_BYTES_MAX),
             subtables: [0, 1, 2, 3].map(|n| chunk(0) + n * SUBTABLE_BYTES),
             splits,
             blocks_offset: chunk(1),
             blocks_max: blocks.max(KEYS as u64) * (clients + 1) + 1,
             blocks_each: blocks.max(KEYS as u64),
             depot: has_depot.then(|| chunk(2)),
+            heads_offset: chunk(2),
+            clients_with_extents: if has_extents { clients + 1 } else { 0 },
             row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
             slots,
             used,
@@ -145,13 +171,47 @@ impl SimRegion {
         memory
     }
 
+    fn heads_bytes(&self) -> u64 {
+        self.clients_with_extents * HEADS_EACH * SizeClass::FIRST_HEAD.block_bytes()
+    }
+
+    fn extents_bytes(&self) -> u64 {
+        self.clients_with_extents * EXTENTS_EACH * EXTENT_BYTES
+    }
+
+    /// Whether clients store values with extents.
+    pub(crate) fn has_extents(&self) -> bool {
+        self.clients_with_extents > 0
+    }
+
+    /// Returns the heads and the extents that a client has at first.
+    pub(crate) fn free_extents(&self, client: u64) -> [Vec<FreeBlock>; 2] {
+        let free = |first: u64, bytes: u64, each: u64| {
+            let numbers = client * each..(client + 1) * each;
+            let address = |n| BlockAddress::from_offset(first + n * bytes).expect("aligned");
+            let block = |n| FreeBlock { address: address(n), generation: 1 };
+            if self.has_extents() { numbers.rev().map(block).collect() } else { Vec::new() }
+        };
+        let extents = self.heads_offset + EXTENTS_OFFSET;
+        [
+            free(self.heads_offset, SizeClass::FIRST_HEAD.block_bytes(), HEADS_EACH),
+            free(extents, EXTENT_BYTES, EXTENTS_EACH),
+        ]
+    }
+
+    fn is_of_extents(&self, offset: u64) -> bool {
+        let (heads, extents) = (self.heads_offset, self.heads_offset + EXTENTS_OFFSET);
+        (heads..heads + self.heads_bytes()).contains(&offset)
+            || (extents..extents + self.extents_bytes()).contains(&offset)
+    }
+
     fn directories(&self) -> [u64; 3] {
         let directories = [0, 1, 2].map(|depth| self.geometry.directory_offset(depth));
         directories.map(|offset| offset.expect("the smallest region has a directory of depth 2"))
     }
 
     /// Returns the parts that exist.
-    fn extents(&self) -> [Extent; 5] {
+    fn extents(&self) -> [Extent; 7] {
         let directories = self.directories();
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
         let subtable_words = (SUBTABLE_BYTES / 8) as usize * self.places().count();
@@ -162,6 +222,8 @@ impl SimRegion {
             (self.blocks_offset, block_words),
             (0, 512),
             (self.depot.unwrap_or_default(), depot_words),
+            (self.heads_offset, (self.heads_bytes() / 8) as usize),
+            (self.heads_offset + EXTENTS_OFFSET, (self.extents_bytes() / 8) as usize),
             (directories[0], directory_words),
         ]
         .map(|(offset, words)| Extent { first: global(self.index, offset) / 8, words })
@@ -258,6 +320,7 @@ impl SimRegion {
             || self.directory_at(offset).is_some()
             || offset == STATE_OFFSET;
         self.block_at(offset).is_some()
+            || self.is_of_extents(offset)
             || self.slot_at(offset).is_some_and(|(_, slot, _)| slot < self.slots)
             || self.splits > 0 && is_header_or_directory
     }
@@ -407,10 +470,42 @@ impl SimRegion {
             } else if !blocks.insert(block.address.0) {
                 "its block is linked twice"
             } else {
-                continue;
+                match self.inspect_extents(memory, block, &found, &mut blocks) {
+                    None => continue,
+                    Some(problem) => problem,
+                }
             };
             return Err(format!("{word:?}: {problem}"));
         }
         Ok(())
+    }
+
+    /// Checks the extents of a head. Returns what is wrong.
+    fn inspect_extents(
+        &self,
+        memory: &Memory,
+        head: BlockRef,
+        found: &Block<'_>,
+        blocks: &mut BTreeSet<u32>,
+    ) -> Option<&'static str> {
+        if !head.class.is_head() {
+            return None;
+        }
+        let Ok(table) = ExtentTable::of(found, SHAPE) else { return Some("another table") };
+        for (number, extent) in table.extents.iter().enumerate() {
+            let offset = extent.address().offset();
+            let header = HeaderWord::from_bits(self.load(memory, offset));
+            let start = offset + extent_data_offset(KEY_BYTES);
+            let words = 0..table.part_bytes(number).div_ceil(8);
+            let part: Vec<u8> =
+                words.flat_map(|word| self.load(memory, start + word * 8).to_le_bytes()).collect();
+            if header.generation != extent.generation() || !extent.has_part(&part) {
+                return Some("an extent has another part");
+            }
+            if !blocks.insert(extent.address().0) {
+                return Some("its extent is linked twice");
+            }
+        }
+        None
     }
 }

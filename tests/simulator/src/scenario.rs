@@ -85,6 +85,8 @@ pub struct Scenario {
     pub(crate) answer_timeout_ns: Option<Nanos>,
     pub(crate) sweeps: bool,
     pub(crate) has_depot: bool,
+    /// Whether large values have extents.
+    pub(crate) has_extents: bool,
     /// The mutant that the server follows, except in splits.
     pub(crate) server: Option<Mutant>,
     pub(crate) split: Option<Splitting>,
@@ -195,6 +197,12 @@ impl Scenario {
     pub fn depot(mut self) -> Self {
         self.has_depot = true;
         self.stored(0)
+    }
+
+    /// Large values have extents.
+    pub fn extents(mut self) -> Self {
+        self.has_extents = true;
+        self
     }
 
     /// Clients are paused up to `max` times, from any moment to any later one. A paused client's
@@ -377,7 +385,12 @@ impl fmt::Display for Scenario {
             write!(f, ", split from depth {depth} in {lanes} lanes")?;
         }
         let reuse = self.reuse.map(|returns| format!("key_0_returns={returns}"));
-        let flags = [(self.sweeps, "sweeps"), (self.has_depot, "depot"), (self.moves, "moves")];
+        let flags = [
+            (self.sweeps, "sweeps"),
+            (self.has_depot, "depot"),
+            (self.has_extents, "extents"),
+            (self.moves, "moves"),
+        ];
         let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, name)| (*name).to_owned());
         flags.chain(reuse).try_for_each(|option| write!(f, ", {option}"))
     }

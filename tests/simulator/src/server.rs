@@ -30,8 +30,9 @@ type Shared<T> = Rc<RefCell<T>>;
 
 /// The server's answers to the requests of one session. It answers at once.
 pub(crate) struct ServerAnswers {
-    /// The blocks that the session gets at first.
+    /// The blocks that the session gets at first, and its heads and extents.
     free_blocks: Vec<FreeBlock>,
+    free_extents: [Vec<FreeBlock>; 2],
     /// The simulator has one thread.
     world: SendWrapper<Weak<RefCell<World>>>,
     /// Whether the session also uses the depot, once the scenario has begun.
@@ -43,12 +44,13 @@ pub(crate) struct ServerAnswers {
 
 impl ServerAnswers {
     pub(crate) fn new(
-        free_blocks: Vec<FreeBlock>,
+        (free_blocks, free_extents): (Vec<FreeBlock>, [Vec<FreeBlock>; 2]),
         world: &Rc<RefCell<World>>,
         uses_depot: bool,
     ) -> Self {
         let world = SendWrapper::new(Rc::downgrade(world));
-        Self { free_blocks, world, uses_depot, answers: Vec::new(), splits: Vec::new() }
+        let (answers, splits) = (Vec::new(), Vec::new());
+        Self { free_blocks, free_extents, world, uses_depot, answers, splits }
     }
 
     fn depot(&self) -> Option<(Shared<World>, Shared<SimDepot>)> {
@@ -74,6 +76,16 @@ impl ServerAnswers {
 
 impl BlockSource for ServerAnswers {
     fn request(&mut self, class: SizeClass, count: u32) {
+        let [heads, extents] = &mut self.free_extents;
+        let large = match class {
+            SizeClass::EXTENT => Some(extents),
+            _ => class.is_head().then_some(heads),
+        };
+        if let Some(blocks) = large {
+            let blocks = blocks.split_off(blocks.len().saturating_sub(count as usize));
+            let delivered = BlockDelivery { class, rested: true, soon: false, blocks };
+            return self.answers.push(Delivery::Blocks(delivered));
+        }
         let blocks = match self.depot().filter(|_| self.free_blocks.is_empty()) {
             Some((world, depot)) => depot.borrow_mut().take(class, &world),
             None => {

@@ -6,7 +6,7 @@
 //! way, or returns a value that no session wrote.
 //!
 //! `history-worker ADDRESS FOLDER FIRST SESSIONS
-//! [faults|endless|network|cluster|cache|faulty-cache]`: the sessions are the processes FIRST,
+//! [faults|endless|network|cluster|cache|faulty-cache|long]`: the sessions are the processes FIRST,
 //! FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER. The
 //! file `new-FIRST` has the number of new keys. The process ends once FOLDER has a file `stop`.
 //!
@@ -18,7 +18,8 @@
 //! so that their files have room for minutes.
 //!
 //! With `cache`, the server evicts keys. The sessions also use cold keys, whose values do not fit
-//! into its memory, and some values expire. `faulty-cache` has the faults as well.
+//! into its memory, and some values expire. `faulty-cache` has the faults as well. With `long`, as
+//! with `faults`, and some values have extents.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
@@ -38,6 +39,10 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const SIZES: [usize; 4] = [24, 100, 1000, 6000];
+/// Values of these lengths have extents.
+const LONG_SIZES: [usize; 2] = [(4 << 20) + 1, (6 << 20) + 777];
+/// With [`Mode::Long`], one in this many values is long.
+const STEPS_PER_LONG: usize = 8;
 /// Timeout of a call, during which the server may restart.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit on a session's recorded operations: the check of a longer history would take too long.
@@ -82,6 +87,7 @@ enum Mode {
     Cluster,
     Cache,
     FaultyCache,
+    Long,
 }
 
 fn mode() -> Mode {
@@ -114,6 +120,7 @@ fn main() {
         ["cluster"] => Mode::Cluster,
         ["cache"] => Mode::Cache,
         ["faulty-cache"] => Mode::FaultyCache,
+        ["long"] => Mode::Long,
         _ => usage(),
     };
     let (folder, mode) = (Path::new(folder), *MODE.get_or_init(|| mode));
@@ -124,7 +131,7 @@ fn main() {
         _ => CONNECT_TIMEOUT,
     };
     let mut client = Client::builder().server(address).connect_timeout(timeout);
-    let is_faulty = matches!(mode, Mode::Faults | Mode::FaultyCache);
+    let is_faulty = matches!(mode, Mode::Faults | Mode::FaultyCache | Mode::Long);
     let faults = is_faulty.then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
@@ -143,7 +150,7 @@ fn main() {
             scope.spawn(move || work(client, folder, process));
         }
         let new_keys = match mode {
-            Mode::Endless | Mode::Cluster => NEW_KEYS_MAX_ENDLESS,
+            Mode::Endless | Mode::Cluster | Mode::Long => NEW_KEYS_MAX_ENDLESS,
             _ => NEW_KEYS_MAX,
         };
         scope.spawn(move || insert(client, folder, first, new_keys));
@@ -156,7 +163,7 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "history-worker ADDRESS FOLDER FIRST SESSIONS \
-         [faults|endless|network|cluster|cache|faulty-cache]"
+         [faults|endless|network|cluster|cache|faulty-cache|long]"
     );
     std::process::exit(2);
 }
@@ -256,7 +263,11 @@ fn work(client: &Client, folder: &Path, process: u64) {
 
 fn step(session: &mut RecordingSession, random: &mut SmallRng) {
     let key = any_key(random);
-    let bytes = SIZES[random.random_range(0..SIZES.len())];
+    let bytes = if mode() == Mode::Long && random.random_range(0..STEPS_PER_LONG) == 0 {
+        LONG_SIZES[random.random_range(0..LONG_SIZES.len())]
+    } else {
+        SIZES[random.random_range(0..SIZES.len())]
+    };
     if random.random_range(0..4) == 0 {
         session.clear_cache();
     }
@@ -286,6 +297,8 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
             };
         }
         _ => {
+            // A batch of long values would take the memory of many at once.
+            let bytes = bytes.min(SIZES[SIZES.len() - 1]);
             let mut next = || {
                 // The steps of a batch store no values that expire.
                 let mut keys = std::iter::repeat_with(|| any_key(random));

@@ -87,6 +87,7 @@ fn the_json_of_every_workload_has_the_documented_fields() {
                 "threads",
                 "clients",
                 "servers",
+                "sockets",
                 "depth",
                 "records",
                 "value_size",

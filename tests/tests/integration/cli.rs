@@ -317,8 +317,9 @@ fn each_mistake_is_reported_in_one_line() {
         output.expect_line(2, &["70000 bytes", "1024"]);
         assert!(output.stderr.len() < 200, "{}", output.stderr);
     }
-    let zeros = vec![0; (1 << 20) + 1];
-    cli_with(&server, &["put", "key", "-"], &zeros).expect_line(2, &["stdin", "1048576"]);
+    let limit = server.session().limits().value_bytes_max;
+    let zeros = vec![0; limit + 1];
+    cli_with(&server, &["put", "key", "-"], &zeros).expect_line(2, &["stdin", &limit.to_string()]);
 }
 
 #[test]

@@ -140,12 +140,28 @@ fn clients_with_faults_leave_linearizable_histories_and_lose_no_block() {
     assert_good(&figures);
     assert!(has_all_kinds(&figures.faults) && figures.suicides > 0, "{figures}");
     assert!(figures.unknown > 0, "{figures}");
+    assert_no_block_is_lost(&run, &figures);
+}
+
+/// Checks that after a collection no dead client has a block, and that some had.
+fn assert_no_block_is_lost(run: &Run, figures: &Figures) {
     // The second collection also finds the blocks of clients that the first one has fenced.
     let client = run.client();
     client.admin().collect().unwrap();
     let after = client.admin().collect().unwrap();
     assert_eq!(blocks_with_clients(&client), 0, "{figures}");
     assert!(after.blocks_collected > 0, "no block was lost: {figures}");
+}
+
+/// The clients die at any verb, also between the WRITEs of two extents.
+#[test]
+fn clients_that_die_with_long_values_leave_linearizable_histories_and_lose_no_block() {
+    let mut run = Run::start(Plan { faulty: 2, has_long: true, ..Plan::default() });
+    run.continue_for(seconds(5), &mut SmallRng::seed_from_u64(1));
+    let figures = run.check().0;
+    assert_eq!(figures.violations, 0, "{figures}");
+    assert!(figures.suicides > 0 && figures.unknown > 0, "{figures}");
+    assert_no_block_is_lost(&run, &figures);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use farside_tests::{ServerProcess, self_describing};
 
 #[test]
 fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
-    let server = ServerProcess::start("--memory 64MiB");
+    let server = ServerProcess::start("--memory 64MiB --value-bytes-max 1048576");
     let mut session = server.session();
     let limits = session.limits();
     let values = [0, 1, 7, 8, 9, 31, 32, 33, 4096, 65_536, 1 << 20];

@@ -29,6 +29,7 @@ mod doc_examples;
 mod eviction;
 mod examples;
 mod expiry;
+mod extents;
 mod growth;
 mod histories;
 mod huge_pages;

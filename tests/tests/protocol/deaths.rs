@@ -15,7 +15,7 @@ use farside::Client;
 use farside_protocol::{Action, Expected, Lifetime};
 use farside_tests::engine::engine_over;
 use farside_tests::faults::{Faults, Rates};
-use farside_tests::{ServerProcess, blocks_with_clients, fill};
+use farside_tests::{ServerProcess, blocks_with_clients, fill, self_describing};
 
 const ADDRESS: &str = "FARSIDE_VICTIM_SERVER";
 const OPERATION: &str = "FARSIDE_VICTIM_OPERATION";
@@ -26,7 +26,7 @@ const SURVIVED: i32 = 7;
 const VERBS_MAX: u64 = 40;
 
 /// The operations that victims die in: a name, whether the key's location is cached, the action.
-const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
+const OPERATIONS: [(&str, bool, Action<'static>); 15] = [
     (UNSEEN, false, Action::Insert(FOREVER)),
     ("GET", false, Action::Get),
     ("PUT", true, Action::Put(FOREVER)),
@@ -37,7 +37,18 @@ const OPERATIONS: [(&str, bool, Action<'static>); 10] = [
     ("DELETE", false, Action::Delete),
     ("EXCHANGE", false, Action::Exchange(Expected::Value(OLD), FOREVER)),
     ("PUT of a new key", false, Action::Put(FOREVER)),
+    (LONG_OVER_LONG, true, Action::Put(FOREVER)),
+    (LONG_OVER_LONG, false, Action::Put(FOREVER)),
+    ("PUT over a long value", false, Action::Put(FOREVER)),
+    ("DELETE of a long value", true, Action::Delete),
+    (LONG_EXCHANGE, false, Action::Exchange(Expected::Value(OLD), FOREVER)),
 ];
+/// The old value and the new one have extents.
+const LONG_OVER_LONG: &str = "PUT of a long value over a long value";
+/// Only the new value has extents.
+const LONG_EXCHANGE: &str = "EXCHANGE for a long value";
+/// The length of a value with five extents.
+const LONG_BYTES: usize = (4 << 20) + 9;
 /// An INSERT without a READ first. Each victim claims a different slot, which was never used.
 const UNSEEN: &str = "INSERT without a READ first";
 const FOREVER: Lifetime = Lifetime::FOREVER;
@@ -45,6 +56,16 @@ const OLD: &[u8] = b"the old value";
 const NEW: &[u8] = b"the new value";
 const KEY: &[u8] = b"the key that the victim works on";
 const NEW_KEY: &[u8] = b"a key that the victim may bring";
+
+fn new_value_of(name: &str) -> Vec<u8> {
+    let is_long = name == LONG_OVER_LONG || name == LONG_EXCHANGE;
+    if is_long { self_describing::value(1, 2, 3, LONG_BYTES) } else { NEW.to_vec() }
+}
+
+fn old_value_of(name: &str) -> Vec<u8> {
+    let is_long = name.contains("long") && name != LONG_EXCHANGE;
+    if is_long { self_describing::value(1, 1, 3, LONG_BYTES) } else { OLD.to_vec() }
+}
 
 fn key_of(name: &str) -> &'static [u8] {
     if matches!(name, UNSEEN | "INSERT" | "PUT of a new key") { NEW_KEY } else { KEY }
@@ -75,7 +96,7 @@ fn a_victim() {
         engine.handle().expect_unused_slot(key, verbs_left as usize % SLOTS_PER_ROW);
     }
     faults.die_after(verbs_left);
-    engine.handle().perform(action, engine.hashed(key), NEW).unwrap();
+    engine.handle().perform(action, engine.hashed(key), &new_value_of(name)).unwrap();
     std::process::exit(SURVIVED);
 }
 
@@ -99,15 +120,15 @@ fn kill_one(address: &str, operation: usize, verbs: u64) -> bool {
 
 #[test]
 fn clients_may_die_at_every_verb() {
-    let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
+    let server = ServerProcess::start("--memory 128MiB --grace-ms 5");
     let client = server.client();
     let mut deaths = 0;
     for (number, (name, ..)) in OPERATIONS.iter().enumerate() {
         for verbs in 0..VERBS_MAX {
-            prepare(&client);
+            prepare(&client, name);
             let died = kill_one(&server.address(), number, verbs);
             deaths += u64::from(died);
-            check(&client, &format!("{name}, killed after {verbs} verbs"));
+            check(&client, name, &format!("{name}, killed after {verbs} verbs"));
             if !died {
                 assert!(verbs > 0, "{name} takes no verb");
                 break;
@@ -115,22 +136,22 @@ fn clients_may_die_at_every_verb() {
             assert!(verbs + 1 < VERBS_MAX, "{name} has no end");
         }
     }
-    assert!(deaths > 30, "{deaths} deaths");
+    assert!(deaths > 90, "{deaths} deaths");
     let lost = client.admin().statistics().unwrap().clients_lost;
     // The victims that survived exited without a goodbye, so they are lost, too.
     assert_eq!(lost, deaths + OPERATIONS.len() as u64);
 }
 
 /// Stores the keys that every victim starts with.
-fn prepare(client: &Client) {
+fn prepare(client: &Client, name: &str) {
     let mut session = client.session().unwrap();
-    session.put(KEY, OLD).unwrap();
+    session.put(KEY, old_value_of(name)).unwrap();
     session.delete(NEW_KEY).unwrap();
     fill(&mut session, 0..50, u64::to_le_bytes);
 }
 
 /// Checks that no key and no block is lost.
-fn check(client: &Client, what: &str) {
+fn check(client: &Client, name: &str, what: &str) {
     let started = Instant::now();
     let statistics = client.admin().collect().unwrap();
     assert!(started.elapsed() < Duration::from_secs(20), "{what}: a collection hangs");
@@ -142,7 +163,8 @@ fn check(client: &Client, what: &str) {
     }
     let (old, new) = (session.get(KEY).unwrap(), session.get(NEW_KEY).unwrap());
     if let Some(value) = old {
-        assert!(value.data == OLD || value.data == NEW, "{what}: {:?}", value.data);
+        let is_whole = value.data == old_value_of(name) || value.data == new_value_of(name);
+        assert!(is_whole, "{what}: {value:?}");
     } else {
         assert!(what.starts_with("DELETE"), "{what}: the key is gone");
     }

@@ -245,6 +245,29 @@ fn a_put_of_a_new_key_costs_three_round_trips() {
     });
 }
 
+/// Each chain has up to four verbs, and an extent takes one READ or two WRITEs.
+#[test]
+fn operations_on_values_with_extents_cost_what_the_price_list_says() {
+    with_benches(|[bench, other]| {
+        let long = vec![7; (4 << 20) + 9];
+        // Five extents: ten WRITEs in three chains. READ window; the swing.
+        bench.put();
+        assert_eq!(bench.uncached().put_value(&long), (5, 2, 12, 1), "PUT of a long value");
+        // READ head and three extents; two extents and the head's header.
+        other.get();
+        assert_eq!(other.get(), (true, (2, 7, 0, 0)), "cached GET with the table");
+        // READ window, head; three extents; two extents and the header.
+        assert_eq!(other.uncached().get(), (true, (4, 8, 0, 0)), "uncached GET");
+        // The session that has stored the value knows the location, but not the table.
+        assert_eq!(bench.get(), (true, (3, 7, 0, 0)), "cached GET without the table");
+        assert_eq!(bench.put_value(&long), (4, 0, 12, 1), "cached PUT over a long value");
+        // READ window, head; the swing.
+        assert_eq!(other.uncached().put(), (3, 2, 2, 1), "PUT of a short value over a long one");
+        bench.uncached().put_value(&long);
+        assert_eq!(bench.delete(), (true, (2, 1, 1, 1)), "DELETE without the table");
+    });
+}
+
 /// A word may recur for another key once its block had 256 generations (invariant I4). A GET needs
 /// no such limit (I10), and proves the word for the next operation.
 #[test]

@@ -183,11 +183,13 @@ struct Walk<'a, F> {
     report: Report,
 }
 
-/// A slot that links a block.
+/// A slot that links a block: its own, or an extent of it.
 #[derive(Clone, Copy)]
 struct LinkedSlot {
     word: SlotWord,
     offset: u64,
+    /// The byte offset of the block.
+    block: u64,
 }
 
 impl<'a, F: Fabric> Walk<'a, F> {
@@ -266,16 +268,14 @@ impl<'a, F: Fabric> Walk<'a, F> {
     /// each starts at a multiple of its size in a chunk of its class.
     async fn check_blocks_linked_once(&mut self) -> Result<(), CheckError> {
         let mut linked = std::mem::take(&mut self.linked);
-        let address =
-            |slot: &LinkedSlot| slot.word.block().map_or(0, |block| block.address.offset());
-        linked.sort_unstable_by_key(|slot| (address(slot), slot.offset));
+        linked.sort_unstable_by_key(|slot| (slot.block, slot.offset));
         for pair in linked.windows(2) {
             let &[first, second] = pair else { continue };
-            if address(&first) == address(&second) && self.are_unchanged(first, second).await? {
+            if first.block == second.block && self.are_unchanged(first, second).await? {
                 self.report.add_problem(Problem::BlockTwice {
                     first: first.offset,
                     second: second.offset,
-                    block: address(&first),
+                    block: first.block,
                 });
             }
         }

@@ -74,6 +74,13 @@ pub enum Problem {
     BlockStride { offset: u64, block: u64, bytes: u64 },
     #[error("the slot at offset {offset:#x} leads to a damaged block: {error}")]
     Block { offset: u64, error: LayoutError },
+    #[error("the slot at offset {offset:#x} leads to a value whose extents are damaged: {error}")]
+    ExtentTable { offset: u64, error: LayoutError },
+    #[error(
+        "the slot at offset {offset:#x} leads to a value whose extent at {block:#x} is damaged, or \
+         holds another part"
+    )]
+    Extent { offset: u64, block: u64 },
     #[error(
         "the slot at offset {offset:#x} expects generation {expected} (mod 256) of the block at \
          {block:#x}, which has {generation}"
@@ -134,7 +141,7 @@ pub struct Report {
 pub struct ClassUse {
     /// The class.
     pub class: SizeClass,
-    /// Blocks that hold a key.
+    /// Blocks that hold a key, or a part of its value.
     pub blocks_linked: u64,
     /// Chunks carved into blocks of this class.
     pub chunks: u64,
@@ -223,6 +230,11 @@ impl Report {
         self.keys += 1;
         self.block_bytes += block.class.block_bytes();
         self.classes[usize::from(block.class.index())].blocks_linked += 1;
+    }
+
+    pub(super) fn count_extent(&mut self, extent: BlockRef) {
+        self.block_bytes += extent.class.block_bytes();
+        self.classes[usize::from(extent.class.index())].blocks_linked += 1;
     }
 
     pub(super) fn count_content(&mut self, content: &BlockContent) {

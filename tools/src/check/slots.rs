@@ -3,9 +3,10 @@
 use farside_fabric::{Buffer, Fabric};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    Block, BlockRef, ChunkUse, ROW_BYTES, ROWS_PER_SUBTABLE, Slot, SlotState, SlotWord,
-    slot_in_subtable,
+    Block, BlockHeader, BlockRef, ChunkUse, ExtentShape, ExtentTable, ROW_BYTES, ROWS_PER_SUBTABLE,
+    SizeClass, Slot, SlotState, extent_data_offset, slot_in_subtable,
 };
+use zerocopy::FromBytes;
 
 use super::{CheckError, LinkedSlot, Observer, Problem, REREADS_MAX, Scope, Walk, links_block};
 
@@ -44,6 +45,9 @@ pub(super) struct BlockContent {
     hash: KeyHash,
 }
 
+/// What a slot links: its block, the block's content if it was READ, and its extents.
+type Linked = (BlockRef, Option<BlockContent>, Vec<BlockRef>);
+
 impl<F: Fabric> Walk<'_, F> {
     /// Visits the slots of the subtable that was read last.
     pub(super) async fn visit_subtable(
@@ -78,11 +82,20 @@ impl<F: Fabric> Walk<'_, F> {
                     self.report.count_slot(word.state());
                     return Ok(());
                 }
-                Ok(Some((block, content))) => {
+                Ok(Some((block, content, extents))) => {
                     self.report.count_slot(word.state());
                     self.report.count_key(block);
                     observer.linked(block);
-                    let linked = LinkedSlot { word, offset: location.offset };
+                    let linked = |block: BlockRef| {
+                        let block = block.address.offset();
+                        LinkedSlot { word, offset: location.offset, block }
+                    };
+                    for extent in extents {
+                        self.report.count_extent(extent);
+                        observer.linked(extent);
+                        self.linked.push(linked(extent));
+                    }
+                    let linked = linked(block);
                     self.linked.push(linked);
                     return self.count_key(linked, content).await;
                 }
@@ -125,13 +138,13 @@ impl<F: Fabric> Walk<'_, F> {
         Ok(())
     }
 
-    /// Checks a slot. Returns the block that it links, if any, and the block's content, if the
-    /// scope includes blocks.
+    /// Checks a slot. Returns what it links, if anything. In the scope of the index, only heads are
+    /// READ.
     async fn examine(
         &self,
         location: SlotLocation,
         slot: Slot,
-    ) -> Result<Result<Option<(BlockRef, Option<BlockContent>)>, Problem>, CheckError> {
+    ) -> Result<Result<Option<Linked>, Problem>, CheckError> {
         let word = slot.word();
         let offset = location.offset;
         if word.state() == SlotState::Empty && word != word.emptied() {
@@ -140,22 +153,85 @@ impl<F: Fabric> Walk<'_, F> {
         if !links_block(word.state()) {
             return Ok(Ok(None));
         }
-        let block = match self.block_of(offset, word) {
+        let invalid = |error| Problem::SlotBlock { offset, error };
+        let block = word.block().map_err(invalid);
+        let block = match block.and_then(|block| self.check_address(offset, block)) {
             Ok(block) => block,
             Err(problem) => return Ok(Err(problem)),
         };
-        if self.scope == Scope::Index {
-            return Ok(Ok(Some((block, None))));
+        let is_head = block.class.is_head();
+        if self.scope == Scope::Index && !is_head {
+            return Ok(Ok(Some((block, None, Vec::new()))));
         }
         let bytes = block.class.block_bytes();
         self.reads.read(block.address.offset(), Buffer::ReadBlock, bytes).await?;
-        Ok(self.check_block(location, slot, block).map(|content| Some((block, Some(content)))))
+        let mut content = match self.check_block(location, slot, block) {
+            Ok(content) => content,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let mut extents = Vec::new();
+        if is_head {
+            match self.check_extents(offset, block, &mut extents).await? {
+                Ok(value_bytes) => content.value_bytes = value_bytes,
+                Err(problem) => return Ok(Err(problem)),
+            }
+        }
+        let content = (self.scope != Scope::Index).then_some(content);
+        Ok(Ok(Some((block, content, extents))))
     }
 
-    /// Returns the block that a slot leads to, if a block of its class can start there.
-    fn block_of(&self, offset: u64, word: SlotWord) -> Result<BlockRef, Problem> {
+    /// Checks the extents of the head that was READ last, which the slot at this offset leads to.
+    /// Returns the length of the value. In the scope of the index, only the table is checked.
+    async fn check_extents(
+        &self,
+        offset: u64,
+        head: BlockRef,
+        found: &mut Vec<BlockRef>,
+    ) -> Result<Result<u64, Problem>, CheckError> {
+        let (key_bytes, table_bytes) = {
+            let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::ReadBlock);
+            match Block::decode(&buffer, head.address) {
+                Ok(block) => (block.key().len(), block.value().to_vec()),
+                Err(error) => return Ok(Err(Problem::Block { offset, error })),
+            }
+        };
+        let table = match ExtentTable::decode(key_bytes, &table_bytes, ExtentShape::OF_REGIONS) {
+            Ok(table) => table,
+            Err(error) => return Ok(Err(Problem::ExtentTable { offset, error })),
+        };
+        for (number, extent) in table.extents.iter().enumerate() {
+            let (address, class) = (extent.address(), SizeClass::EXTENT);
+            let block = BlockRef { address, class, generation_low: extent.generation() as u8 };
+            if let Err(problem) = self.check_address(offset, block) {
+                return Ok(Err(problem));
+            }
+            found.push(block);
+            if self.scope == Scope::Index {
+                continue;
+            }
+            let start = block.address.offset();
+            self.reads.read(start, Buffer::ReadBlock, block.class.block_bytes()).await?;
+            let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::ReadBlock);
+            let header = BlockHeader::ref_from_prefix(&buffer).map(|(header, _)| header);
+            let fits = header.is_ok_and(|header| {
+                header.key_bytes() == key_bytes
+                    && header.fits_extent()
+                    && header.generation() == extent.generation()
+                    && u64::from(header.value_bytes()) == table.part_bytes(number)
+            });
+            let from = extent_data_offset(key_bytes) as usize;
+            let part_bytes = table.part_bytes(number).next_multiple_of(8) as usize;
+            let part = buffer.get(from..from + part_bytes);
+            if !fits || !part.is_some_and(|part| extent.has_part(part)) {
+                return Ok(Err(Problem::Extent { offset, block: start }));
+            }
+        }
+        Ok(Ok(table.value_bytes))
+    }
+
+    /// Checks that a block of its class can start where a slot leads.
+    fn check_address(&self, offset: u64, block: BlockRef) -> Result<BlockRef, Problem> {
         let invalid = |error| Problem::SlotBlock { offset, error };
-        let block = word.block().map_err(invalid)?;
         self.geometry.check_block(block).map_err(invalid)?;
         let (start, bytes) = (block.address.offset(), block.class.block_bytes());
         let chunk = self.geometry.chunk_of(start);

@@ -15,6 +15,8 @@ use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, LongRead, LongWrite,
     Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
+use memory::LaneMemory;
+pub(crate) use memory::{ChainMemory, part_mut, words_mut};
 use put_chain::PutChain;
 
 /// RTT_min of `docs/protocol.md`. Before another client can claim the same slot, a claim executes
@@ -94,6 +96,8 @@ struct Lane {
     verbs: usize,
     deadline: Nanos,
     buffers: Buffers,
+    /// By the verbs of the last chain with parts.
+    sums: [u32; CHAIN_VERBS_MAX],
     counters: Counters,
 }
 
@@ -109,28 +113,6 @@ impl ShmFabric {
             (self.polled, self.executed) = (0, 0);
         }
         self.waiting.due(|| self.clock.now())
-    }
-}
-
-/// The memory of a chain: the targets of its READs, and the sources of its WRITEs.
-pub(crate) trait ChainMemory {
-    /// The target of a READ of this many bytes.
-    fn target(&mut self, into: Buffer, bytes: u32) -> &mut [u64];
-
-    /// The source of a WRITE of this many bytes.
-    fn source(&mut self, from: Buffer, bytes: u32) -> &[u64];
-}
-
-/// The buffers of a lane.
-impl ChainMemory for Buffers {
-    #[inline(always)]
-    fn target(&mut self, into: Buffer, bytes: u32) -> &mut [u64] {
-        words_mut(&mut self[into as usize], bytes)
-    }
-
-    #[inline(always)]
-    fn source(&mut self, from: Buffer, bytes: u32) -> &[u64] {
-        words_mut(&mut self[from as usize], bytes)
     }
 }
 
@@ -214,10 +196,10 @@ impl Executor {
     pub(crate) fn prefetch_chain(&self, chain: &[Verb]) {
         for verb in chain {
             match *verb {
-                Verb::Read { remote, bytes, .. } => {
+                Verb::Read { remote, bytes, .. } | Verb::ReadPart { remote, bytes, .. } => {
                     self.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
-                Verb::Write { remote, bytes, .. } => {
+                Verb::Write { remote, bytes, .. } | Verb::WritePart { remote, bytes, .. } => {
                     self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
                 Verb::WriteU32 { remote, .. }
@@ -288,7 +270,7 @@ impl Executor {
         let (mut found, mut swapped) = (0, false);
         let lease = self.lease_word()?;
         lease.check()?;
-        for verb in chain {
+        for (number, verb) in chain.iter().enumerate() {
             match *verb {
                 Verb::Read { remote, into, bytes } => {
                     if swapped {
@@ -299,6 +281,17 @@ impl Executor {
                 }
                 Verb::Write { remote, from, bytes } => {
                     self.write(remote, memory.source(from, bytes), lease, deadline)?;
+                }
+                Verb::ReadPart { remote, into, at, bytes } => {
+                    lease.check()?;
+                    let target = memory.target_part(into, at, bytes);
+                    let sum = self.region.read_summed(remote, target)?;
+                    memory.note_sum(number, sum);
+                }
+                Verb::WritePart { remote, from, at, bytes } => {
+                    let source = memory.source_part(from, at, bytes);
+                    let sum = self.write_summed(remote, source, lease, deadline)?;
+                    memory.note_sum(number, sum);
                 }
                 Verb::WriteU32 { remote, value } => {
                     self.check_accepted(lease, Clock::roughly, deadline)?;
@@ -335,25 +328,6 @@ impl Executor {
         self.write_long(remote, source, lease, deadline)
     }
 
-    #[cold]
-    fn write_long(
-        &self,
-        remote: u64,
-        source: &[u64],
-        lease: LeaseWord<'_>,
-        deadline: Nanos,
-    ) -> Result<(), ChainError> {
-        // Before the first part, because a verb outside the region is not executed at all.
-        self.region.check_range(remote, source.len())?;
-        let mut offset = remote;
-        for part in source.chunks(WRITE_WORDS_MAX) {
-            self.check_accepted(lease, Clock::roughly, deadline)?;
-            self.region.write(offset, part)?;
-            offset += size_of_val(part) as u64;
-        }
-        Ok(())
-    }
-
     /// Checks the lease and the deadline. For a verb that changes a word of the index, `time` must
     /// be [`Clock::now`]. It reads the clock in order with other accesses, and
     /// [`ROUND_TRIP_MIN_NS`] relies on that. For other verbs a reading accurate to a microsecond is
@@ -368,21 +342,6 @@ impl Executor {
         lease.check()?;
         if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
-}
-
-/// The first `bytes` of a buffer, which grows if it is shorter.
-#[inline]
-pub(crate) fn words_mut(buffer: &mut Vec<u64>, bytes: u32) -> &mut [u64] {
-    let words = (bytes as usize).div_ceil(size_of::<u64>());
-    if buffer.len() < words {
-        grow(buffer, words);
-    }
-    &mut buffer[..words]
-}
-
-#[cold]
-fn grow(buffer: &mut Vec<u64>, words: usize) {
-    buffer.resize(words.next_power_of_two(), 0);
 }
 
 impl Fabric for ShmFabric {
@@ -469,7 +428,7 @@ impl Fabric for ShmFabric {
             self.posted_bytes -= posted.payload_bytes;
             left = left.saturating_sub(posted.payload_bytes);
             let executor = &self.executors[posted.region.index()];
-            let Lane { chain, verbs, buffers, deadline, .. } =
+            let Lane { chain, verbs, buffers, sums, deadline, .. } =
                 &mut self.lanes[usize::from(posted.lane.0)];
             posted.result = match posted.kind {
                 PostedKind::Read { remote, into, bytes } => {
@@ -477,7 +436,10 @@ impl Fabric for ShmFabric {
                 }
                 PostedKind::Lane => match PutChain::of(&chain[..*verbs]) {
                     Some(put) => executor.put(buffers, &put, *deadline),
-                    None => executor.execute(buffers, &chain[..*verbs], *deadline),
+                    None => {
+                        let mut memory = LaneMemory { buffers, sums };
+                        executor.execute(&mut memory, &chain[..*verbs], *deadline)
+                    }
                 },
             };
             self.executed += 1;
@@ -550,7 +512,8 @@ impl Fabric for ShmFabric {
             // Without it each verb would wait for its own memory: a swap waits for earlier writes.
             executor.prefetch_chain(chain);
         }
-        executor.execute(&mut lane.buffers, chain, deadline)
+        let mut memory = LaneMemory { buffers: &mut lane.buffers, sums: &mut lane.sums };
+        executor.execute(&mut memory, chain, deadline)
     }
 
     /// As `run`, without a loop over verbs.
@@ -568,6 +531,10 @@ impl Fabric for ShmFabric {
         let lane = &mut self.lanes[usize::from(lane.0)];
         lane.counters.count_only_read(bytes);
         executor.read(&mut lane.buffers, remote, into, bytes)
+    }
+
+    fn part_sum(&self, lane: LaneId, verb: usize, _: (Buffer, u32, u32)) -> u32 {
+        self.lanes[usize::from(lane.0)].sums[verb]
     }
 
     /// Copies from the region to the sink.
@@ -616,6 +583,7 @@ impl Fabric for ShmFabric {
 }
 
 mod long;
+mod memory;
 mod put_chain;
 mod setup;
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod words;
 
 pub use connect::Connection;
 pub use control_channel::ShmChannel;
-pub(crate) use data_path::{Buffers, ChainMemory, Executor, words_mut};
+pub(crate) use data_path::{Buffers, ChainMemory, Executor, part_mut, words_mut};
 pub use data_path::{LATENESS_MAX_NS, Lease, ROUND_TRIP_MIN_NS, ShmFabric};
 pub use listen::{Listener, SocketOptions, lock_path};
 pub use memory::huge_pages::{Collapse, Pages, collapse_refusal};

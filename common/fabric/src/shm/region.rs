@@ -146,6 +146,25 @@ impl Region {
         Ok(())
     }
 
+    /// Copies bytes from the region, in no particular order. Returns their CRC-32, computed in the
+    /// same pass.
+    ///
+    /// # Errors
+    /// [`ChainError::Outside`].
+    pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8]) -> Result<u32, ChainError> {
+        let words = self.range(offset, into.len().div_ceil(WORD_BYTES as usize))?;
+        let mut sum = crc32fast::Hasher::new();
+        let mut parts = words.chunks(PART_WORDS).peekable();
+        for target in into.chunks_mut(PART_BYTES) {
+            let part = parts.next().unwrap_or_default();
+            let next = parts.peek().copied().unwrap_or_default();
+            lines_of(next).for_each(prefetch);
+            words::read_bytes(part, target);
+            sum.update(target);
+        }
+        Ok(sum.finalize())
+    }
+
     /// Copies bytes from the region to a sink, part by part. The memory of the next part is
     /// prefetched while the sink works on one.
     ///

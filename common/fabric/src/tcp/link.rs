@@ -16,7 +16,7 @@ use super::record::{self, Header, RecordError, ReplyKind, WORD_BYTES, decode_fai
 use super::stream::Stream;
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
-use crate::shm::{Buffers, words_mut};
+use crate::shm::{Buffers, part_mut, words_mut};
 use crate::{ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Trust, Verb};
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
@@ -142,16 +142,22 @@ impl Link {
         let may_be_direct =
             |output: &Output| stream.is_some_and(|stream| output.has_room_for_direct(stream));
         for verb in chain.verbs() {
-            let Verb::Write { from, bytes, .. } = *verb else { continue };
-            let payload = words_mut(&mut buffers[from as usize], bytes);
-            if payload.len() * WORD_BYTES >= DIRECT_BYTES_MIN && may_be_direct(&self.output) {
-                let start = payload.as_ptr().cast();
+            let payload = match *verb {
+                Verb::Write { from, bytes, .. } => {
+                    words_mut(&mut buffers[from as usize], bytes).as_bytes()
+                }
+                Verb::WritePart { from, at, bytes, .. } => part_mut(buffers, from, at, bytes),
+                _ => continue,
+            };
+            if payload.len() >= DIRECT_BYTES_MIN && may_be_direct(&self.output) {
+                let start = payload.as_ptr();
                 // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is
                 // in flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). The output is cleared
                 // before a chain in flight is given up (`TcpFabric::break_link`).
                 unsafe { self.output.push_direct(start, size_of_val(payload)) };
             } else {
-                self.output.words.extend_from_slice(payload);
+                let (words, _) = payload.as_chunks();
+                self.output.words.extend(words.iter().map(|word| u64::from_ne_bytes(*word)));
             }
         }
     }
@@ -208,10 +214,11 @@ impl Link {
         let received = match &mut self.direct {
             Some(DirectReply { lane, bytes, filled }) => {
                 let lane = &mut lanes[usize::from(lane.0)];
-                let Some((buffer, _)) = single_read(lane.chain.verbs()) else {
+                let Some((buffer, at, _)) = single_read(lane.chain.verbs()) else {
                     return Err(io::ErrorKind::InvalidData.into());
                 };
-                let target = &mut lane.buffers[buffer as usize].as_mut_bytes()[*filled..*bytes];
+                let target = &mut lane.buffers[buffer as usize].as_mut_bytes()[at..];
+                let target = &mut target[*filled..*bytes];
                 let received = stream.receive_all(target, wait);
                 *filled += *received.as_ref().unwrap_or(&0);
                 received
@@ -304,13 +311,14 @@ impl Link {
             if body_words != record::reply_words(lane.chain.verbs()) {
                 return Err(RecordError);
             }
-            if let Some((buffer, bytes)) = single_read(lane.chain.verbs())
+            if let Some((buffer, at, bytes)) = single_read(lane.chain.verbs())
                 && bytes as usize >= DIRECT_BYTES_MIN
             {
                 let from = self.processed + WORD_BYTES;
                 let begun = &self.input.as_bytes()[from..self.received];
-                let target = words_mut(&mut lane.buffers[buffer as usize], bytes).as_mut_bytes();
-                target[..begun.len()].copy_from_slice(begun);
+                let end = (at + bytes as usize) as u32;
+                let target = words_mut(&mut lane.buffers[buffer as usize], end).as_mut_bytes();
+                target[at..][..begun.len()].copy_from_slice(begun);
                 let (bytes, filled) = (bytes as usize, begun.len());
                 self.direct = Some(DirectReply { lane: id, bytes, filled });
                 (self.received, self.processed) = (0, 0);
@@ -358,11 +366,12 @@ fn lane_of(
     if is_awaited { Ok(lane) } else { Err(RecordError) }
 }
 
-/// The target and the length of a chain's only verb, if it is a READ.
+/// The target of a chain's only verb, if it is a READ: buffer, offset and length.
 #[inline]
-fn single_read(chain: &[Verb]) -> Option<(crate::Buffer, u32)> {
+fn single_read(chain: &[Verb]) -> Option<(crate::Buffer, usize, u32)> {
     match *chain {
-        [Verb::Read { into, bytes, .. }] => Some((into, bytes)),
+        [Verb::Read { into, bytes, .. }] => Some((into, 0, bytes)),
+        [Verb::ReadPart { into, at, bytes, .. }] => Some((into, at as usize, bytes)),
         _ => None,
     }
 }
@@ -378,13 +387,17 @@ fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
         _ => (0, body),
     };
     for verb in chain {
-        if let Verb::Read { into, bytes, .. } = *verb {
-            let words = bytes as usize / WORD_BYTES;
-            // The caller has compared the lengths.
-            let (payload, later) = rest.split_at(words.min(rest.len()));
-            words_mut(&mut buffers[into as usize], bytes)[..payload.len()].copy_from_slice(payload);
-            rest = later;
-        }
+        let (into, at, bytes) = match *verb {
+            Verb::Read { into, bytes, .. } => (into, 0, bytes),
+            Verb::ReadPart { into, at, bytes, .. } => (into, at, bytes),
+            _ => continue,
+        };
+        let words = bytes as usize / WORD_BYTES;
+        // The caller has compared the lengths.
+        let (payload, later) = rest.split_at(words.min(rest.len()));
+        let target = &mut words_mut(&mut buffers[into as usize], at + bytes)[at as usize / 8..];
+        target[..payload.len()].copy_from_slice(payload);
+        rest = later;
     }
     found
 }

@@ -110,7 +110,7 @@ pub(super) fn changes(chain: &[Verb]) -> bool {
 pub(super) fn reply_words(chain: &[Verb]) -> usize {
     let mut words = usize::from(has_atomic(chain));
     for verb in chain {
-        if let Verb::Read { bytes, .. } = verb {
+        if let Verb::Read { bytes, .. } | Verb::ReadPart { bytes, .. } = verb {
             words += *bytes as usize / WORD_BYTES;
         }
     }
@@ -141,8 +141,10 @@ pub(super) fn encode_request(lane: LaneId, chain: &[Verb], deadline: Nanos, into
     }
     for verb in chain {
         match *verb {
-            Verb::Read { remote, bytes, .. } => into.extend([verb_word(READ, bytes), remote]),
-            Verb::Write { remote, bytes, .. } => {
+            Verb::Read { remote, bytes, .. } | Verb::ReadPart { remote, bytes, .. } => {
+                into.extend([verb_word(READ, bytes), remote]);
+            }
+            Verb::Write { remote, bytes, .. } | Verb::WritePart { remote, bytes, .. } => {
                 payload_words += bytes as usize / WORD_BYTES;
                 into.extend([verb_word(WRITE, bytes), remote]);
             }

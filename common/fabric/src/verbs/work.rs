@@ -16,6 +16,13 @@ pub(super) struct RegisteredRange {
     pub(super) lkey: u32,
 }
 
+impl RegisteredRange {
+    /// The range from this offset on.
+    fn from(self, at: u32) -> Self {
+        Self { address: self.address + u64::from(at), bytes: self.bytes - at, ..self }
+    }
+}
+
 /// The registered memory of a lane.
 pub(super) struct LaneMemory {
     pub(super) buffers: [RegisteredRange; Buffer::COUNT],
@@ -84,6 +91,15 @@ pub(super) fn request(
             local(memory.buffers[from as usize]);
             (remote, bytes)
         }
+        Verb::ReadPart { remote, into, at, bytes } => {
+            local(memory.buffers[into as usize].from(at));
+            request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+            (remote, bytes)
+        }
+        Verb::WritePart { remote, from, at, bytes } => {
+            local(memory.buffers[from as usize].from(at));
+            (remote, bytes)
+        }
         Verb::WriteU32 { remote, value } => {
             request.word = Some(value.into());
             (remote, 4)
@@ -134,15 +150,15 @@ impl Request {
 #[inline]
 fn needs_fence(before: Verb, verb: Verb) -> bool {
     match before {
-        Verb::Read { .. } => !matches!(verb, Verb::Read { .. }),
+        Verb::Read { .. } | Verb::ReadPart { .. } => verb.changes_region(),
         Verb::CompareSwap { .. } => is_write(verb),
-        Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. } => false,
+        _ => false,
     }
 }
 
 #[inline]
 fn is_write(verb: Verb) -> bool {
-    matches!(verb, Verb::Write { .. } | Verb::WriteU32 { .. } | Verb::WriteWord { .. })
+    verb.changes_region() && !verb.is_atomic()
 }
 
 /// The buffer that a verb uses, and how many bytes of it.
@@ -152,6 +168,8 @@ pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
         Verb::Read { into: buffer, bytes, .. } | Verb::Write { from: buffer, bytes, .. } => {
             Some((buffer, bytes))
         }
+        Verb::ReadPart { into: buffer, at, bytes, .. }
+        | Verb::WritePart { from: buffer, at, bytes, .. } => Some((buffer, at + bytes)),
         _ => None,
     }
 }
@@ -196,7 +214,7 @@ pub(super) fn classify_failure(
             | ibv_wc_status::IBV_WC_REM_OP_ERR
     );
     let before = chain.iter().take(at).any(|verb| verb.is_atomic());
-    let is_read = matches!(chain.get(at), None | Some(Verb::Read { .. }));
+    let is_read = chain.get(at).is_none_or(|verb| !verb.changes_region());
     if refused && !before && !is_read { ChainError::Fenced } else { ChainError::Unknown }
 }
 

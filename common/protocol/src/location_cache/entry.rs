@@ -90,6 +90,8 @@ const TAG: Field = Field::above(LOCKED, 33);
 const _: () = assert!(TAG.shift + TAG.bits == 64);
 const _: () = assert!(INCARNATION.max() == INCARNATION_MAX as u64);
 const _: () = assert!(SizeClass::COUNT as u64 <= CLASS.max() + 1);
+/// The lowest number of a class of heads.
+const FIRST_HEAD: u64 = SizeClass::FIRST_HEAD.index() as u64;
 const _: () = assert!(SizeClass::PADDING_MAX as u64 == PADDING.max());
 /// The size of a slot, in bytes. Its offset in a window is a multiple of this.
 const SLOT_UNIT: u16 = 16;
@@ -160,6 +162,13 @@ impl PackedLocation {
             class: SizeClass::from_index(CLASS.get(self.rest) as u8)?,
             generation_low: self.generation as u8,
         })
+    }
+
+    /// Whether the block is the head of a value with extents.
+    #[inline]
+    pub(crate) fn is_head(self) -> bool {
+        // No word leads to a block of the last class, which is that of extents.
+        CLASS.get(self.rest) >= FIRST_HEAD
     }
 
     /// The generation of the block.

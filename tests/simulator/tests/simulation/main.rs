@@ -11,6 +11,7 @@ mod clocks;
 mod clusters;
 mod crash;
 mod depot;
+mod extents;
 mod full;
 mod lost;
 mod mutants;

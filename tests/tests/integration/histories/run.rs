@@ -64,6 +64,8 @@ pub(crate) struct Plan {
     pub(super) also_over_tcp: bool,
     /// The server evicts keys, and has less memory than the values take. Some values expire.
     pub(super) is_cache: bool,
+    /// Some values have extents. Such workers have faults, too.
+    pub(super) has_long: bool,
 }
 
 impl Plan {
@@ -98,6 +100,7 @@ impl Run {
         // A small region is soon served again.
         let memory = match plan {
             Plan { is_cache: true, .. } => CACHE_MEMORY,
+            Plan { has_long: true, .. } => "1GiB",
             Plan { kills_server: true, .. } => "256MiB",
             _ => "512MiB",
         };
@@ -126,6 +129,7 @@ impl Run {
     fn start_worker(&mut self, is_faulty: bool) {
         let mode = match &self.network {
             _ if self.plan.is_cache => Some(if is_faulty { "faulty-cache" } else { "cache" }),
+            _ if self.plan.has_long => Some("long"),
             _ if is_faulty => Some("faults"),
             Some(_) => Some("network"),
             None => None,

@@ -1,9 +1,9 @@
-//! Long READs and PUTs, which copy between the region and the caller's memory.
+//! Long READs, WRITEs and PUTs, part by part.
 
 use zerocopy::IntoBytes;
 
 use super::put_chain::PutChain;
-use super::{Buffers, ChainMemory, Executor, words_mut};
+use super::{Buffers, ChainMemory, Executor, LeaseWord, WRITE_WORDS_MAX, words_mut};
 use crate::clock::Clock;
 use crate::long_transfer::PART_BYTES;
 use crate::{ChainError, LongRead, LongWrite, Nanos, ReadSink};
@@ -46,6 +46,42 @@ impl Executor {
         accepted()?;
         self.region.write(put.block, head)?;
         self.mark_and_swap(put, lease, deadline)
+    }
+
+    #[cold]
+    pub(super) fn write_long(
+        &self,
+        remote: u64,
+        source: &[u64],
+        lease: LeaseWord<'_>,
+        deadline: Nanos,
+    ) -> Result<(), ChainError> {
+        // Before the first part, because a verb outside the region is not executed at all.
+        self.region.check_range(remote, source.len())?;
+        let mut offset = remote;
+        for part in source.chunks(WRITE_WORDS_MAX) {
+            self.check_accepted(lease, Clock::roughly, deadline)?;
+            self.region.write(offset, part)?;
+            offset += size_of_val(part) as u64;
+        }
+        Ok(())
+    }
+
+    /// WRITEs bytes with the checks of [`Executor::write`]. Returns their CRC-32.
+    pub(super) fn write_summed(
+        &self,
+        remote: u64,
+        source: &[u8],
+        lease: LeaseWord<'_>,
+        deadline: Nanos,
+    ) -> Result<u32, ChainError> {
+        let mut sum = crc32fast::Hasher::new();
+        self.region.write_parts(remote, source, |part| {
+            self.check_accepted(lease, Clock::roughly, deadline)?;
+            sum.update(part);
+            Ok(())
+        })?;
+        Ok(sum.finalize())
     }
 }
 

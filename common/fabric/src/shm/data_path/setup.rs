@@ -17,6 +17,7 @@ impl ShmFabric {
             verbs: 0,
             deadline: 0,
             buffers: Default::default(),
+            sums: [0; CHAIN_VERBS_MAX],
             counters: Counters::default(),
         };
         let (lane_count, clock) = (usize::from(lanes), Clock::new());

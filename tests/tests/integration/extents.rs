@@ -1,0 +1,212 @@
+//! Values that are longer than a block: they behave as all others, and no memory of them is lost.
+
+use std::time::Duration;
+
+use farside::OperationError::ValueTooLong;
+use farside::{Error, Session, Store};
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, blocks_with_clients, self_describing, wait_until,
+};
+
+const MIB: usize = 1 << 20;
+
+/// A value of this length, which differs from those with other seeds in every extent.
+fn value(bytes: usize, seed: u64) -> Vec<u8> {
+    self_describing::value(7, 0, seed, bytes)[..bytes].to_vec()
+}
+
+fn check(session: &mut Session, key: &str, expected: &[u8]) {
+    for round in ["cached", "cached with its table", "not cached"] {
+        if round == "not cached" {
+            session.clear_cache();
+        }
+        let found = session.get(key).unwrap().expect(round);
+        assert!(found.data == expected, "{key}: {} bytes, {round}", expected.len());
+    }
+}
+
+#[test]
+fn values_of_all_lengths_are_stored_replaced_and_deleted() {
+    let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    let lengths = [
+        4 * MIB - 100,
+        4 * MIB,
+        4 * MIB + 1,
+        5 * MIB - 5 * 64,
+        5 * MIB - 5 * 64 + 1,
+        7 * MIB + 3,
+        20 * MIB,
+        10,
+        9 * MIB,
+    ];
+    for (seed, bytes) in lengths.into_iter().enumerate() {
+        let stored = value(bytes, seed as u64);
+        session.put("key", &stored).unwrap();
+        check(&mut session, "key", &stored);
+        let long_key = "k".repeat(1000);
+        session.put(&long_key, &stored).unwrap();
+        check(&mut session, &long_key, &stored);
+        assert!(session.delete(&long_key).unwrap());
+        assert_eq!(session.get(&long_key).unwrap(), None);
+    }
+    let too_long = session.put("key", value(20 * MIB + 1, 9)).unwrap_err();
+    assert!(matches!(too_long, Error::Operation(ValueTooLong { max: 20_971_520, .. })));
+    check(&mut session, "key", &value(9 * MIB, 8));
+}
+
+#[test]
+fn no_memory_is_lost_when_long_values_are_replaced() {
+    let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    for round in 0..60 {
+        session.put("one", value(16 * MIB, round)).unwrap();
+        session.put("two", value(if round % 2 == 0 { 100 } else { 12 * MIB }, round)).unwrap();
+        if round % 3 == 0 {
+            assert!(session.delete("one").unwrap());
+        }
+    }
+    check(&mut session, "one", &value(16 * MIB, 59));
+    check(&mut session, "two", &value(12 * MIB, 59));
+}
+
+/// The number of free blocks does not fall: what a client gives back is all that it took.
+#[test]
+fn a_client_gives_all_extents_back() {
+    let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
+    let observer = server.client();
+    let mut session = server.session();
+    for round in 0..10 {
+        session.put("key", value(16 * MIB, round)).unwrap();
+        session.put("other", value(5 * MIB, round)).unwrap();
+    }
+    drop(session);
+    wait_until("all blocks are back", TEST_TIMEOUT, || blocks_with_clients(&observer) == 0);
+    server.assert_verifies();
+    assert!(observer.session().unwrap().delete("key").unwrap());
+    server.assert_verifies();
+}
+
+#[test]
+fn a_put_of_a_long_value_without_room_loses_nothing() {
+    let server = ServerProcess::start("--memory 64MiB --value-bytes-max 62914560");
+    let mut session = server.session();
+    session.put("kept", value(16 * MIB, 1)).unwrap();
+    for _ in 0..3 {
+        let full = session.put("kept", value(55 * MIB, 2)).unwrap_err();
+        assert!(full.to_string().contains("no free block"), "{full}");
+        check(&mut session, "kept", &value(16 * MIB, 1));
+    }
+    session.put("other", value(18 * MIB, 3)).unwrap();
+    check(&mut session, "other", &value(18 * MIB, 3));
+    server.assert_verifies();
+}
+
+#[test]
+fn all_operations_work_on_long_values() {
+    let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    let (one, two) = (value(6 * MIB, 1), value(7 * MIB, 2));
+    assert!(session.insert("key", &one).unwrap());
+    assert!(!session.insert("key", &two).unwrap());
+    check(&mut session, "key", &one);
+    assert!(session.update("key", &two).unwrap());
+    let version = session.get("key").unwrap().unwrap().version;
+    assert!(session.store("key", &one, Store::if_version(version)).unwrap().applied);
+    assert!(!session.store("key", &two, Store::if_version(version)).unwrap().applied);
+    assert!(session.store("key", &two, Store::if_value(&one)).unwrap().applied);
+    check(&mut session, "key", &two);
+    session.append("key", b" and more").unwrap();
+    let appended = [&two[..], b" and more"].concat();
+    check(&mut session, "key", &appended);
+    session.put("short", b"short").unwrap();
+    session.append("short", &two).unwrap();
+    check(&mut session, "short", &[b"short", &two[..]].concat());
+    assert_eq!(session.take("key").unwrap().unwrap().data, appended);
+    assert_eq!(session.get("key").unwrap(), None);
+    let results = session.batch().put("a", &one).put("b", &two).get("short").run().unwrap();
+    assert!(results.iter().all(Result::is_ok));
+    check(&mut session, "a", &one);
+    check(&mut session, "b", &two);
+    let mut pipeline = session.pipeline().unwrap();
+    // A second GET of a key shares the chain of the first one.
+    let of_two = ["a", "b", "a"].map(|key| pipeline.get(key).unwrap())[1];
+    for _ in 0..3 {
+        let completed = pipeline.wait().unwrap();
+        let expected = if completed.ticket == of_two { &two } else { &one };
+        let found = completed.result.unwrap().value;
+        assert!(found.as_deref().is_some_and(|found| found == expected.as_slice()));
+    }
+    drop(pipeline);
+    let entries: Vec<_> = session.scan().unwrap().map(Result::unwrap).collect();
+    assert_eq!(entries.len(), 3);
+    assert!(entries.iter().any(|entry| entry.value.data == two));
+    server.assert_verifies();
+}
+
+#[test]
+fn long_values_expire_and_their_memory_is_reused() {
+    let server = ServerProcess::start("--memory 64MiB --value-bytes-max 20971520 --grace-ms 20");
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    for round in 1..=3 {
+        session.put_with_ttl("key", value(20 * MIB, round), Duration::from_secs(1)).unwrap();
+        let statistics = || client.admin().statistics().unwrap();
+        wait_until("it is removed", TEST_TIMEOUT, || statistics().keys_expired == round);
+        assert_eq!(session.get("key").unwrap(), None);
+        server.assert_verifies();
+    }
+}
+
+#[test]
+fn a_cache_evicts_long_values_whole() {
+    let server =
+        ServerProcess::start("--memory 128MiB --value-bytes-max 20971520 --grace-ms 10 --evict");
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    for n in 0..60u64 {
+        session.put(format!("key {n}"), value(6 * MIB, n)).unwrap();
+        // Values without extents want memory, too.
+        for small in 0..200 {
+            session.put(format!("small {n} {small}"), value(5000, n)).unwrap();
+        }
+    }
+    let kept: Vec<u64> = (0..60)
+        .filter(|n| {
+            let found = session.get(format!("key {n}")).unwrap();
+            found.is_some_and(|found| {
+                assert!(found.data == value(6 * MIB, *n), "key {n}");
+                true
+            })
+        })
+        .collect();
+    assert!(kept.len() < 20 && kept.contains(&59), "{kept:?}");
+    server.assert_verifies();
+}
+
+#[test]
+fn long_values_survive_a_restart_and_a_snapshot() {
+    let mut server = ServerProcess::start_with_file("--memory 256MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    let (one, two) = (value(16 * MIB, 1), value(5 * MIB, 2));
+    session.put("one", &one).unwrap();
+    session.put("two", value(9 * MIB, 3)).unwrap();
+    session.put("two", &two).unwrap();
+    drop(session);
+    server.kill();
+    server.start_again();
+    let mut session = server.session();
+    check(&mut session, "one", &one);
+    check(&mut session, "two", &two);
+    server.assert_verifies();
+    // The memory of what was replaced is free again.
+    session.put("three", value(20 * MIB, 4)).unwrap();
+    let file = server.folder().join("snapshot");
+    server.cli(&["snapshot", file.to_str().unwrap()]).succeeded();
+    let restored = ServerProcess::start(&format!("--memory 128MiB --restore {}", file.display()));
+    let mut session = restored.session();
+    check(&mut session, "one", &one);
+    check(&mut session, "two", &two);
+    check(&mut session, "three", &value(20 * MIB, 4));
+    restored.assert_verifies();
+}
