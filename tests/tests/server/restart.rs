@@ -126,9 +126,9 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
         (whole[..100].to_vec(), "truncated"),
         (whole[..16].to_vec(), "holds no region"),
         (vec![1], "too short"),
-        (with_version(99), "format version 99, and this server knows 5"),
-        // In version 4 blocks expired at a full second.
-        (with_version(4), "format version 4, and this server knows 5"),
+        (with_version(99), "format version 99, and this server knows 6"),
+        // In version 5 no value had extents.
+        (with_version(5), "format version 5, and this server knows 6"),
     ] {
         refuse(&content, expected);
     }
