@@ -233,6 +233,7 @@ impl BlockHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::tests::stamp;
     use crate::{BlockRef, KEY_BYTES_LIMIT};
 
     const SHAPE: ExtentShape = ExtentShape::OF_REGIONS;
@@ -255,15 +256,7 @@ mod tests {
         let mut image = vec![0; start + table_bytes];
         image[BLOCK_HEADER_BYTES as usize..start].copy_from_slice(key);
         write_table(&mut image[start..], value_bytes, extents);
-        let stamp = BlockStamp {
-            address: BlockAddress(3),
-            generation: 1,
-            writer: 7,
-            written_at_ms: 1,
-            expires_at_ms: 0,
-            is_pinned: false,
-        };
-        seal(&mut image, key.len() as u16, table_bytes as u32, stamp).unwrap();
+        seal(&mut image, key.len() as u16, table_bytes as u32, stamp(3, 1)).unwrap();
         image
     }
 
@@ -329,20 +322,12 @@ mod tests {
     #[test]
     fn an_extent_has_the_header_of_no_other_block() {
         let mut image = vec![0; 64];
-        let stamp = BlockStamp {
-            address: BlockAddress(3),
-            generation: 1,
-            writer: 7,
-            written_at_ms: 1,
-            expires_at_ms: 0,
-            is_pinned: false,
-        };
         image[32..35].copy_from_slice(b"key");
-        seal_extent(&mut image, 3, 1 << 19, stamp).unwrap();
+        seal_extent(&mut image, 3, 1 << 19, stamp(3, 1)).unwrap();
         let (header, _) = BlockHeader::ref_from_prefix(&image).unwrap();
         assert!(header.fits_extent() && !header.fits(SizeClass::EXTENT, 3));
         assert!(!SizeClass::EXTENT.is_head());
-        seal_extent(&mut image, 3, 2 << 20, stamp).unwrap();
+        seal_extent(&mut image, 3, 2 << 20, stamp(3, 1)).unwrap();
         let (header, _) = BlockHeader::ref_from_prefix(&image).unwrap();
         assert!(!header.fits_extent());
     }

@@ -199,7 +199,7 @@ fn long_values_survive_a_restart_and_a_snapshot() {
     check(&mut session, "one", &one);
     check(&mut session, "two", &two);
     server.assert_verifies();
-    // The memory of what was replaced is free again.
+    // A restarted server still gives extents to new values.
     session.put("three", value(20 * MIB, 4)).unwrap();
     let file = server.folder().join("snapshot");
     server.cli(&["snapshot", file.to_str().unwrap()]).succeeded();

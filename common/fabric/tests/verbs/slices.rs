@@ -110,7 +110,8 @@ fn a_verb_that_is_too_long_for_a_border_is_refused_and_breaks_nothing() {
     assert_eq!(fabric.run(LANE, REGION, &[increment(SLICE, 0)], deadline), Ok(0));
 }
 
-/// The canary: the device enforces the borders of what is registered, so a wrong key is noticed.
+/// The other tests rely on this: the device refuses an access outside the slice of its key, so a
+/// wrong key makes them fail.
 #[test]
 fn the_device_refuses_the_key_of_another_slice() {
     let Some(mut server) = server() else { return };

@@ -1,5 +1,5 @@
-//! WRITEs whose payloads the system copies into the region: all of them, whatever parts arrive
-//! together, and nothing of what a client may not write.
+//! WRITEs whose payloads the system copies into the region. Each byte must arrive, however the
+//! stream is cut. Nothing that the client may not write must reach the region.
 
 use zerocopy::IntoBytes;
 
