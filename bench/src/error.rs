@@ -76,6 +76,16 @@ pub enum Error {
          free ones: give a smaller --span"
     )]
     TooFewBlocks { asked: usize, bytes: u64, spare: usize },
+    #[error(
+        "the server stores values of up to {max} bytes, and this run has some of {bytes}: start it \
+         with --value-bytes-max {bytes}, or ask for shorter --values"
+    )]
+    ValueTooLong { bytes: u64, max: u64 },
+    #[error(
+        "this run needs {needed_mib} MiB of blocks for values of {bytes} bytes, and the server has \
+         {free_mib} MiB free: start it with --memory {memory_mib}MiB, or ask for shorter --values"
+    )]
+    TooLittleMemory { bytes: u64, needed_mib: u64, free_mib: u64, memory_mib: u64 },
     #[error("no operation ended: give the run more --seconds, or a higher rate")]
     NoOperations,
     #[error("a thread of the benchmark panicked")]

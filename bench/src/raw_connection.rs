@@ -77,6 +77,11 @@ impl RawConnection {
     /// How many blocks of this class can be taken so that some are left for other clients, without
     /// a key being evicted: half of the free ones.
     pub fn spare_blocks(&mut self, class: SizeClass) -> Result<usize> {
+        Ok(self.free_blocks(class)? / 2)
+    }
+
+    /// How many blocks of this class can be taken, without a key being evicted.
+    pub fn free_blocks(&mut self, class: SizeClass) -> Result<usize> {
         let statistics = self.statistics()?;
         let blocks = statistics.classes.iter().find(|blocks| blocks.class == class);
         let free =
@@ -86,7 +91,12 @@ impl RawConnection {
             0 => statistics.chunks_free / class.chunks_per_span(),
             _ => 0,
         };
-        Ok(((free + spans * class.blocks_per_span()) / 2) as usize)
+        Ok((free + spans * class.blocks_per_span()) as usize)
+    }
+
+    /// The length of the region, in bytes.
+    pub fn region_bytes(&self) -> u64 {
+        self.server.welcome.region_bytes
     }
 
     /// Waits until the server has put the region into huge pages, as far as the system has any.

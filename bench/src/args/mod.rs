@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
-use farside_config::size::ByteSize;
+use farside_config::size::{ByteSize, ByteSizeError};
 use farside_config::{ClientConfig, ConfigError};
+use farside_layout::VALUE_BYTES_LIMIT;
 
 use crate::{Error, Result};
 
@@ -86,10 +87,12 @@ pub struct Verbs {
     /// How much memory the verbs access
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub span: ByteSize,
-    /// Measure GETs and PUTs of values of these lengths beside READs and WRITEs of the same bytes,
-    /// one operation after the other
+    /// Measure GETs and PUTs of values of these lengths, up to 256MiB, beside READs and WRITEs of
+    /// the same bytes, one operation after the other. Those of a value with extents are as many as
+    /// it has extents.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', num_args = 0..=1)]
-    #[arg(default_missing_value = "4KiB,64KiB,1MiB,4MiB", conflicts_with_all = ["bytes", "depth"])]
+    #[arg(value_parser = value_bytes, default_missing_value = VALUES_DEFAULT)]
+    #[arg(conflicts_with_all = ["bytes", "depth"])]
     pub values: Option<Vec<ByteSize>>,
     /// Write the result to this file as JSON, which `kv-bench report` reads unless it is of
     /// --values; - writes it to stdout instead of the table
@@ -205,6 +208,17 @@ pub fn positive_seconds(text: &str) -> std::result::Result<f64, String> {
 /// The longest READ or WRITE, in bytes.
 const VERB_BYTES_MAX: u32 = 1 << 20;
 
+/// The lengths of `--values` without a list.
+const VALUES_DEFAULT: &str = "4KiB,64KiB,1MiB,4MiB,64MiB,256MiB";
+
+fn value_bytes(text: &str) -> std::result::Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
+    match size.0 {
+        8..=VALUE_BYTES_LIMIT => Ok(size),
+        _ => Err(format!("write lengths from 8B to {}", ByteSize(VALUE_BYTES_LIMIT))),
+    }
+}
+
 fn verb_bytes(text: &str) -> std::result::Result<u32, String> {
     match text.parse::<u32>() {
         Ok(bytes) if (8..=VERB_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(8) => Ok(bytes),
@@ -238,7 +252,8 @@ pub(crate) mod tests {
         let ycsb = ycsb(line);
         assert_eq!((ycsb.threads, ycsb.depth, ycsb.shape()), (2, 16, Shape::Uniform));
         assert!(parse("verbs --seconds 1 --bytes 64 --depth 8 --json x").is_ok());
-        for (line, sizes) in [("verbs --values", 4), ("verbs --seconds 1 --values 4KiB,1MiB", 2)] {
+        for (line, sizes) in [("verbs --values", 6), ("verbs --seconds 1 --values 4KiB,256MiB", 2)]
+        {
             let Ok(Command::Verbs(verbs)) = parse(line).map(|args| args.command) else {
                 panic!("{line}")
             };
@@ -279,6 +294,7 @@ pub(crate) mod tests {
             ("ycsb --workload a --servers 2 --emulate-rate 0", "1..="),
             ("verbs --bytes 12", "multiple of 8"),
             ("verbs --values --depth 4", "cannot be used with"),
+            ("verbs --values 1MiB,257MiB", "from 8B to 256MiB"),
             ("policies --sizes 1,0", "above 0 and up to 100"),
             ("policies --keys 0", "1..="),
         ] {

@@ -5,6 +5,7 @@
 
 mod limit;
 mod measure;
+mod parts;
 mod sockets;
 mod values;
 

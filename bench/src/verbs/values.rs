@@ -1,37 +1,39 @@
 //! `kv-bench verbs --values`: GETs and PUTs of long values at cached locations, one after the
 //! other, beside the raw verbs of the same bytes.
 //!
-//! The four take turns, each for a short time. So what disturbs the machine disturbs all of them,
-//! and a ratio is the median over all turns.
+//! All of them take turns, each for a short time, or for one value if that takes longer. So what
+//! disturbs the machine disturbs all of them, and a ratio is the median over all turns.
 
 use std::fmt::{self, Write as _};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use farside::{Client, Session};
+use farside_config::ClientConfig;
 use farside_config::size::ByteSize;
-use farside_config::{ClientConfig, KEY_BYTES_MAX_DEFAULT};
 use farside_fabric::AnyFabric;
-use farside_layout::{BLOCK_BYTES_MAX, CHUNK_BYTES, SizeClass, block_bytes};
+use farside_layout::CHUNK_BYTES;
 use serde::{Deserialize, Serialize};
 
+use super::parts::ValueBlocks;
 use super::{Plan, RawVerb, measure};
 use crate::args::Verbs;
 use crate::command::Interrupt;
 use crate::environment::Origin;
-use crate::keys::{self, KEY_BYTES};
+use crate::keys;
 use crate::publish::grouped;
 use crate::raw_connection::RawConnection;
 use crate::server::Server;
-use crate::sizing::ServerMemory;
+use crate::sizing::{ServerMemory, VALUE_BYTES_MAX_DEFAULT};
 use crate::{Error, Result};
 
-/// The time of one turn of one of the four.
+/// The time of one turn of one of them.
 const TURN: Duration = Duration::from_millis(25);
-/// The longest value, in bytes: that of a server with the default limit on keys.
-const VALUE_BYTES_MAX: u64 = BLOCK_BYTES_MAX - block_bytes(KEY_BYTES_MAX_DEFAULT as usize, 0);
 /// The memory for the blocks that PUTs replaced, which rest for GRACE.
 const RESTING_BYTES: u64 = 2 << 30;
+/// The same for values with extents, whose PUTs are slower. The extents that a PUT writes come in
+/// addition.
+const RESTING_BYTES_OF_EXTENTS: u64 = 1 << 30;
 /// The numbers of the records, which no other workload uses.
 const FIRST_RECORD: u64 = 1 << 60;
 
@@ -50,6 +52,8 @@ pub struct ValuesReport {
 #[allow(missing_docs, reason = "the names are those of the JSON")]
 pub struct ValueRates {
     pub bytes: u64,
+    /// The number of turns, of which all figures are medians.
+    pub turns: usize,
     pub read_per_s: f64,
     pub get_per_s: f64,
     pub get_ratio: f64,
@@ -67,22 +71,63 @@ pub fn run(args: &Verbs, sizes: &[ByteSize], interrupt: &Interrupt) -> Result<Va
         values: Vec::with_capacity(sizes.len()),
     };
     for ByteSize(bytes) in sizes {
-        let bytes = (*bytes / 8 * 8).clamp(8, VALUE_BYTES_MAX);
+        let too_long = || Error::Usage(format!("no value has {bytes} bytes"));
+        let blocks = ValueBlocks::of(bytes / 8 * 8).ok_or_else(too_long)?;
         let (config, span) = (config.clone(), args.span.0);
-        let server = Server::connect_or_start(config, || Ok(memory(bytes, span)), interrupt)?;
+        let server = Server::connect_or_start(config, || Ok(memory(blocks, span)), interrupt)?;
         report.fabric = server.fabric().to_owned();
-        let mut run = Run::new(&server, bytes, span, interrupt)?;
+        let mut run = Run::new(&server, blocks, span, interrupt)?;
         report.values.push(run.measure(Duration::from_secs_f64(args.seconds))?);
         report.origin = run.end()?;
     }
     Ok(report)
 }
 
+/// How many values the run has.
+fn values(blocks: ValueBlocks, span: u64) -> usize {
+    (span / blocks.bytes()).max(1) as usize
+}
+
 /// The memory of a server of our own.
-fn memory(bytes: u64, span: u64) -> ServerMemory {
-    // A block is at most a quarter longer than what it holds. Keys and raw verbs have a span each.
-    let region_bytes = (2 * (span + span / 4) + RESTING_BYTES).next_multiple_of(CHUNK_BYTES);
-    ServerMemory { region_bytes, index_bytes: CHUNK_BYTES, value_bytes_max: bytes.max(1 << 20) }
+fn memory(blocks: ValueBlocks, span: u64) -> ServerMemory {
+    let value_bytes_max = blocks.value_bytes.max(VALUE_BYTES_MAX_DEFAULT);
+    // Keys and raw verbs have a span each. A block is at most a quarter longer than what it holds.
+    let (spans, resting) = match blocks.are_extents() {
+        false => (2 * (span + span / 4), RESTING_BYTES),
+        true => {
+            let linked = 2 * values(blocks, span) as u64 * blocks.bytes();
+            // Heads, and the index.
+            (linked + 32 * CHUNK_BYTES, RESTING_BYTES_OF_EXTENTS + blocks.bytes())
+        }
+    };
+    let region_bytes = (spans + resting).next_multiple_of(CHUNK_BYTES);
+    ServerMemory { region_bytes, index_bytes: CHUNK_BYTES, value_bytes_max }
+}
+
+/// Checks that a server can store the values of this run.
+fn check_server(
+    connection: &mut RawConnection,
+    session: &Session,
+    blocks: ValueBlocks,
+    values: usize,
+) -> Result<()> {
+    let (bytes, max) = (blocks.value_bytes, session.limits().value_bytes_max as u64);
+    if bytes > max {
+        return Err(Error::ValueTooLong { bytes, max });
+    }
+    if !blocks.are_extents() {
+        return Ok(());
+    }
+    // Keys and raw verbs have so many values each. One more is written, and another one rests.
+    let needed = (2 * values as u64 + 2) * blocks.bytes();
+    let free = connection.free_blocks(blocks.class)? as u64 * blocks.class.block_bytes();
+    if needed > free {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let memory_mib = mib(connection.region_bytes() + needed - free);
+        let (needed_mib, free_mib) = (mib(needed), mib(free));
+        return Err(Error::TooLittleMemory { bytes, needed_mib, free_mib, memory_mib });
+    }
+    Ok(())
 }
 
 /// The rates of one turn of each.
@@ -97,6 +142,8 @@ struct Turn {
 struct Run<'a> {
     connection: RawConnection,
     fabric: AnyFabric,
+    blocks: ValueBlocks,
+    /// Where the content of each block of the raw verbs starts.
     targets: Vec<u64>,
     session: Session,
     keys: Vec<keys::Key>,
@@ -111,40 +158,57 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// Takes blocks for the raw verbs, and stores the values.
-    fn new(server: &Server, bytes: u64, span: u64, interrupt: &'a Interrupt) -> Result<Self> {
-        let held = block_bytes(KEY_BYTES, bytes as usize);
-        let class = SizeClass::for_bytes(held)
-            .ok_or_else(|| Error::Usage(format!("no block holds {held} bytes")))?;
-        let blocks = (span / class.block_bytes()).max(1) as usize;
+    fn new(
+        server: &Server,
+        blocks: ValueBlocks,
+        span: u64,
+        interrupt: &'a Interrupt,
+    ) -> Result<Self> {
+        let values = values(blocks, span);
         let mut connection = server.raw_connection()?;
-        let targets = connection.take_blocks(class, blocks)?;
-        if targets.len() < blocks {
-            let (asked, bytes, spare) = (blocks, class.block_bytes(), targets.len());
+        let session = session(&server.config)?;
+        check_server(&mut connection, &session, blocks, values)?;
+        let asked = values * blocks.count;
+        let mut targets = connection.take_blocks(blocks.class, asked)?;
+        if targets.len() < asked {
+            let (bytes, spare) = (blocks.class.block_bytes(), targets.len());
             return Err(Error::TooFewBlocks { asked, bytes, spare });
         }
+        targets.iter_mut().for_each(|target| *target += blocks.offset());
         if server.is_own() {
             connection.wait_for_huge_pages()?;
         }
-        let fabric = connection.fabric(1)?;
-        let session = session(&server.config)?;
-        let keys = (0..blocks as u64).map(|record| keys::encode(FIRST_RECORD + record)).collect();
-        let value = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
+        let fabric = connection.fabric(blocks.lanes())?;
+        let keys = (0..values as u64).map(|record| keys::encode(FIRST_RECORD + record)).collect();
+        let value = (0..blocks.value_bytes).map(|at| ((at * 31) >> 3) as u8).collect();
         let (found, next) = (Vec::new(), 0);
-        let mut run =
-            Self { connection, fabric, targets, session, keys, value, found, next, interrupt };
-        for at in 0..blocks {
+        let mut run = Self {
+            connection,
+            fabric,
+            blocks,
+            targets,
+            session,
+            keys,
+            value,
+            found,
+            next,
+            interrupt,
+        };
+        for at in 0..values {
             run.put(at)?;
-            run.connection.answer_all()?;
-            run.interrupt.check()?;
+            run.go_on()?;
         }
         Ok(run)
     }
 
+    /// Measures for four times `each`, or for one turn if that takes longer.
     fn measure(&mut self, each: Duration) -> Result<ValueRates> {
         // The first turn warms up.
         self.turn()?;
         let (mut turns, started) = (Vec::new(), Instant::now());
-        while turns.is_empty() || started.elapsed() < 4 * each {
+        // Another turn takes about as long as those before.
+        let ends_in_time = |turns: u32| started.elapsed() * (turns + 1) <= 4 * each * turns;
+        while turns.is_empty() || ends_in_time(turns.len() as u32) {
             turns.push(self.turn()?);
         }
         let median = |of: &dyn Fn(&Turn) -> f64| {
@@ -153,7 +217,8 @@ impl<'a> Run<'a> {
             all[all.len() / 2]
         };
         Ok(ValueRates {
-            bytes: self.value.len() as u64,
+            bytes: self.blocks.value_bytes,
+            turns: turns.len(),
             read_per_s: median(&|turn| turn.read),
             get_per_s: median(&|turn| turn.get),
             get_ratio: median(&|turn| turn.get / turn.read),
@@ -165,22 +230,35 @@ impl<'a> Run<'a> {
 
     fn turn(&mut self) -> Result<Turn> {
         let read = self.raw(RawVerb::Read)?;
+        self.go_on()?;
         let get = self.timed(TURN, Self::get)?;
+        self.go_on()?;
         let write = self.raw(RawVerb::Write)?;
+        self.go_on()?;
         // Before it is measured, the session has blocks that rest and blocks that have rested.
         self.timed(self.session.limits().grace + TURN, Self::put)?;
+        self.go_on()?;
         let put = self.timed(TURN, Self::put)?;
-        self.connection.answer_all()?;
-        self.interrupt.check()?;
+        self.go_on()?;
         Ok(Turn { read, get, write, put })
+    }
+
+    /// Answers the server, and ends the run if it was interrupted.
+    fn go_on(&mut self) -> Result<()> {
+        self.connection.answer_all()?;
+        self.interrupt.check()
     }
 
     /// The rate of a raw verb.
     fn raw(&mut self, verb: RawVerb) -> Result<f64> {
-        let (targets, bytes, interrupt) = (&self.targets, self.value.len() as u32, self.interrupt);
+        let Self { fabric, blocks, targets, interrupt, .. } = self;
+        if blocks.are_extents() {
+            return blocks.measure(fabric, verb, targets, TURN);
+        }
+        let bytes = blocks.value_bytes as u32;
         let between_polls = &|| interrupt.check();
         let plan = Plan { targets, bytes, lanes: 1, duration: TURN, between_polls };
-        Ok(measure(&mut self.fabric, verb, &plan)?.rate_per_s())
+        Ok(measure(fabric, verb, &plan)?.rate_per_s())
     }
 
     /// The rate of an operation on one key after another.
@@ -240,22 +318,27 @@ impl ValuesReport {
         writeln!(out, "{}\n", self.origin.machine)?;
         writeln!(
             out,
-            "{:>9}{:>12}{:>12}{:>9}{:>12}{:>12}{:>9}",
-            "bytes", "READ /s", "GET /s", "of READ", "WRITE /s", "PUT /s", "of WRITE"
+            "{:>11}{:>7}{:>12}{:>12}{:>9}{:>12}{:>12}{:>9}",
+            "bytes", "turns", "READ /s", "GET /s", "of READ", "WRITE /s", "PUT /s", "of WRITE"
         )?;
         for rates in &self.values {
             let [read, get, write, put] =
-                [rates.read_per_s, rates.get_per_s, rates.write_per_s, rates.put_per_s]
-                    .map(|rate| grouped(rate as u64));
-            let ValueRates { bytes, get_ratio, put_ratio, .. } = rates;
+                [rates.read_per_s, rates.get_per_s, rates.write_per_s, rates.put_per_s].map(rate);
+            let ValueRates { turns, get_ratio, put_ratio, .. } = rates;
             writeln!(
                 out,
-                "{:>9}{read:>12}{get:>12}{get_ratio:>9.2}{write:>12}{put:>12}{put_ratio:>9.2}",
-                grouped(*bytes)
+                "{:>11}{turns:>7}{read:>12}{get:>12}{get_ratio:>9.2}{write:>12}{put:>12}\
+                 {put_ratio:>9.2}",
+                grouped(rates.bytes)
             )?;
         }
         Ok(out)
     }
+}
+
+/// A rate for people.
+fn rate(per_s: f64) -> String {
+    if per_s < 1000.0 { format!("{per_s:.1}") } else { grouped(per_s as u64) }
 }
 
 #[cfg(test)]
@@ -263,16 +346,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_value_fits_a_block_and_a_server_has_room_for_it() {
-        let held = block_bytes(KEY_BYTES, VALUE_BYTES_MAX as usize);
-        assert!(SizeClass::for_bytes(held).is_some() && VALUE_BYTES_MAX.is_multiple_of(8));
-        assert!(memory(VALUE_BYTES_MAX, 64 << 20).region_bytes > RESTING_BYTES);
+    fn a_server_has_room_for_the_values() {
+        let memory = |bytes| memory(ValueBlocks::of(bytes).unwrap(), 64 << 20);
+        assert!(memory(1 << 20).region_bytes > RESTING_BYTES + (128 << 20));
+        let longest = memory(256 << 20);
+        assert!(longest.region_bytes > 4 * (256 << 20) && longest.region_bytes < 8 * (256 << 20));
+        assert_eq!(longest.value_bytes_max, 256 << 20);
     }
 
     #[test]
     fn the_table_and_the_json_have_each_length() {
         let rates = ValueRates {
             bytes: 65536,
+            turns: 9,
             read_per_s: 2e6,
             get_per_s: 1e6,
             get_ratio: 0.5,
@@ -280,13 +366,17 @@ mod tests {
             put_per_s: 1e6,
             put_ratio: 0.25,
         };
-        let (origin, fabric, values) = (Origin::default(), "shm".to_owned(), vec![rates]);
-        let report = ValuesReport { origin, fabric, values };
-        let table = report.table().unwrap();
-        let row = table.lines().last().unwrap().split_whitespace().collect::<Vec<_>>();
+        let report =
+            |values| ValuesReport { origin: Origin::default(), fabric: "shm".to_owned(), values };
+        let last_row = |report: &ValuesReport| {
+            let table = report.table().unwrap();
+            let row = table.lines().last().unwrap().split_whitespace();
+            row.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let report = report(vec![rates]);
         let expected =
-            ["65,536", "2,000,000", "1,000,000", "0.50", "4,000,000", "1,000,000", "0.25"];
-        assert_eq!(row, expected);
+            ["65,536", "9", "2,000,000", "1,000,000", "0.50", "4,000,000", "1,000,000", "0.25"];
+        assert_eq!(last_row(&report), expected);
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["values"][0]["get_ratio"], 0.5);
         // `kv-bench report` takes a file with this field for raw verbs alone.
