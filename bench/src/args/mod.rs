@@ -89,7 +89,7 @@ pub struct Verbs {
     pub span: ByteSize,
     /// Measure GETs and PUTs of values of these lengths, up to 256MiB, beside READs and WRITEs of
     /// the same bytes, one operation after the other. Those of a value with extents are as many as
-    /// it has extents.
+    /// it has extents. Over TCP on one host also beside plain sockets
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', num_args = 0..=1)]
     #[arg(value_parser = value_bytes, default_missing_value = VALUES_DEFAULT)]
     #[arg(conflicts_with_all = ["bytes", "depth"])]

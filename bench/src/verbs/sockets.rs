@@ -85,18 +85,58 @@ impl SocketRates {
     }
 }
 
+/// Plain sockets on which values go to and fro, one after the other. Threads at the other ends
+/// answer until this is dropped.
+pub(super) struct ValueSockets {
+    /// Short requests with long replies.
+    reading: TcpStream,
+    /// Long requests with short replies.
+    writing: TcpStream,
+}
+
+impl ValueSockets {
+    /// Sockets for values of this length.
+    pub(super) fn connect(value_bytes: usize) -> Result<Self> {
+        let connect = |lengths| -> Result<TcpStream> {
+            let (client, server) = connected_pair().map_err(failed())?;
+            let answering = thread::Builder::new().spawn(move || answer(server, lengths));
+            answering.map_err(failed())?;
+            Ok(client)
+        };
+        let reading = connect((SHORT_BYTES, value_bytes))?;
+        Ok(Self { reading, writing: connect((value_bytes, SHORT_BYTES))? })
+    }
+
+    /// Receives a value.
+    pub(super) fn read(&mut self, value: &mut [u8]) -> Result<()> {
+        self.reading.write_all(&[1; SHORT_BYTES]).map_err(failed())?;
+        receive(&self.reading, value).map_err(failed())
+    }
+
+    /// Sends a value, and waits for the answer.
+    pub(super) fn write(&mut self, value: &[u8]) -> Result<()> {
+        self.writing.write_all(value).map_err(failed())?;
+        receive(&self.writing, &mut [0; SHORT_BYTES]).map_err(failed())
+    }
+}
+
+fn failed() -> impl FnOnce(std::io::Error) -> Error {
+    Error::system("measuring plain sockets")
+}
+
+/// Both ends of a connection.
+fn connected_pair() -> std::io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (server, _) = listener.accept()?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    Ok((client, server))
+}
+
 /// Requests a second, of all connections together.
 fn rate(load: SocketLoad, lengths: (usize, usize), interrupt: &Interrupt) -> Result<f64> {
-    let failed = || Error::system("measuring plain sockets");
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed())?;
-    let address = listener.local_addr().map_err(failed())?;
-    let connect = |_| {
-        let client = TcpStream::connect(address)?;
-        let (server, _) = listener.accept()?;
-        client.set_nodelay(true)?;
-        server.set_nodelay(true)?;
-        Ok((client, server))
-    };
+    let connect = |_| connected_pair();
     let pairs = (0..load.connections).map(connect).collect::<std::io::Result<Vec<_>>>();
     let pairs = pairs.map_err(failed())?;
     let rates = thread::scope(|scope| {
@@ -126,7 +166,6 @@ fn ask(
     load: SocketLoad,
     interrupt: &Interrupt,
 ) -> Result<f64> {
-    let failed = || Error::system("measuring plain sockets");
     let (request, mut reply) = (vec![1; request_bytes], vec![0; reply_bytes]);
     for _ in 0..load.depth {
         stream.write_all(&request).map_err(failed())?;
@@ -166,6 +205,19 @@ mod tests {
             let load = SocketLoad { bytes: 1 << 20, connections: 2, depth, duration };
             let rates = SocketRates::measure(load, &Interrupt::default()).unwrap();
             assert!(rates.read > 0.0 && rates.write > 0.0, "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn values_go_to_and_fro() {
+        let bytes = 3 << 20;
+        let mut sockets = ValueSockets::connect(bytes).unwrap();
+        let mut value = vec![0; bytes];
+        for _ in 0..2 {
+            sockets.read(&mut value).unwrap();
+            assert!(value.iter().all(|byte| *byte == 1));
+            value.fill(0);
+            sockets.write(&value).unwrap();
         }
     }
 

@@ -1,5 +1,5 @@
 //! `kv-bench verbs --values`: GETs and PUTs of long values at cached locations, one after the
-//! other, beside the raw verbs of the same bytes.
+//! other, beside the raw verbs of the same bytes. Over TCP on one host also beside plain sockets.
 //!
 //! All of them take turns, each for a short time, or for one value if that takes longer. So what
 //! disturbs the machine disturbs all of them, and a ratio is the median over all turns.
@@ -16,6 +16,7 @@ use farside_layout::CHUNK_BYTES;
 use serde::{Deserialize, Serialize};
 
 use super::parts::ValueBlocks;
+use super::sockets::{ValueSockets, are_comparable};
 use super::{Plan, RawVerb, measure};
 use crate::args::Verbs;
 use crate::command::Interrupt;
@@ -59,6 +60,19 @@ pub struct ValueRates {
     pub get_ratio: f64,
     pub write_per_s: f64,
     pub put_per_s: f64,
+    pub put_ratio: f64,
+    /// Null except over TCP on one host.
+    #[serde(default)]
+    pub sockets: Option<SocketRatios>,
+}
+
+/// The rates of plain sockets, in values a second, and the ratios of GET and PUT to them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct SocketRatios {
+    pub socket_read_per_s: f64,
+    pub get_ratio: f64,
+    pub socket_write_per_s: f64,
     pub put_ratio: f64,
 }
 
@@ -136,6 +150,8 @@ struct Turn {
     get: f64,
     write: f64,
     put: f64,
+    /// Those of plain sockets: read and write.
+    sockets: Option<(f64, f64)>,
 }
 
 /// The measurement of one length.
@@ -146,6 +162,7 @@ struct Run<'a> {
     /// Where the content of each block of the raw verbs starts.
     targets: Vec<u64>,
     session: Session,
+    sockets: Option<ValueSockets>,
     keys: Vec<keys::Key>,
     /// The value that PUTs store.
     value: Vec<u8>,
@@ -179,8 +196,11 @@ impl<'a> Run<'a> {
             connection.wait_for_huge_pages()?;
         }
         let fabric = connection.fabric(blocks.lanes())?;
+        let bytes = blocks.value_bytes as usize;
+        let sockets = are_comparable(&server.config).then(|| ValueSockets::connect(bytes));
+        let sockets = sockets.transpose()?;
         let keys = (0..values as u64).map(|record| keys::encode(FIRST_RECORD + record)).collect();
-        let value = (0..blocks.value_bytes).map(|at| ((at * 31) >> 3) as u8).collect();
+        let value = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
         let (found, next) = (Vec::new(), 0);
         let mut run = Self {
             connection,
@@ -188,6 +208,7 @@ impl<'a> Run<'a> {
             blocks,
             targets,
             session,
+            sockets,
             keys,
             value,
             found,
@@ -216,6 +237,13 @@ impl<'a> Run<'a> {
             all.sort_by(f64::total_cmp);
             all[all.len() / 2]
         };
+        let of_sockets = |turn: &Turn| turn.sockets.unwrap_or((f64::NAN, f64::NAN));
+        let sockets = self.sockets.is_some().then(|| SocketRatios {
+            socket_read_per_s: median(&|turn| of_sockets(turn).0),
+            get_ratio: median(&|turn| turn.get / of_sockets(turn).0),
+            socket_write_per_s: median(&|turn| of_sockets(turn).1),
+            put_ratio: median(&|turn| turn.put / of_sockets(turn).1),
+        });
         Ok(ValueRates {
             bytes: self.blocks.value_bytes,
             turns: turns.len(),
@@ -225,6 +253,7 @@ impl<'a> Run<'a> {
             write_per_s: median(&|turn| turn.write),
             put_per_s: median(&|turn| turn.put),
             put_ratio: median(&|turn| turn.put / turn.write),
+            sockets,
         })
     }
 
@@ -240,7 +269,14 @@ impl<'a> Run<'a> {
         self.go_on()?;
         let put = self.timed(TURN, Self::put)?;
         self.go_on()?;
-        Ok(Turn { read, get, write, put })
+        let sockets = match self.sockets {
+            None => None,
+            Some(_) => Some((
+                self.timed(TURN, Self::read_from_socket)?,
+                self.timed(TURN, Self::write_to_socket)?,
+            )),
+        };
+        Ok(Turn { read, get, write, put, sockets })
     }
 
     /// Answers the server, and ends the run if it was interrupted.
@@ -293,6 +329,16 @@ impl<'a> Run<'a> {
         self.session.put(self.keys[at], &self.value).map_err(Error::client("storing a value"))
     }
 
+    fn read_from_socket(&mut self, _: usize) -> Result<()> {
+        let Self { sockets, found, .. } = self;
+        sockets.as_mut().map_or(Ok(()), |sockets| sockets.read(found))
+    }
+
+    fn write_to_socket(&mut self, _: usize) -> Result<()> {
+        let Self { sockets, value, .. } = self;
+        sockets.as_mut().map_or(Ok(()), |sockets| sockets.write(value))
+    }
+
     /// Removes the values, and gives the blocks back.
     fn end(mut self) -> Result<Origin> {
         for key in &self.keys {
@@ -332,7 +378,27 @@ impl ValuesReport {
                 grouped(rates.bytes)
             )?;
         }
+        self.add_sockets(&mut out)?;
         Ok(out)
+    }
+
+    /// Adds the table of plain sockets, if there are any.
+    fn add_sockets(&self, out: &mut String) -> fmt::Result {
+        if self.values.iter().all(|rates| rates.sockets.is_none()) {
+            return Ok(());
+        }
+        writeln!(out, "\nbeside plain sockets with the same bytes")?;
+        let [read, write] = ["received /s", "sent /s"];
+        writeln!(out, "{:>11}{read:>14}{:>8}{write:>14}{:>8}", "bytes", "GET", "PUT")?;
+        for ValueRates { bytes, sockets, .. } in &self.values {
+            let Some(sockets) = sockets else { continue };
+            let SocketRatios { socket_read_per_s, get_ratio, socket_write_per_s, put_ratio } =
+                *sockets;
+            let (read, write) = (rate(socket_read_per_s), rate(socket_write_per_s));
+            let bytes = grouped(*bytes);
+            writeln!(out, "{bytes:>11}{read:>14}{get_ratio:>8.2}{write:>14}{put_ratio:>8.2}")?;
+        }
+        Ok(())
     }
 }
 
@@ -365,7 +431,15 @@ mod tests {
             write_per_s: 4e6,
             put_per_s: 1e6,
             put_ratio: 0.25,
+            sockets: None,
         };
+        let sockets = Some(SocketRatios {
+            socket_read_per_s: 12.25,
+            get_ratio: 0.75,
+            socket_write_per_s: 8000.0,
+            put_ratio: 0.5,
+        });
+        let with_sockets = ValueRates { sockets, ..rates };
         let report =
             |values| ValuesReport { origin: Origin::default(), fabric: "shm".to_owned(), values };
         let last_row = |report: &ValuesReport| {
@@ -373,12 +447,14 @@ mod tests {
             let row = table.lines().last().unwrap().split_whitespace();
             row.map(str::to_owned).collect::<Vec<_>>()
         };
-        let report = report(vec![rates]);
+        let (plain, with_sockets) = (report(vec![rates]), report(vec![with_sockets]));
         let expected =
             ["65,536", "9", "2,000,000", "1,000,000", "0.50", "4,000,000", "1,000,000", "0.25"];
-        assert_eq!(last_row(&report), expected);
-        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(last_row(&plain), expected);
+        assert_eq!(last_row(&with_sockets), ["65,536", "12.2", "0.75", "8,000", "0.50"]);
+        let json = serde_json::to_value(&with_sockets).unwrap();
         assert_eq!(json["values"][0]["get_ratio"], 0.5);
+        assert_eq!(json["values"][0]["sockets"]["get_ratio"], 0.75);
         // `kv-bench report` takes a file with this field for raw verbs alone.
         assert!(json.get("update").is_none());
     }
