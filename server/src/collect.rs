@@ -11,7 +11,7 @@ use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{SlotState, SlotWord};
 
-use crate::content::extents_of;
+use crate::content::for_each_extent;
 use crate::depot::{Depot, NotedSuspects, RegionAccess};
 use crate::index::Index;
 use crate::walk::{Budget, Cursor};
@@ -356,9 +356,10 @@ pub(crate) fn clear_linked(
     };
     if let Some(block) = block {
         depot.clear_suspicion(block.address);
-        for extent in extents_of(region, block)? {
+        for_each_extent(region, block, |extent| {
             depot.clear_suspicion(extent.address);
-        }
+            Ok::<_, ChainError>(())
+        })?;
     }
     Ok(())
 }

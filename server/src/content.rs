@@ -7,7 +7,8 @@ use farside_fabric::shm::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, ExtentShape, ExtentTable,
-    Format, FreeBlock, Geometry, HeaderWord, SizeClass, Slot,
+    Format, FreeBlock, Geometry, HeaderWord, KEY_BYTES_LIMIT, SizeClass, Slot, VALUE_BYTES_LIMIT,
+    block_bytes, extent_table_bytes,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -15,6 +16,13 @@ use crate::walk::Budget;
 
 /// The bytes of header and key that are read at once. Longer keys take a second reading.
 const HEADER_AND_SHORT_KEY_BYTES: usize = 128;
+/// The length of the shortest heads, in words.
+const SHORT_HEAD_WORDS: usize = SizeClass::FIRST_HEAD.block_bytes() as usize / 8;
+/// The length of the longest head: that of the longest value of the longest key.
+const HEAD_WORDS_MAX: usize = {
+    let extents = ExtentShape::OF_REGIONS.count(KEY_BYTES_LIMIT, VALUE_BYTES_LIMIT);
+    block_bytes(KEY_BYTES_LIMIT, extent_table_bytes(extents)).div_ceil(8) as usize
+};
 
 /// The fields of a block on which its removal depends.
 pub(crate) struct BlockFields {
@@ -51,23 +59,45 @@ pub(crate) fn read_block(
     Ok(Some(words))
 }
 
-/// Returns the extents of a head, as they are once they are unlinked. None if the block is no head,
-/// if it was rewritten meanwhile, or if it is damaged.
-pub(crate) fn extents_of(region: &Region, head: BlockRef) -> Result<Vec<FreeBlock>, ChainError> {
+/// Calls `visit` with each extent of a head, as it is once it is unlinked. There is none if the
+/// block is no head, if it was rewritten meanwhile, or if it is damaged: its checksum, which also
+/// covers the key, is compared before the first call. Allocates nothing, because a collection calls
+/// this for each head.
+pub(crate) fn for_each_extent<E: From<ChainError>>(
+    region: &Region,
+    head: BlockRef,
+    visit: impl FnMut(FreeBlock) -> Result<(), E>,
+) -> Result<(), E> {
     if !head.class.is_head() {
-        return Ok(Vec::new());
+        return Ok(());
     }
-    let mut budget = Budget::UNLIMITED;
-    let is_wanted = |header: &BlockHeader| head.has_generation(header.generation());
-    let Some(words) = read_block(region, head, &mut budget, is_wanted)? else {
-        return Ok(Vec::new());
-    };
+    // To clear the longer memory takes as long as to read a usual head.
+    match head.class == SizeClass::FIRST_HEAD {
+        true => visit_extents::<SHORT_HEAD_WORDS, E>(region, head, visit),
+        false => visit_extents::<HEAD_WORDS_MAX, E>(region, head, visit),
+    }
+}
+
+/// [`for_each_extent`], with memory for a head of so many words.
+fn visit_extents<const WORDS: usize, E: From<ChainError>>(
+    region: &Region,
+    head: BlockRef,
+    mut visit: impl FnMut(FreeBlock) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut words = [0u64; WORDS];
+    let (first, _) = words.split_at_mut(BLOCK_HEADER_BYTES as usize / 8);
+    region.read(head.address.offset(), first)?;
+    let Ok(header) = BlockHeader::ref_from_bytes(first.as_bytes()) else { return Ok(()) };
+    let bytes = header.block_bytes().next_multiple_of(8);
+    if bytes > head.class.block_bytes() || !head.has_generation(header.generation()) {
+        return Ok(());
+    }
+    let Some(words) = words.get_mut(..(bytes / 8) as usize) else { return Ok(()) };
+    region.read(head.address.offset(), words)?;
     let block = Block::decode(words.as_bytes(), head.address);
     let table = block.and_then(|block| ExtentTable::of(&block, ExtentShape::OF_REGIONS));
-    Ok(table.map_or_else(
-        |_| Vec::new(),
-        |table| table.extents.iter().map(|extent| extent.unlinked()).collect(),
-    ))
+    let Ok(table) = table else { return Ok(()) };
+    table.extents.iter().try_for_each(|extent| visit(extent.unlinked()))
 }
 
 /// Reads the blocks of slots.
@@ -172,7 +202,8 @@ mod tests {
     use farside_config::size::ByteSize;
     use farside_fabric::shm::{HugePages, RegionMemory};
     use farside_layout::{
-        BLOCK_BYTES_MAX, BlockStamp, HINT_OFFSET, SLOTS_PER_SUBTABLE, SlotWord, class_for, seal,
+        BLOCK_BYTES_MAX, BlockStamp, Extent, HINT_OFFSET, SLOTS_PER_SUBTABLE, SlotWord, class_for,
+        seal, set_extent, set_value_bytes,
     };
 
     use super::*;
@@ -268,6 +299,50 @@ mod tests {
     fn a_step_of_expiry_walks_64_subtables() {
         let steps = OneBlockRegion::new(64, 0, 0, 2 << 20).reap();
         assert_eq!(steps.len(), SUBTABLES_PER_CHUNK / 64);
+    }
+
+    /// The extents that [`for_each_extent`] visits.
+    fn extents_of(region: &Region, head: BlockRef) -> Vec<FreeBlock> {
+        let mut extents = Vec::new();
+        let visit = |extent| {
+            extents.push(extent);
+            Ok::<_, ChainError>(())
+        };
+        for_each_extent(region, head, visit).unwrap();
+        extents
+    }
+
+    #[test]
+    fn the_extents_of_a_whole_head_are_visited_however_long_its_key_is() {
+        let region = OneBlockRegion::new(64, 0, 0, 2 << 20).opened;
+        let start = region.geometry.chunk_offset(region.geometry.chunks() - 2).unwrap();
+        let address = BlockAddress::from_offset(start).unwrap();
+        for key_bytes in [1, 1000, 5000, KEY_BYTES_LIMIT] {
+            let count = ExtentShape::OF_REGIONS.count(key_bytes, VALUE_BYTES_LIMIT);
+            let table_bytes = extent_table_bytes(count);
+            let class = SizeClass::for_head(block_bytes(key_bytes, table_bytes)).unwrap();
+            let mut image = vec![0u64; (class.block_bytes() / 8) as usize];
+            let block = |n: usize| FreeBlock { address: BlockAddress(n as u32 + 5), generation: 7 };
+            let table = &mut image.as_mut_bytes()[BLOCK_HEADER_BYTES as usize + key_bytes..];
+            set_value_bytes(table, VALUE_BYTES_LIMIT).unwrap();
+            for number in 0..count {
+                set_extent(table, number, Extent::new(block(number), 1)).unwrap();
+            }
+            let stamp = expired(address, 9);
+            seal(image.as_mut_bytes(), key_bytes as u16, table_bytes as u32, stamp).unwrap();
+            region.region.write(address.offset(), &image).unwrap();
+            let head = BlockRef { address, class, generation_low: 9 };
+            let unlinked = |n| FreeBlock { generation: 8, ..block(n) };
+            let expected: Vec<_> = (0..count).map(unlinked).collect();
+            assert_eq!(extents_of(&region.region, head), expected, "{key_bytes} bytes");
+            let older = BlockRef { generation_low: 8, ..head };
+            let no_head = BlockRef { class: SizeClass::LARGEST_OF_VALUES, ..head };
+            assert_eq!(extents_of(&region.region, older), []);
+            assert_eq!(extents_of(&region.region, no_head), []);
+            // A key that another writer has begun to replace.
+            region.region.store(address.offset() + BLOCK_HEADER_BYTES, u64::MAX).unwrap();
+            assert_eq!(extents_of(&region.region, head), []);
+        }
     }
 
     #[test]

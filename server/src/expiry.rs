@@ -10,7 +10,7 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::{BlockReader, extents_of};
+use crate::content::{BlockReader, for_each_extent};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
@@ -220,10 +220,10 @@ impl Reaper {
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
         removed.push(RemovedBlock { class, block });
         // The head rests, so its table is there.
-        let extents = extents_of(&self.reader.region, unlinked)?.into_iter();
-        let class = SizeClass::EXTENT;
-        removed.extend(extents.map(|block| RemovedBlock { class, block }));
-        Ok(())
+        for_each_extent(&self.reader.region, unlinked, |block| {
+            removed.push(RemovedBlock { class: SizeClass::EXTENT, block });
+            Ok(())
+        })
     }
 
     /// Plans the next walk: after a rest if clients store values with a time to live, or if the

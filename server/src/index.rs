@@ -15,7 +15,7 @@ use farside_layout::{
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::extents_of;
+use crate::content::for_each_extent;
 use crate::error::Damage;
 use crate::rate_limited_warning::RateLimitedWarning;
 
@@ -158,8 +158,11 @@ impl Index {
             return Ok(None);
         };
         let Ok(head) = word.block() else { return Ok(None) };
-        let extents = extents_of(&self.region, head)?;
-        let has_extent = extents.iter().any(|block| block.address == extent);
+        let mut has_extent = false;
+        for_each_extent(&self.region, head, |block| {
+            has_extent |= block.address == extent;
+            Ok::<_, ChainError>(())
+        })?;
         Ok(has_extent.then_some((slot, word)))
     }
 

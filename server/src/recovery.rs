@@ -19,7 +19,7 @@ use farside_layout::{
     SplitOutcome, Superblock, grace_ms_min,
 };
 
-use crate::content::extents_of;
+use crate::content::for_each_extent;
 use crate::depot::{Depot, DepotOptions, RegionAccess};
 use crate::error::{Damage, ServerError};
 use crate::formatting::{format_region, superblock_bytes};
@@ -338,10 +338,10 @@ impl Recovery<'_> {
                         noted.map_err(|why| Damage::link(slot, why))
                     };
                     note(block)?;
-                    for FreeBlock { address, .. } in extents_of(self.region, block)? {
+                    for_each_extent(self.region, block, |FreeBlock { address, .. }| {
                         let class = SizeClass::EXTENT;
-                        note(BlockRef { address, class, generation_low: 0 })?;
-                    }
+                        note(BlockRef { address, class, generation_low: 0 })
+                    })?;
                     linked += 1;
                 }
                 SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
