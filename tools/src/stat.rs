@@ -4,7 +4,7 @@ use std::io::Write;
 
 use farside_config::command_line::exit_code;
 use farside_control::ServerStatistics;
-use farside_layout::CHUNK_BYTES;
+use farside_layout::{CHUNK_BYTES, SizeClass};
 use farside_tools::check::{ClassUse, Report, Scope};
 use farside_tools::encoding::{printable, to_json};
 use serde::Serialize;
@@ -143,6 +143,8 @@ struct Snapshots {
 #[derive(Debug, Serialize)]
 struct Class {
     block_bytes: u64,
+    /// What the blocks hold. Two classes of the same length hold different contents.
+    content: Content,
     chunks: u64,
     blocks: u64,
     /// Blocks that hold a key.
@@ -157,6 +159,37 @@ struct Class {
     evicted: u64,
     /// How long after their write keys are evicted: the mean of the latest evictions.
     evicted_after_ms: u64,
+}
+
+/// What the blocks of a class hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Content {
+    /// A key and its value.
+    Value,
+    /// A key, and the list of its value's extents.
+    Head,
+    /// A part of a value.
+    Extent,
+}
+
+impl Content {
+    fn of(class: SizeClass) -> Self {
+        match class {
+            SizeClass::EXTENT => Self::Extent,
+            class if class.is_head() => Self::Head,
+            _ => Self::Value,
+        }
+    }
+
+    /// The word before the length of the blocks.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Value => "",
+            Self::Head => "head ",
+            Self::Extent => "extent ",
+        }
+    }
 }
 
 impl Overview {
@@ -305,9 +338,9 @@ impl Overview {
         .map(|(name, value)| format!("{name:<12}{value}\n"))
         .concat();
         if !self.classes.is_empty() {
-            let of_blocks = ["block", "chunks", "blocks", "with keys", "free", "resting"];
+            let of_blocks = ["chunks", "blocks", "with keys", "free", "resting"];
             let others = ["with clients", "evicted", "after"];
-            table += &row(of_blocks.into_iter().chain(others).map(str::to_owned));
+            table += &row("block", of_blocks.into_iter().chain(others).map(str::to_owned));
         }
         for class in &self.classes {
             let Class { chunks, blocks, linked, free, resting, with_clients, evicted, .. } = *class;
@@ -317,16 +350,18 @@ impl Overview {
                 _ => format!("{:.1} s", class.evicted_after_ms as f64 / 1000.0),
             };
             let numbers = numbers.into_iter().map(|number| number.to_string());
-            table += &row([bytes(class.block_bytes)].into_iter().chain(numbers).chain([after]));
+            let block = format!("{}{}", class.content.label(), bytes(class.block_bytes));
+            table += &row(&block, numbers.chain([after]));
         }
         table
     }
 }
 
-fn row(cells: impl Iterator<Item = String>) -> String {
-    // The longest title has 12 letters.
+fn row(block: &str, cells: impl Iterator<Item = String>) -> String {
+    // The longest blocks are "extent 1.0 MiB" and "head 128.0 KiB". The longest title has 12
+    // letters.
     let padded = cells.map(|cell| format!("{cell:>13}"));
-    padded.collect::<String>().trim_end().to_owned() + "\n"
+    format!("{block:>14}{}", padded.collect::<String>()).trim_end().to_owned() + "\n"
 }
 
 /// The classes in use. The server and the walk count at different moments, so `with_clients` is an
@@ -342,6 +377,7 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
         let (blocks, linked) = (class_use.blocks(), class_use.blocks_linked);
         Class {
             block_bytes: class_use.class.block_bytes(),
+            content: Content::of(class_use.class),
             chunks: class_use.chunks,
             blocks,
             linked,

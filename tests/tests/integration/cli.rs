@@ -156,8 +156,35 @@ fn stat_reports_keys_clients_and_memory() {
     assert!(stat["load_factor"].as_f64().unwrap() > 0.0);
     let class = &stat["classes"].as_array().unwrap()[0];
     assert_eq!((&class["block_bytes"], &class["linked"]), (&Json::from(1280), &Json::from(1)));
+    assert_eq!(class["content"], "value");
     let table = server.cli(&["stat"]);
     assert!(table.text().contains("keys        1\n"), "{}", table.text());
+}
+
+/// Heads of 4 KiB are not those of values with 4 KiB, and extents not those of values with 1 MiB.
+#[test]
+fn stat_distinguishes_blocks_of_one_size_by_what_they_hold() {
+    let server = ServerProcess::start("--memory 64MiB --value-bytes-max 8388608");
+    let mut session = server.session();
+    for (key, bytes) in [("short", 4000), ("long", 1_000_000), ("with extents", 5_000_000)] {
+        session.put(key, vec![7; bytes]).unwrap();
+    }
+    let stat: Json = serde_json::from_str(server.cli(&["stat", "--json"]).text()).unwrap();
+    let linked = |content: &str, block_bytes: u64| {
+        let is_wanted =
+            |class: &&Json| class["content"] == content && class["block_bytes"] == block_bytes;
+        let mut found = stat["classes"].as_array().unwrap().iter().filter(is_wanted);
+        let linked = found.next().map(|class| class["linked"].as_u64().unwrap());
+        assert!(found.next().is_none(), "{stat}");
+        linked
+    };
+    assert_eq!([linked("value", 4 << 10), linked("head", 4 << 10)], [Some(1), Some(1)]);
+    assert_eq!([linked("value", 1 << 20), linked("extent", 1 << 20)], [Some(1), Some(5)]);
+    let table = server.cli(&["stat"]);
+    for block in ["4.0 KiB", "head 4.0 KiB", "1.0 MiB", "extent 1.0 MiB"] {
+        let row = format!("\n{block:>14} ");
+        assert!(table.text().contains(&row), "{row:?} in {}", table.text());
+    }
 }
 
 /// Returns the relative paths and contents of all files below a folder.
