@@ -112,6 +112,32 @@ fn long_values_allocate_nothing() {
     assert_eq!(allocations_min(round), 0);
 }
 
+/// Values with extents have a way of their own, and 1 MiB is the longest usual value without them.
+#[test]
+fn values_of_many_mib_allocate_nothing() {
+    const MIB: usize = 1 << 20;
+    let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520 --grace-ms 1");
+    let mut session = server.session();
+    for bytes in [MIB, 5 * MIB, 16 * MIB + 8] {
+        let long = vec![7; bytes];
+        let (mut vector, mut slice) = (Vec::with_capacity(bytes), vec![0; bytes]);
+        let mut round = || {
+            for n in 0..3u64 {
+                let key = n.to_le_bytes();
+                session.put(key, &long).unwrap();
+                session.get_into(key, &mut vector).unwrap().unwrap();
+                session.get_into(key, &mut slice[..]).unwrap().unwrap();
+            }
+        };
+        (0..10).for_each(|_| round());
+        assert_eq!(allocations_min(round), 0, "{bytes} bytes");
+        assert!(vector == long && slice == long);
+        // What `get` returns is the only allocation.
+        let get = || drop(session.get(0u64.to_le_bytes()).unwrap().unwrap());
+        assert_eq!(allocations_min(get), 1, "{bytes} bytes");
+    }
+}
+
 #[test]
 fn a_pipeline_allocates_nothing_once_it_is_warm() {
     let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
