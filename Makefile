@@ -48,12 +48,12 @@ test: ## Checks format, lints, packages and documentation; runs all tests, over 
 	    'tests/vm/suite && tests/vm/two-hosts'
 
 MINUTES ?= 10
-soak: ## Records histories for MINUTES=10 each while all faults happen: one server, a cache, a cluster, a bad network
+soak: ## Records histories for MINUTES=10 each while all faults happen: one server, a cache, a cluster, a bad network; kills 1,000 clients in PUTs of long values
 	@tools/scripts/needs.sh
 	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
 	    cargo test --release --locked -p farside-tests --test integration -- \
 	    --ignored --nocapture --test-threads=1 \
-	    histories::soak histories::caches cluster::histories::soak network::
+	    histories::soak histories::caches cluster::histories::soak network:: long_puts::
 
 SECONDS ?= 60
 fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; needs nightly and cargo-fuzz

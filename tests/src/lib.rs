@@ -22,6 +22,7 @@ pub mod etcd_process;
 pub mod faults;
 pub mod ledger;
 mod left_out;
+pub mod long_puts;
 pub mod network;
 pub mod recorder;
 pub mod self_describing;

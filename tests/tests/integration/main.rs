@@ -35,6 +35,7 @@ mod histories;
 mod huge_pages;
 mod left_out;
 mod limits;
+mod long_puts;
 mod long_values;
 mod model;
 mod modifications;
