@@ -195,6 +195,9 @@ impl Execution<'_> {
             SchedulerAction::Cluster(event) => self.act_in_cluster(event)?,
         }
         self.check_former()?;
+        if let Some(extent) = self.world.borrow().unheld_extent {
+            return Err(Violation::Unheld(extent.offset()));
+        }
         if self.prepared.changes_two_regions {
             two_regions::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
         }

@@ -1,13 +1,15 @@
 //! The fabric of the simulator. Chains execute word by word, when the scheduler chooses them.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use farside_fabric::{
     Buffer, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
 };
-use farside_layout::{BlockHeader, ExtentTable, SizeClass, extent_data_offset};
+use farside_layout::{BlockHeader, ExtentTable, SizeClass, SlotWord, extent_data_offset};
+use farside_protocol::held_blocks::HeldBlocks;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::clock::{Clock, TIMING};
@@ -15,7 +17,7 @@ use crate::cluster::{ClusterState, FORMER, OwnerState};
 use crate::lane::{Lane, Phase, extent, read_target, write_source};
 use crate::memory::{global, local, mix};
 use crate::mutant::Mutant;
-use crate::mutant_fabric::MutantFabric;
+use crate::mutant_fabric::{MutantFabric, swap_of};
 use crate::region::SHAPE;
 use crate::session::EXPIRES_AT_MS;
 use crate::world::{START_NS, World};
@@ -24,6 +26,9 @@ use crate::world::{START_NS, World};
 /// waits have equal states.
 pub(crate) const PAUSE_NS_MAX: Nanos = 1_000_000;
 
+/// The blocks that a session holds, once it has opened its region.
+pub(crate) type WatchedBlocks = Rc<OnceCell<Arc<HeldBlocks>>>;
+
 /// One client's connection to the simulated region.
 pub(crate) struct SimFabric {
     world: Rc<RefCell<World>>,
@@ -31,6 +36,7 @@ pub(crate) struct SimFabric {
     process: usize,
     pub(crate) lanes: Vec<Lane>,
     mutant_fabric: Option<Box<MutantFabric>>,
+    held_blocks: WatchedBlocks,
     /// The client's clock.
     pub(crate) clock: Clock,
     /// Whether the connection is lost. If so, chains that are posted now are not executed, and the
@@ -53,6 +59,7 @@ impl SimFabric {
         process: usize,
         lanes: u16,
         mutant_fabric: Option<Box<MutantFabric>>,
+        held_blocks: WatchedBlocks,
         pace: u8,
     ) -> Self {
         let clock = Clock::new(pace, world.borrow().now);
@@ -62,6 +69,7 @@ impl SimFabric {
             process,
             lanes,
             mutant_fabric,
+            held_blocks,
             clock,
             is_lost: false,
             immediate: true,
@@ -256,6 +264,11 @@ impl SimFabric {
             Verb::CompareSwap { expected, desired, .. } => {
                 world.now += std::mem::take(&mut state.delay);
                 state.found = before;
+                if let (true, Some((_, _, expected, desired)), Some(held_blocks)) =
+                    (before == expected, swap_of(&[verb]), self.held_blocks.get())
+                {
+                    world.check_held([expected, desired].map(SlotWord::from_bits), held_blocks);
+                }
                 world.swap(process, index, (expected, desired));
             }
         }
@@ -312,6 +325,17 @@ impl SimFabric {
         state.result = Ok(0);
         self.observed = mix(mix(self.observed, 2), world.now);
     }
+
+    /// Makes the session forget that it holds the extents which the lane is about to unlink.
+    fn drop_old_extents(&self, lane: LaneId) {
+        let Some(held_blocks) = self.held_blocks.get() else { return };
+        let count = || held_blocks.lists().addresses().count();
+        let before = count();
+        held_blocks.drop_old_extents(lane);
+        if count() != before {
+            self.world.borrow_mut().note_fired(Mutant::OldExtentsUnheld);
+        }
+    }
 }
 
 /// The sum of the part with this number by the head in a buffer, if that part is READ at `remote`.
@@ -349,6 +373,9 @@ impl Fabric for SimFabric {
     }
 
     fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
+        if swap_of(chain).is_some() && self.follows(Mutant::OldExtentsUnheld) {
+            self.drop_old_extents(lane);
+        }
         let state = &mut self.lanes[usize::from(lane.0)];
         state.region = region;
         state.counters.count(chain);

@@ -32,6 +32,9 @@ pub enum Violation {
     /// The region is not consistent.
     #[error("the region is damaged: {0}")]
     Damaged(String),
+    /// A session unlinked a head without holding this extent of it, by its offset.
+    #[error("a head was unlinked by a session that does not hold its extent at {0:#x}")]
+    Unheld(u64),
     /// A rule about the shards of a cluster is broken.
     #[error("{0}")]
     Cluster(String),

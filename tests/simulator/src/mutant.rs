@@ -101,6 +101,8 @@ pub enum Mutant {
     ExpiresEarly,
     /// A client ignores when values expire (I19).
     ExpiryIgnored,
+    /// A session does not hold the extents of a head when it unlinks the head (I27).
+    OldExtentsUnheld,
     /// After a lost connection, a change that may have happened counts as not done.
     UnknownIsNothing,
     /// PUT counts as overwritten by a conditional operation.

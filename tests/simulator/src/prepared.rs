@@ -12,7 +12,7 @@ use crate::clock::PACE;
 use crate::cluster::{
     ClusterClient, ClusterState, Connection, FORMER, LATTER, OTHER, OWNED, REASSIGNED, TRUST_NS,
 };
-use crate::fabric::SimFabric;
+use crate::fabric::{SimFabric, WatchedBlocks};
 use crate::memory::{Memory, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
@@ -169,8 +169,11 @@ impl<'s> Prepared<'s> {
         let uses_depot = script.is_some_and(|script| script.takes);
         let free_blocks = self.region.free_blocks(owner, blocks);
         let extents = self.region.free_extents(owner);
-        let answers = ServerAnswers::new((free_blocks, extents), world, uses_depot);
-        let fabric = SimFabric::new(world.clone(), process, lanes, mutant_fabric, pace);
+        let held_blocks = WatchedBlocks::default();
+        let answers =
+            ServerAnswers::new((free_blocks, extents), world, held_blocks.clone(), uses_depot);
+        let fabric =
+            SimFabric::new(world.clone(), process, lanes, mutant_fabric, held_blocks, pace);
         let trust = Trust::forever();
         let region_options = self.region_options(client_id(number), options.cache_bytes, trust);
         let seed = mix(self.scenario.seed, number as u64);
@@ -233,7 +236,10 @@ impl<'s> Prepared<'s> {
             _ => (LATTER, Nanos::MAX),
         };
         let free_blocks = self.region.free_blocks(owner as u64, blocks);
-        let answers = Box::new(ServerAnswers::new((free_blocks, Default::default()), world, false));
+        // In a cluster no value has extents, so nothing is checked about what a session holds.
+        let blocks_of_both = (free_blocks, Default::default());
+        let answers =
+            Box::new(ServerAnswers::new(blocks_of_both, world, WatchedBlocks::default(), false));
         let trust = Trust::until(until);
         let client_id = client_id(if nth > 0 { nth + 4 } else { number });
         let cache_bytes = if script.is_some() { CACHE_BYTES } else { 0 };

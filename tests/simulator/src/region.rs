@@ -435,6 +435,14 @@ impl SimRegion {
         })
     }
 
+    /// Returns the extents of a linked head.
+    pub(crate) fn extents_of(&self, memory: &Memory, head: BlockRef) -> Vec<BlockAddress> {
+        let bytes = self.bytes(memory, head);
+        let found = Block::decode(&bytes, head.address).expect("a linked head is whole");
+        let table = ExtentTable::of(&found, SHAPE).expect("a linked head has a table");
+        table.extents.iter().map(|extent| extent.address()).collect()
+    }
+
     fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {
         let words = 0..block.class.block_bytes() / 8;
         let offset = block.address.offset();

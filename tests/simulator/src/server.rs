@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::{
@@ -11,12 +12,13 @@ use farside_layout::{
 };
 use farside_protocol::Prefix;
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
+use farside_protocol::held_blocks::HeldBlocks;
 use farside_protocol::split::{SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::clear_left_by;
 use send_wrapper::SendWrapper;
 use zerocopy::FromBytes;
 
-use crate::fabric::PAUSE_NS_MAX;
+use crate::fabric::{PAUSE_NS_MAX, WatchedBlocks};
 use crate::mutant::Mutant;
 use crate::scenario::Chore;
 use crate::session::TestSession;
@@ -35,6 +37,7 @@ pub(crate) struct ServerAnswers {
     free_extents: [Vec<FreeBlock>; 2],
     /// The simulator has one thread.
     world: SendWrapper<Weak<RefCell<World>>>,
+    held_blocks: SendWrapper<WatchedBlocks>,
     /// Whether the session also uses the depot, once the scenario has begun.
     uses_depot: bool,
     answers: Vec<Delivery>,
@@ -46,11 +49,13 @@ impl ServerAnswers {
     pub(crate) fn new(
         (free_blocks, free_extents): (Vec<FreeBlock>, [Vec<FreeBlock>; 2]),
         world: &Rc<RefCell<World>>,
+        held_blocks: WatchedBlocks,
         uses_depot: bool,
     ) -> Self {
         let world = SendWrapper::new(Rc::downgrade(world));
+        let held_blocks = SendWrapper::new(held_blocks);
         let (answers, splits) = (Vec::new(), Vec::new());
-        Self { free_blocks, free_extents, world, uses_depot, answers, splits }
+        Self { free_blocks, free_extents, world, held_blocks, uses_depot, answers, splits }
     }
 
     fn depot(&self) -> Option<(Shared<World>, Shared<SimDepot>)> {
@@ -75,6 +80,10 @@ impl ServerAnswers {
 }
 
 impl BlockSource for ServerAnswers {
+    fn watch(&mut self, held_blocks: &Arc<HeldBlocks>) {
+        let _ = self.held_blocks.set(held_blocks.clone());
+    }
+
     fn request(&mut self, class: SizeClass, count: u32) {
         let [heads, extents] = &mut self.free_extents;
         let large = match class {

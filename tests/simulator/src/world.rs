@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farside_fabric::Nanos;
-use farside_layout::SlotWord;
+use farside_layout::{BlockAddress, SlotState, SlotWord};
 use farside_protocol::ConnectionCache;
+use farside_protocol::held_blocks::HeldBlocks;
 use farside_protocol::split::SplitProgress;
 
 use crate::cluster::{ClusterState, FORMER};
@@ -59,6 +60,8 @@ pub(crate) struct World {
     pub(crate) cluster: Option<ClusterState>,
     /// The server's depot, if there is one.
     pub(crate) depot: Option<Rc<RefCell<SimDepot>>>,
+    /// An extent that a session unlinked with its head, and did not hold.
+    pub(crate) unheld_extent: Option<BlockAddress>,
     /// Mutants that broke their rule in this execution.
     pub(crate) fired: Vec<Mutant>,
     /// The location cache of the clients that share one.
@@ -91,6 +94,7 @@ impl World {
             tombs: Vec::new(),
             cluster: None,
             depot: None,
+            unheld_extent: None,
             fired: Vec::new(),
             locations: Rc::default(),
         }
@@ -180,6 +184,22 @@ impl World {
         if found == expected {
             self.store(index, desired);
         }
+    }
+
+    /// Checks a compare-and-swap of these words that succeeds. If it unlinks a head, its session
+    /// has to hold the extents by now (invariant I27).
+    pub(crate) fn check_held(&mut self, words: [SlotWord; 2], held_blocks: &HeldBlocks) {
+        let [old, new] = words.map(|word| {
+            let is_linked = matches!(word.state(), SlotState::Live | SlotState::Frozen);
+            word.block().ok().filter(|block| is_linked && block.class.is_head())
+        });
+        let Some(head) = old.filter(|head| new.is_none_or(|new| new.address != head.address))
+        else {
+            return;
+        };
+        let held: Vec<_> = held_blocks.lists().addresses().collect();
+        let extents = self.region.extents_of(&self.memory, head);
+        self.unheld_extent = extents.into_iter().find(|extent| !held.contains(extent));
     }
 
     /// Returns the name of a word, and what this value of it means.

@@ -1,8 +1,9 @@
-//! Values with extents: no GET returns parts of two values, whatever others do meanwhile.
+//! Values with extents: no GET returns parts of two values, whatever others do meanwhile. At each
+//! unlink of a head the simulator checks that the session holds the extents (I27).
 
-use farside_simulator::{Mutant, Scenario, Script, client};
+use farside_simulator::{Mutant, Op, Scenario, Script, Violation, client};
 
-use crate::mutants::assert_caught;
+use crate::mutants::{assert_caught, assert_caught_for_all};
 use crate::passes;
 
 fn extents() -> Scenario {
@@ -54,4 +55,26 @@ fn a_reader_that_relies_on_old_extents_is_caught() {
         extents().client(reuses_extents()).client(reader)
     };
     assert_caught(scenario(Some(Mutant::StoppedClock)), scenario(None));
+}
+
+/// A collection that reads the slot after the unlink, and asks the session before its next note,
+/// would take the extents for lost.
+#[test]
+fn old_extents_unheld_is_caught() {
+    let writer = || client().put_large(0);
+    let unlinking = [
+        writer().put_large(0),
+        writer().put(0),
+        writer().update(0),
+        writer().delete(0),
+        writer().op(Op::Take(0)),
+    ];
+    for writer in unlinking {
+        // Also if the other client has the table, and if it loses the slot to the first one.
+        for other in [client().get(0), client().get(0).put(0)] {
+            let scenario = extents().client(writer.clone()).client(other);
+            let failure = assert_caught_for_all(Mutant::OldExtentsUnheld, scenario);
+            assert!(matches!(failure.violation, Violation::Unheld(_)), "{failure}");
+        }
+    }
 }
