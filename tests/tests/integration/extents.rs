@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use farside::OperationError::ValueTooLong;
-use farside::{Error, Session, Store};
+use farside::{Client, Error, Session, Store};
+use farside_layout::{CHUNK_BYTES, ExtentShape, SizeClass};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, blocks_with_clients, self_describing, wait_until,
 };
@@ -184,29 +185,50 @@ fn a_cache_evicts_long_values_whole() {
     server.assert_verifies();
 }
 
+/// The number of extents of which the server has not given any to a client: those of its free
+/// chunks included.
+fn free_extents(client: &Client) -> u64 {
+    let statistics = client.admin().statistics().unwrap();
+    let class = statistics.classes.iter().find(|class| class.class == SizeClass::EXTENT);
+    statistics.chunks_free * CHUNK_BYTES / SizeClass::EXTENT.block_bytes()
+        + class.map_or(0, |class| class.blocks_free)
+}
+
+/// When the server dies, clients hold the extents of the values that they replaced. Without these
+/// there is no room for the third value.
 #[test]
 fn long_values_survive_a_restart_and_a_snapshot() {
-    let mut server = ServerProcess::start_with_file("--memory 256MiB --value-bytes-max 20971520");
-    let mut session = server.session();
+    const THIRD: usize = 60 * MIB;
+    let mut server = ServerProcess::start_with_file("--memory 128MiB --value-bytes-max 62914560");
+    let client = server.client();
     let (one, two) = (value(16 * MIB, 1), value(5 * MIB, 2));
-    session.put("one", &one).unwrap();
-    session.put("two", value(9 * MIB, 3)).unwrap();
-    session.put("two", &two).unwrap();
-    drop(session);
+    let mut sessions: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
+    sessions[0].put("one", &one).unwrap();
+    for (seed, session) in (3..).zip(&mut sessions) {
+        session.put("two", value(17 * MIB, seed)).unwrap();
+    }
+    sessions[0].put("two", &two).unwrap();
+    let needed = ExtentShape::OF_REGIONS.count(5, THIRD as u64) as u64;
+    let free = free_extents(&client);
+    assert!(free < needed, "{free} extents are free before the restart");
     server.kill();
+    drop((sessions, client));
     server.start_again();
-    let mut session = server.session();
+    let client = server.client_builder().connect_timeout(TEST_TIMEOUT).connect().unwrap();
+    assert_eq!(blocks_with_clients(&client), 0, "all blocks are free or linked");
+    let free = free_extents(&client);
+    assert!(free >= needed, "{free} extents are free after the restart");
+    let mut session = client.session().unwrap();
     check(&mut session, "one", &one);
     check(&mut session, "two", &two);
     server.assert_verifies();
-    // A restarted server still gives extents to new values.
-    session.put("three", value(20 * MIB, 4)).unwrap();
+    session.put("three", value(THIRD, 4)).unwrap();
     let file = server.folder().join("snapshot");
     server.cli(&["snapshot", file.to_str().unwrap()]).succeeded();
     let restored = ServerProcess::start(&format!("--memory 128MiB --restore {}", file.display()));
     let mut session = restored.session();
     check(&mut session, "one", &one);
     check(&mut session, "two", &two);
-    check(&mut session, "three", &value(20 * MIB, 4));
+    check(&mut session, "three", &value(THIRD, 4));
     restored.assert_verifies();
 }
