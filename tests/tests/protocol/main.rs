@@ -4,5 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where it panics")]
 
 mod deaths;
+mod late_long_puts;
 mod price_list;
 mod stopped_splits;
