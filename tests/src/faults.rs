@@ -177,7 +177,7 @@ impl Flight {
     /// Returns the error that a broken queue pair reports for this chain, as `classify_failure` in
     /// `common/fabric/src/verbs/work.rs` does for a chain without an acknowledgement.
     fn error_when_lost(&self) -> ChainError {
-        let is_read = |verb: &Verb| matches!(verb, Verb::Read { .. });
+        let is_read = |verb: &Verb| matches!(verb, Verb::Read { .. } | Verb::ReadPart { .. });
         let chain = &self.chain[..self.verbs];
         if chain.iter().all(is_read) { ChainError::Fenced } else { ChainError::Unknown }
     }
