@@ -6,9 +6,10 @@
 //! way, or returns a value that no session wrote.
 //!
 //! `history-worker ADDRESS FOLDER FIRST SESSIONS
-//! [faults|endless|network|cluster|cache|faulty-cache|long]`: the sessions are the processes FIRST,
-//! FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER. The
-//! file `new-FIRST` has the number of new keys. The process ends once FOLDER has a file `stop`.
+//! [faults|endless|network|cluster|cache|faulty-cache|long|long-cache|long-full]`: the sessions are
+//! the processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as
+//! name to FOLDER. The file `new-FIRST` has the number of new keys. The process ends once FOLDER
+//! has a file `stop`.
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
 //! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once
@@ -19,7 +20,8 @@
 //!
 //! With `cache`, the server evicts keys. The sessions also use cold keys, whose values do not fit
 //! into its memory, and some values expire. `faulty-cache` has the faults as well. With `long`, as
-//! with `faults`, and some values have extents.
+//! with `faults`, and some values have extents. `long-cache` is both `long` and `faulty-cache`.
+//! With `long-full`, as with `long`, and the server has no room for all values.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
@@ -27,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use farside::ConnectError::Unreachable;
-use farside::OperationError::{Contended, Indeterminate};
+use farside::OperationError::{Contended, Indeterminate, OutOfSpace};
 use farside::{Client, ClientBuilder, Contact, Error, Session, SetupError};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 use farside_tests::device;
@@ -41,7 +43,7 @@ use rand::{RngExt, SeedableRng};
 const SIZES: [usize; 4] = [24, 100, 1000, 6000];
 /// Values of these lengths have extents.
 const LONG_SIZES: [usize; 2] = [(4 << 20) + 1, (6 << 20) + 777];
-/// With [`Mode::Long`], one in this many values is long.
+/// Of the values of [`has_long`], one in this many is long.
 const STEPS_PER_LONG: usize = 8;
 /// Timeout of a call, during which the server may restart.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,6 +90,8 @@ enum Mode {
     Cache,
     FaultyCache,
     Long,
+    LongCache,
+    LongFull,
 }
 
 fn mode() -> Mode {
@@ -95,7 +99,12 @@ fn mode() -> Mode {
 }
 
 fn is_cache() -> bool {
-    matches!(mode(), Mode::Cache | Mode::FaultyCache)
+    matches!(mode(), Mode::Cache | Mode::FaultyCache | Mode::LongCache)
+}
+
+/// Whether some values have extents. Such workers have faults, too.
+fn has_long() -> bool {
+    matches!(mode(), Mode::Long | Mode::LongCache | Mode::LongFull)
 }
 
 const PUT: Action<'static> = Action::Put(Lifetime::FOREVER);
@@ -121,6 +130,8 @@ fn main() {
         ["cache"] => Mode::Cache,
         ["faulty-cache"] => Mode::FaultyCache,
         ["long"] => Mode::Long,
+        ["long-cache"] => Mode::LongCache,
+        ["long-full"] => Mode::LongFull,
         _ => usage(),
     };
     let (folder, mode) = (Path::new(folder), *MODE.get_or_init(|| mode));
@@ -131,7 +142,7 @@ fn main() {
         _ => CONNECT_TIMEOUT,
     };
     let mut client = Client::builder().server(address).connect_timeout(timeout);
-    let is_faulty = matches!(mode, Mode::Faults | Mode::FaultyCache | Mode::Long);
+    let is_faulty = has_long() || matches!(mode, Mode::Faults | Mode::FaultyCache);
     let faults = is_faulty.then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
@@ -150,7 +161,8 @@ fn main() {
             scope.spawn(move || work(client, folder, process));
         }
         let new_keys = match mode {
-            Mode::Endless | Mode::Cluster | Mode::Long => NEW_KEYS_MAX_ENDLESS,
+            Mode::Endless | Mode::Cluster => NEW_KEYS_MAX_ENDLESS,
+            _ if has_long() => NEW_KEYS_MAX_ENDLESS,
             _ => NEW_KEYS_MAX,
         };
         scope.spawn(move || insert(client, folder, first, new_keys));
@@ -163,7 +175,7 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "history-worker ADDRESS FOLDER FIRST SESSIONS \
-         [faults|endless|network|cluster|cache|faulty-cache|long]"
+         [faults|endless|network|cluster|cache|faulty-cache|long|long-cache|long-full]"
     );
     std::process::exit(2);
 }
@@ -222,6 +234,7 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(output) => Some(output),
         Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
+        Err(Error::Operation(OutOfSpace { .. })) if mode() == Mode::LongFull => None,
         Err(Error::Connect(Unreachable { contact: Contact::Silent, .. }))
             if mode() == Mode::Network =>
         {
@@ -263,11 +276,7 @@ fn work(client: &Client, folder: &Path, process: u64) {
 
 fn step(session: &mut RecordingSession, random: &mut SmallRng) {
     let key = any_key(random);
-    let bytes = if mode() == Mode::Long && random.random_range(0..STEPS_PER_LONG) == 0 {
-        LONG_SIZES[random.random_range(0..LONG_SIZES.len())]
-    } else {
-        SIZES[random.random_range(0..SIZES.len())]
-    };
+    let bytes = any_length(random);
     if random.random_range(0..4) == 0 {
         session.clear_cache();
     }
@@ -313,6 +322,13 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
     }
 }
 
+/// Returns the length of a value.
+fn any_length(random: &mut SmallRng) -> usize {
+    let is_long = has_long() && random.random_range(0..STEPS_PER_LONG) == 0;
+    let lengths = if is_long { &LONG_SIZES[..] } else { &SIZES[..] };
+    lengths[random.random_range(0..lengths.len())]
+}
+
 /// Returns a key for one step.
 fn any_key(random: &mut SmallRng) -> u64 {
     if is_cache() && random.random() {
@@ -323,7 +339,7 @@ fn any_key(random: &mut SmallRng) -> u64 {
 
 /// Does one operation on a key whose values may expire.
 fn step_of_expiring(session: &mut RecordingSession, key: u64, random: &mut SmallRng) {
-    let bytes = SIZES[random.random_range(0..SIZES.len())];
+    let bytes = any_length(random);
     let lifetime = session.next_lifetime(key);
     let action = match random.random_range(0..100) {
         0..50 => return drop(allowed_get(session.run(key, Action::Get, 0))),
@@ -378,7 +394,9 @@ fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
         if mode() == Mode::Cluster || is_cache() && number % NEW_KEYS_PER_PAUSE == 0 {
             std::thread::sleep(PAUSE);
         }
-        insert_new(&mut session, first, number);
+        if !insert_new(&mut session, folder, first, number) {
+            return;
+        }
         count.store(0, number + 1).unwrap();
         let (key, value) = new_key(first, random.random_range(0..=number), is_cache());
         if number % 4 == 0
@@ -393,16 +411,18 @@ fn insert(client: &Client, folder: &Path, first: u64, keys_max: u64) {
     }
 }
 
-/// Inserts a new key, and returns once it is there.
-fn insert_new(session: &mut Session, first: u64, number: u64) {
+/// Inserts a new key, and returns once it is there. Returns false if the run ends before there is
+/// room for it.
+fn insert_new(session: &mut Session, folder: &Path, first: u64, number: u64) -> bool {
     let (key, value) = new_key(first, number, is_cache());
     let mut may_be_there = false;
     loop {
         match session.insert(key, &value) {
-            Ok(true) => return,
-            Ok(false) if may_be_there => return,
+            Ok(true) => return true,
+            Ok(false) if may_be_there => return true,
             Ok(false) => panic!("the new key {key:x?} was there"),
             Err(Error::Operation(Indeterminate)) => may_be_there = true,
+            Err(Error::Operation(OutOfSpace { .. })) if has_stopped(folder) => return false,
             Err(error) => drop(allowed(Err::<(), _>(error))),
         }
     }

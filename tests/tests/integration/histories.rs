@@ -21,7 +21,8 @@ use rand::rngs::SmallRng;
 
 use figures::Figures;
 use run::{
-    CLIENTS_KILLED_MIN, OPERATIONS_MIN, Plan, Run, SERVER_RESTARTS_MIN, SPLITS_MIN, has_all_kinds,
+    CLIENTS_KILLED_MIN, DENIED_MIN, LONG_OPERATIONS_MIN, OPERATIONS_MIN, Plan, Run,
+    SERVER_RESTARTS_MIN, SPLITS_MIN, has_all_kinds,
 };
 
 /// Limit on the extensions of a run with faults, which ends once each kind has happened.
@@ -161,6 +162,22 @@ fn clients_that_die_with_long_values_leave_linearizable_histories_and_lose_no_bl
     let figures = run.check().0;
     assert_eq!(figures.violations, 0, "{figures}");
     assert!(figures.suicides > 0 && figures.unknown > 0, "{figures}");
+    assert_no_block_is_lost(&run, &figures);
+}
+
+/// There is no room for all values. A PUT that finds none has changed nothing. Meanwhile the
+/// clients die at any verb, or are killed.
+#[test]
+fn a_full_region_of_long_values_leaves_linearizable_histories_and_loses_no_block() {
+    let plan =
+        Plan { is_full: true, has_long: true, kills_workers: true, faulty: 2, ..Plan::default() };
+    let mut run = Run::start(plan);
+    run.continue_for(seconds(5), &mut SmallRng::seed_from_u64(1));
+    let figures = run.check().0;
+    assert_eq!(figures.violations, 0, "{figures}");
+    assert!(figures.operations > scaled(LONG_OPERATIONS_MIN), "{figures}");
+    assert!(figures.denied > scaled(DENIED_MIN) && figures.failed > 0, "{figures}");
+    assert!(figures.suicides > 0 && figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
     assert_no_block_is_lost(&run, &figures);
 }
 

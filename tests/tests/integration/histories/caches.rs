@@ -13,7 +13,10 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use super::figures::Figures;
-use super::run::{CLIENTS_KILLED_MIN, EVICTIONS_MIN, OPERATIONS_MIN, Plan, Run};
+use super::run::{
+    CLIENTS_KILLED_MIN, EVICTIONS_MIN, LONG_EVICTIONS_MIN, LONG_OPERATIONS_MIN, OPERATIONS_MIN,
+    Plan, Run,
+};
 use super::{runs, soak_time};
 
 /// How much later than its time to live a value may be found, in nanoseconds: an expiry is a whole
@@ -63,6 +66,31 @@ fn a_full_cache_leaves_linearizable_histories_while_clients_are_killed() {
     let figures = runs(plan, ROUND, ROUND);
     assert_good(&figures);
     assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
+}
+
+/// The clients also die at any verb, such as one between the WRITEs of two extents.
+fn assert_good_with_long(figures: &Figures) {
+    assert_eq!(figures.violations, 0, "{figures}");
+    assert!(figures.operations > scaled(LONG_OPERATIONS_MIN), "{figures}");
+    assert!(figures.failed < figures.operations / 10, "{figures}");
+    assert!(figures.long_evicted > scaled(LONG_EVICTIONS_MIN), "{figures}");
+    assert!(figures.expired > 0 && figures.suicides > 0, "{figures}");
+    assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
+}
+
+#[test]
+fn a_full_cache_of_long_values_leaves_linearizable_histories_while_clients_die() {
+    let plan =
+        Plan { is_cache: true, has_long: true, kills_workers: true, faulty: 2, ..Plan::default() };
+    assert_good_with_long(&runs(plan, ROUND, ROUND));
+}
+
+#[test]
+#[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
+fn soak_of_a_cache_of_long_values() {
+    let plan =
+        Plan { is_cache: true, has_long: true, kills_workers: true, faulty: 2, ..Plan::default() };
+    assert_good_with_long(&runs(plan, ROUND, soak_time()));
 }
 
 #[test]

@@ -34,6 +34,10 @@ pub(crate) struct Figures {
     /// Keys that the server evicted, and expired values that it removed.
     pub(super) evicted: u64,
     pub(super) expired: u64,
+    /// Evicted keys whose values had extents.
+    pub(super) long_evicted: u64,
+    /// Requests for blocks that a full server denied.
+    pub(super) denied: u64,
     /// Outages of the network.
     pub(crate) outages: u64,
     /// The number of successes of each of [`CHORES`].
@@ -58,6 +62,8 @@ impl Figures {
         self.splits += other.splits;
         self.evicted += other.evicted;
         self.expired += other.expired;
+        self.long_evicted += other.long_evicted;
+        self.denied += other.denied;
         self.outages += other.outages;
         self.violations += other.violations;
         self.checking += other.checking;
@@ -91,7 +97,14 @@ impl fmt::Display for Figures {
             write!(f, ", chains: {}", faults.join(", "))?;
         }
         if self.evicted > 0 {
-            write!(f, ", {} keys evicted, {} expired values removed", self.evicted, self.expired)?;
+            write!(
+                f,
+                ", {} keys evicted, {} of them with extents, {} expired values removed",
+                self.evicted, self.long_evicted, self.expired
+            )?;
+        }
+        if self.denied > 0 {
+            write!(f, ", {} requests denied", self.denied)?;
         }
         if self.outages > 0 {
             write!(f, ", {} outages of the network", self.outages)?;

@@ -3,7 +3,8 @@
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use farside::Client;
+use farside::{Client, ServerStatistics};
+use farside_layout::SizeClass;
 use farside_linearizability::{Ended, Record, check, check_compacted};
 use farside_tests::faults::Fault;
 use farside_tests::network::Network;
@@ -26,8 +27,17 @@ pub(super) const OPERATIONS_MIN: u64 = 10_000;
 pub(super) const SPLITS_MIN: u64 = 60;
 /// A run of a cache continues until the server has evicted more keys than this.
 pub(super) const EVICTIONS_MIN: u64 = 1000;
+/// The minimum numbers of operations and evictions of a run with long values, which take longer.
+pub(super) const LONG_OPERATIONS_MIN: u64 = 2000;
+pub(super) const LONG_EVICTIONS_MIN: u64 = 50;
+/// A run in a full region continues until the server has denied more requests for blocks than this.
+pub(super) const DENIED_MIN: u64 = 20;
 /// The memory of a cache: less than the values take that are stored.
 const CACHE_MEMORY: &str = "32MiB";
+/// [`CACHE_MEMORY`] if some values have extents.
+const LONG_CACHE_MEMORY: &str = "192MiB";
+/// The memory of a server that is often full: fewer long values than the keys have.
+const FULL_MEMORY: &str = "64MiB --value-bytes-max 8388608";
 /// A run that kills clients continues until it has killed more than this.
 pub(super) const CLIENTS_KILLED_MIN: u64 = 5;
 /// A run that kills the server continues until it has restarted it more often than this.
@@ -66,6 +76,8 @@ pub(crate) struct Plan {
     pub(super) is_cache: bool,
     /// Some values have extents. Such workers have faults, too.
     pub(super) has_long: bool,
+    /// With `has_long`: the server has no room for all values, and does not evict.
+    pub(super) is_full: bool,
 }
 
 impl Plan {
@@ -99,7 +111,9 @@ impl Run {
     pub(super) fn start(plan: Plan) -> Self {
         // A small region is soon served again.
         let memory = match plan {
+            Plan { is_cache: true, has_long: true, .. } => LONG_CACHE_MEMORY,
             Plan { is_cache: true, .. } => CACHE_MEMORY,
+            Plan { is_full: true, .. } => FULL_MEMORY,
             Plan { has_long: true, .. } => "1GiB",
             Plan { kills_server: true, .. } => "256MiB",
             _ => "512MiB",
@@ -128,6 +142,8 @@ impl Run {
 
     fn start_worker(&mut self, is_faulty: bool) {
         let mode = match &self.network {
+            _ if self.plan.is_cache && self.plan.has_long => Some("long-cache"),
+            _ if self.plan.is_full => Some("long-full"),
             _ if self.plan.is_cache => Some(if is_faulty { "faulty-cache" } else { "cache" }),
             _ if self.plan.has_long => Some("long"),
             _ if is_faulty => Some("faults"),
@@ -218,14 +234,21 @@ impl Run {
             return true;
         }
         let now = self.client().admin().statistics().unwrap();
-        let has_few = match self.plan.is_cache {
-            true => {
+        let has_few = match self.plan {
+            Plan { is_cache: true, has_long, .. } => {
                 self.figures.evicted + now.keys_evicted <= scaled(EVICTIONS_MIN)
                     || self.figures.expired + now.keys_expired == 0
+                    || has_long
+                        && self.figures.long_evicted + long_evicted(&now)
+                            <= scaled(LONG_EVICTIONS_MIN)
             }
-            false => self.figures.splits + now.splits <= scaled(SPLITS_MIN),
+            Plan { is_full: true, .. } => {
+                self.figures.denied + now.requests_denied <= scaled(DENIED_MIN)
+            }
+            _ => self.figures.splits + now.splits <= scaled(SPLITS_MIN),
         };
-        self.workers.operations() < 2 * scaled(OPERATIONS_MIN) || has_few
+        let enough = if self.plan.has_long { LONG_OPERATIONS_MIN } else { OPERATIONS_MIN };
+        self.workers.operations() < 2 * scaled(enough) || has_few
     }
 
     /// Returns whether every kind of fault has happened, and a worker has died of one.
@@ -299,6 +322,8 @@ impl Run {
         let now = self.client().admin().statistics().unwrap();
         self.figures.splits += now.splits;
         self.figures.evicted += now.keys_evicted;
+        self.figures.long_evicted += long_evicted(&now);
+        self.figures.denied += now.requests_denied;
         self.figures.expired += now.keys_expired;
     }
 
@@ -377,6 +402,14 @@ impl Run {
         assert!(breaks_connections || !recorded.has_lost_call, "a living client lost a call");
         recorded
     }
+}
+
+/// The number of values with extents that the server has evicted: it chose their head, or one of
+/// their extents.
+fn long_evicted(statistics: &ServerStatistics) -> u64 {
+    let is_long = |class: SizeClass| class.is_head() || class == SizeClass::EXTENT;
+    let classes = statistics.classes.iter().filter(|class| is_long(class.class));
+    classes.map(|class| class.evicted).sum()
 }
 
 /// Whether every kind of fault happened. Over TCP no delay is longer than L.

@@ -78,7 +78,8 @@ impl Workers {
         arguments.extend([first, SESSIONS].map(|number| number.to_string()));
         arguments.extend(mode.map(str::to_owned));
         let worker = start(env!("CARGO_BIN_EXE_history-worker"), first, arguments);
-        let is_faulty = matches!(mode, Some("faults" | "faulty-cache" | "long"));
+        let is_long = mode.is_some_and(|mode| mode.starts_with("long"));
+        let is_faulty = is_long || matches!(mode, Some("faults" | "faulty-cache"));
         let member = Member { first, worker, is_faulty, is_over_tcp: false };
         self.members.push(member);
         self.members.last_mut().unwrap()
