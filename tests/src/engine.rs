@@ -158,9 +158,12 @@ pub fn open_region<F: Fabric>(
     engine.open(index, blocks, options, &ConnectionCache::default()).unwrap()
 }
 
+/// The lanes of the engines of [`engine_over`].
+pub const ENGINE_LANES: u16 = 64;
+
 /// Returns an engine over the fabric that `around` makes of a shared-memory fabric.
 pub fn engine_over<F: Fabric>(address: &str, around: impl FnOnce(ShmFabric) -> F) -> TestEngine<F> {
-    let (Attached { welcome, factory, channel, .. }, lanes) = (attach(address), 64);
+    let (Attached { welcome, factory, channel, .. }, lanes) = (attach(address), ENGINE_LANES);
     let AnyFabric::Shm(fabric) = factory.fabric(lanes).unwrap() else { unreachable!() };
     let engine = Engine::new(around(fabric), lanes);
     let region = open_region(&engine, RegionIndex::FIRST, &welcome, channel);

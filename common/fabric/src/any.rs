@@ -8,8 +8,8 @@ use crate::tcp::TcpFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, LongRead, LongWrite, Nanos, ReadSink,
-    RegionIndex, Timing, Verb, Wakeup,
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead, LongWrite, Nanos,
+    ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// The fabric that the server's address names, or a fabric with interceptors around it.
@@ -154,8 +154,12 @@ impl Fabric for AnyFabric {
         on!(self, as_dyn_mut, fabric => fabric.run_read(lane, region, remote, into, bytes))
     }
 
-    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
-        self.as_dyn().part_sum(lane, verb, part)
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        self.as_dyn_mut().part_sum(lane, verb, part)
+    }
+
+    fn lend(&mut self, memory: Lent) -> bool {
+        self.as_dyn_mut().lend(memory)
     }
 
     fn run_long_read(

@@ -4,7 +4,9 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
-use super::{Buffer, ChainError, Completion, Fabric, LaneId, Nanos, RegionIndex, Verb};
+use super::{
+    Buffer, ChainError, Completion, Fabric, LaneId, Lent, LentMemory, Nanos, RegionIndex, Verb,
+};
 
 /// The word that the chain's last atomic verb found, or 0 without one; or why the chain failed.
 type ChainResult = Result<u64, ChainError>;
@@ -207,6 +209,27 @@ impl<F: Fabric> Endpoint<F> {
         };
         self.alone.set(false);
         output
+    }
+
+    /// As [`Endpoint::drive_lanes`], while the fabric may use this memory as [`Buffer::Lent`].
+    /// `None` if it cannot.
+    pub fn drive_lending<T>(
+        &self,
+        memory: LentMemory<'_>,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        /// Takes the memory back, also if the future panics.
+        struct Loan<'f, F: Fabric>(&'f RefCell<F>);
+
+        impl<F: Fabric> Drop for Loan<'_, F> {
+            fn drop(&mut self) {
+                self.0.borrow_mut().lend(Lent::NONE);
+            }
+        }
+
+        let loan = Loan(&self.fabric);
+        let can_use = loan.0.borrow_mut().lend(Lent::of(memory));
+        can_use.then(|| self.drive_lanes(future))
     }
 
     /// Runs one future to its end, while no other is in progress. The future may have chains of

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    AnyFabric, Buffer, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex, Timing, Verb,
-    Wakeup,
+    AnyFabric, Buffer, Completion, Counters, Fabric, LaneId, Lent, Nanos, RegionIndex, Timing,
+    Verb, Wakeup,
 };
 
 /// Puts one or more [`Interceptor`]s around the fabric of a session, whose number of lanes it gets.
@@ -131,8 +131,12 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.fabric.reserve(lane, buffer, bytes)
     }
 
-    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
         self.fabric.part_sum(lane, verb, part)
+    }
+
+    fn lend(&mut self, memory: Lent) -> bool {
+        self.fabric.lend(memory)
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

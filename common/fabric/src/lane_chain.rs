@@ -63,6 +63,16 @@ impl LaneChain {
         &self.verbs[..self.count]
     }
 
+    /// Whether a verb names [`Buffer::Lent`].
+    pub(crate) fn uses_lent(&self) -> bool {
+        self.verbs().iter().any(|verb| match verb {
+            Verb::ReadPart { into: buffer, .. } | Verb::WritePart { from: buffer, .. } => {
+                *buffer == Buffer::Lent
+            }
+            _ => false,
+        })
+    }
+
     /// Whether the chain must not be executed late.
     #[inline]
     pub(crate) fn has_deadline(&self) -> bool {

@@ -19,8 +19,12 @@ mod endpoint;
 mod flight;
 mod intercept;
 mod lane_chain;
+#[allow(unsafe_code, reason = "memory of the caller, for the length of a call")]
+mod lent;
 mod long_transfer;
 pub mod rdma;
+#[allow(unsafe_code, reason = "memory that RDMA devices access")]
+mod registered;
 pub mod shm;
 pub mod tcp;
 mod trust;
@@ -38,7 +42,9 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
+pub use lent::{Lent, LentMemory};
 pub use long_transfer::{LongRead, LongWrite, ReadSink, WriteSum};
+pub use registered::RegisteredBuffer;
 pub use trust::Trust;
 pub use wakeup::Wakeup;
 
@@ -76,10 +82,13 @@ pub enum Buffer {
     NewBlock = 1,
     /// The block that the operation reads.
     ReadBlock = 2,
+    /// The memory that the caller of a synchronous call lends ([`Endpoint::drive_lending`]), which
+    /// all lanes share. Only `ReadPart` and `WritePart` can name it.
+    Lent = 3,
 }
 
 impl Buffer {
-    /// The number of buffers of a lane.
+    /// The number of buffers that a lane has of its own.
     pub const COUNT: usize = 3;
 }
 
@@ -314,9 +323,10 @@ pub trait Fabric {
     }
 
     /// Returns the CRC-32 of these bytes of the buffer: those that the verb at index `_verb` of the
-    /// lane's last chain copied, which was a `ReadPart` or a `WritePart`. A fabric whose own CPU
-    /// copies them sums them at the same time.
-    fn part_sum(&self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    /// lane's last chain copied, which was a `ReadPart` or a `WritePart`. Until then those of a
+    /// `ReadPart` to [`Buffer::Lent`] may be elsewhere. A fabric whose own CPU copies them sums
+    /// them at the same time.
+    fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
         let (buffer, at, bytes) = part;
         let content = self.buffer(lane, buffer);
         crc32fast::hash(&content[at as usize..][..bytes as usize])
@@ -364,6 +374,13 @@ pub trait Fabric {
     /// Reports that another region has taken the place of this one. An interceptor that holds back
     /// chains for the former region fails them, because the new region must not execute them.
     fn replaced(&mut self, _region: RegionIndex) {}
+
+    /// Begins or ends the use of memory of the caller as [`Buffer::Lent`]. Afterwards the fabric
+    /// does not access what was lent before: chains that would are given up. Returns false if the
+    /// fabric cannot use such memory.
+    fn lend(&mut self, _memory: Lent) -> bool {
+        false
+    }
 
     /// The counts of all lanes.
     fn counters(&self) -> Counters;

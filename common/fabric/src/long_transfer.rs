@@ -8,10 +8,16 @@ use crate::{Buffer, ChainError, Fabric, LaneId, Nanos, RegionIndex, Verb};
 
 /// The length of the parts in which a rest is copied and summed, a multiple of 8: so short that a
 /// part that was copied is still in the first cache when it is summed.
-pub(crate) const PART_BYTES: usize = 2048;
+pub(crate) const PART_BYTES: usize = 4096;
 
 /// Takes the bytes of a long READ as they arrive.
 pub trait ReadSink {
+    /// Memory for this many bytes behind the head, before the head has arrived. What it does not
+    /// want of them is undefined afterwards. `None` if all other bytes of its memory have to stay.
+    fn direct(&mut self, _bytes: usize) -> Option<&mut [u8]> {
+        None
+    }
+
     /// Looks at the head. Returns how many of the next bytes it wants.
     fn begin(&mut self, head: &[u8]) -> usize;
 
@@ -57,6 +63,23 @@ pub(crate) fn deliver(arrived: &[u8], head_bytes: u32, sink: &mut dyn ReadSink) 
     for part in rest[..wanted].chunks(PART_BYTES) {
         sink.next(part.len(), &mut |target| target.copy_from_slice(part));
     }
+}
+
+/// Gives the bytes of a long READ to the sink, which are in its memory already.
+pub(crate) fn deliver_direct(head: &[u8], rest_bytes: usize, sink: &mut dyn ReadSink) {
+    let mut left = sink.begin(head).min(rest_bytes);
+    while left > 0 {
+        let bytes = left.min(PART_BYTES);
+        sink.next(bytes, &mut |_| ());
+        left -= bytes;
+    }
+}
+
+/// Sums the rest of a long WRITE where it is, and completes the head.
+#[cfg(feature = "verbs")]
+pub(crate) fn sum_in_place(head: &mut [u8], rest: &[u8], sum: &mut dyn WriteSum) {
+    rest.chunks(PART_BYTES).for_each(|part| sum.add(part));
+    sum.end(head);
 }
 
 /// Copies the rest of a long WRITE to the buffer, behind the head, and completes the head. Returns

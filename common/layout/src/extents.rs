@@ -78,6 +78,13 @@ impl Extent {
     }
 }
 
+/// The CRC-32 of bytes with this CRC-32 and of the next ones behind them.
+pub fn extend_sum(sum: u32, next: &[u8]) -> u32 {
+    let mut both = crc32fast::Hasher::new_with_initial(sum);
+    both.update(next);
+    both.finalize()
+}
+
 /// Where the part of the value starts in an extent of a key of this length, in bytes.
 pub const fn extent_data_offset(key_bytes: usize) -> u64 {
     block_bytes(key_bytes, 0).next_multiple_of(BLOCK_UNIT)

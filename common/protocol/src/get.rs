@@ -36,6 +36,12 @@ impl CachedRead {
         self.posted
     }
 
+    /// This READ, after another one that was posted at this time has shown that the block is still
+    /// linked.
+    pub(crate) fn proved_at(&self, posted: Nanos) -> Self {
+        Self { posted, ..*self }
+    }
+
     /// The block, if the READ of it is all that has to be posted.
     #[inline]
     fn only_block(&self) -> Option<BlockRef> {
@@ -133,13 +139,24 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         key: &[u8],
         missed: CachedMiss,
     ) -> ProtocolResult<Option<Found>> {
+        let operation = self.stage_missed(hash, key, missed);
+        self.engine.endpoint.drive(operation.get())
+    }
+
+    /// Prepares a GET that a READ of the cached location has not answered.
+    #[cold]
+    pub(crate) fn stage_missed(
+        self,
+        hash: KeyHash,
+        key: &[u8],
+        missed: CachedMiss,
+    ) -> Operation<'e, F> {
         let successor = match missed {
             CachedMiss::InVain(read) => self.successor_by_mark(LANE, &read),
             CachedMiss::Unread | CachedMiss::Long(..) => None,
         };
         Operation::<F>::fill(self.engine, LANE, key, &[]);
-        let operation = Operation::staged(self, LANE, hash, (key.len(), 0), successor);
-        self.engine.endpoint.drive(operation.get())
+        Operation::staged(self, LANE, hash, (key.len(), 0), successor)
     }
 
     /// The READ of the block at the cached location, to be posted now. `None` if none is cached, if
@@ -321,35 +338,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Returns the key's value. One round trip if its location is cached; two if not; one if the
-    /// key is absent. Mostly two, with three READs, if another session replaced the value since. A
-    /// value with extents takes round trips for these.
-    pub async fn get(&self) -> ProtocolResult<Option<Found>> {
-        if let Some(found) = self.get_cached_head().await? {
-            return Ok(found);
-        }
-        match self.find().await? {
-            None => Ok(None),
-            Some(found) => match self.with_extents(found).await? {
-                Some(whole) => Ok(Some(whole)),
-                None => self.get_again().await,
-            },
-        }
-    }
-
-    /// Returns the key's value by its window, with its extents.
-    pub(crate) async fn get_again(&self) -> ProtocolResult<Option<Found>> {
-        let mut tries = RetryState::default();
-        loop {
-            let Some(found) = self.get_uncached().await? else { return Ok(None) };
-            if let Some(whole) = self.with_extents(found).await? {
-                return Ok(Some(whole));
-            }
-            self.try_again(&mut tries).await?;
-        }
-    }
-
-    /// As [`Operation::get`]. Of a value with extents, this returns the head.
+    /// Returns the key's value, as [`Operation::get`]; of one with extents, the head.
     pub(crate) async fn find(&self) -> ProtocolResult<Option<Found>> {
         let (handle, lane, hash) = (self.handle(), self.lane, self.hash);
         let cached =

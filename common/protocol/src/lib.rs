@@ -49,6 +49,7 @@ mod window;
 pub use action::Action;
 pub use directory::{Directory, Subtable};
 pub use engine::{Engine, LANE};
+pub use extents::{ExtentWriter, ReadRange};
 pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;

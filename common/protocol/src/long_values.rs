@@ -7,9 +7,9 @@
 //! | PUT at a cached location | copy into the lane, sum, WRITE | `Fabric::run_long_write` |
 //!
 //! Chains, round trips and checks are those of short values. All other ways go by the lane's
-//! buffers, also the way on if the location is wrong.
+//! buffers, also the way on if the location is wrong. Extents: `extents/direct.rs`.
 
-use farside_fabric::{Buffer, Fabric, LongRead, LongWrite, ReadSink, WriteSum};
+use farside_fabric::{Buffer, Fabric, LongRead, LongWrite, ReadSink, RegisteredBuffer, WriteSum};
 use farside_layout::hash::KeyHash;
 use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock};
 
@@ -36,6 +36,13 @@ pub struct ReadValue {
     pub version: Version,
 }
 
+impl ReadValue {
+    /// A value of so many bytes, from this write.
+    pub const fn new(bytes: usize, version: Version) -> Self {
+        Self { bytes, version }
+    }
+}
+
 /// Memory of the caller for the value that a GET finds.
 pub trait ValueTarget {
     /// Makes room for a value of this length. Returns the memory for it, whose content is replaced
@@ -47,6 +54,11 @@ pub trait ValueTarget {
     #[inline]
     fn set(&mut self, value: &[u8]) -> bool {
         self.room(value.len()).map(|room| room.copy_from_slice(value)).is_some()
+    }
+
+    /// All of its memory, if what follows the value may change.
+    fn spare(&mut self) -> Option<&mut [u8]> {
+        None
     }
 
     /// Removes the former content, if it can.
@@ -98,6 +110,23 @@ impl ValueTarget for &mut [u8] {
     }
 }
 
+/// The value is at the start. What follows is undefined.
+impl ValueTarget for RegisteredBuffer {
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        self.get_mut(..bytes)
+    }
+
+    fn spare(&mut self) -> Option<&mut [u8]> {
+        Some(self)
+    }
+
+    fn clear(&mut self) {}
+
+    fn bytes_max(&self) -> usize {
+        self.len()
+    }
+}
+
 /// The result of a long READ of a cached location.
 pub(crate) enum LongGet {
     /// The value is in the target; `None` if it has expired.
@@ -121,6 +150,11 @@ struct ValueSink<'k, 'v> {
 }
 
 impl ReadSink for ValueSink<'_, '_> {
+    fn direct(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        let first = head_bytes(self.key) - BLOCK_HEADER_BYTES as usize - self.key.len();
+        self.target.as_mut()?.spare()?.get_mut(first..first + bytes)
+    }
+
     fn begin(&mut self, head: &[u8]) -> usize {
         let arriving = ArrivingBlock::of_key(head, self.block, self.key);
         let (Some(arriving), Some(target)) = (arriving, self.target.take()) else { return 0 };
@@ -189,7 +223,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
 
     /// Puts the value that a GET found in the lane's buffer into this memory.
     #[inline(always)]
-    fn deliver<T: ValueTarget>(
+    pub(crate) fn deliver<T: ValueTarget>(
         self,
         found: Option<Found>,
         target: &mut T,
@@ -215,7 +249,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     ) -> ProtocolResult<Option<ReadValue>> {
         let (read, block) = match missed {
             CachedMiss::Long(read, block) if !block.class.is_head() => (read, block),
-            _ => return self.deliver(self.get_by_future(hash, key, missed)?, target),
+            _ => return self.get_by_future_into((hash, key), missed, target),
         };
         let missed = match self.read_long((hash, key), &read, block, target)? {
             LongGet::Done(Some(found)) => return Ok(Some(found)),
@@ -224,7 +258,18 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
             // The future READs the cached location into the lane's buffer.
             LongGet::ByBuffer => CachedMiss::Unread,
         };
-        self.deliver(self.get_by_future(hash, key, missed)?, target)
+        self.get_by_future_into((hash, key), missed, target)
+    }
+
+    #[cold]
+    fn get_by_future_into<T: ValueTarget>(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        missed: CachedMiss,
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
+        let operation = self.stage_missed(hash, key, missed);
+        self.get_staged_into(&operation, target)
     }
 
     /// READs the block at the cached location directly into the target.
@@ -270,6 +315,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         (hash, key): (KeyHash, &[u8]),
         value: &[u8],
     ) -> ProtocolResult<Option<Version>> {
+        if !self.is_short(key, value.len()) {
+            return self.put_extents(lifetime, (hash, key), value);
+        }
         let operation = Operation::staged(self, LANE, hash, (key.len(), value.len()), None);
         match self.engine.endpoint.alone(|| operation.put_long_cached(lifetime, key, value))? {
             Some(Ok(version)) => Ok(Some(version)),

@@ -227,7 +227,7 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// The end of the key in [`Buffer::NewBlock`], as a byte offset.
-    fn key_end(&self) -> usize {
+    pub(crate) fn key_end(&self) -> usize {
         BLOCK_HEADER_BYTES as usize + self.key_bytes
     }
 

@@ -206,6 +206,18 @@ impl<F: Fabric> Operation<'_, F> {
         value_bytes: usize,
     ) -> ProtocolResult<Answer> {
         let (taken, value) = self.take_block(value_bytes, lifetime).await?;
+        self.store_taken(condition, lifetime, taken, value).await
+    }
+
+    /// As [`Operation::store`], in a block that was taken, for the value that
+    /// [`Operation::seal_block`] gets.
+    pub(super) async fn store_taken(
+        &self,
+        condition: Condition,
+        lifetime: Lifetime,
+        taken: TakenBlock,
+        value: (usize, usize),
+    ) -> ProtocolResult<Answer> {
         // Only after the wait for a block, during which other lanes may change the cached location.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {

@@ -86,6 +86,15 @@ impl<'e, F: Fabric> Operation<'e, F> {
             true => self.write_extents(value_bytes, lifetime).await?,
             false => (0, value_bytes),
         };
+        self.take_block_of(class, value).await
+    }
+
+    /// Takes a free block of this class. If there is none, puts back the extents that are written.
+    pub(super) async fn take_block_of(
+        &self,
+        class: SizeClass,
+        value: (usize, usize),
+    ) -> ProtocolResult<(TakenBlock, (usize, usize))> {
         let taken = self.handle().take_block(self.lane, class).await;
         if taken.is_err() && class.is_head() {
             self.region.allocator().put_back_extents(self.lane);

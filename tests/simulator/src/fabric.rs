@@ -449,7 +449,7 @@ impl Fabric for SimFabric {
     }
 
     /// A mutant that ignores checksums finds every part as its head's table says.
-    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
         let (buffer, at, bytes) = part;
         let content = &self.buffer(lane, buffer)[at as usize..][..bytes as usize];
         let mutant = self.mutant_fabric.as_ref().filter(|_| self.world.borrow().began);

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use farside::Client;
 use farside_protocol::{Action, Expected, Lifetime};
-use farside_tests::engine::engine_over;
+use farside_tests::engine::{ENGINE_LANES, engine_over};
 use farside_tests::faults::{Faults, Rates};
 use farside_tests::{ServerProcess, blocks_with_clients, fill, self_describing};
 
@@ -80,7 +80,8 @@ fn a_victim() {
     let verbs_left: u64 = variable(VERBS).parse().unwrap();
     let key = key_of(name);
     let faults = Faults::new(0, Rates::default());
-    let engine = engine_over(&variable(ADDRESS), |fabric| faults.around(Box::new(fabric), 1));
+    let engine =
+        engine_over(&variable(ADDRESS), |fabric| faults.around(Box::new(fabric), ENGINE_LANES));
     // The victim holds blocks of each kind: free ones, and some that rest.
     for value in [&[0u8; 13][..], &[0; 500], &[0; 3000], OLD] {
         engine
@@ -102,19 +103,19 @@ fn a_victim() {
 
 /// Runs a victim; returns whether it was killed.
 fn kill_one(address: &str, operation: usize, verbs: u64) -> bool {
-    let status = Command::new(std::env::current_exe().unwrap())
+    let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "deaths::a_victim", "--ignored"])
         .env(ADDRESS, address)
         .env(OPERATION, operation.to_string())
         .env(VERBS, verbs.to_string())
         .output()
-        .unwrap()
-        .status;
+        .unwrap();
+    let status = output.status;
     use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(signal), _) if signal == Signal::KILL.as_raw() => true,
         (_, Some(SURVIVED)) => false,
-        _ => panic!("a victim failed: {status}"),
+        _ => panic!("a victim failed: {status}: {}", String::from_utf8_lossy(&output.stdout)),
     }
 }
 

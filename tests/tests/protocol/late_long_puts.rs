@@ -102,7 +102,7 @@ impl Fabric for LateFabric {
         self.fabric.reserve(lane, buffer, bytes)
     }
 
-    fn part_sum(&self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
         self.fabric.part_sum(lane, verb, part)
     }
 

@@ -12,8 +12,8 @@ use crate::clock::Clock;
 use crate::long_transfer::run_gathered;
 use crate::waits::SleepingLanes;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, LongRead, LongWrite,
-    Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
+    LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
 use memory::LaneMemory;
 pub(crate) use memory::{ChainMemory, part_mut, words_mut};
@@ -70,6 +70,7 @@ pub struct ShmFabric {
     posted_bytes: u64,
     waiting: SleepingLanes,
     wakeup: Option<Arc<Wakeup>>,
+    lent: Lent,
     doorbells: u64,
 }
 
@@ -437,7 +438,7 @@ impl Fabric for ShmFabric {
                 PostedKind::Lane => match PutChain::of(&chain[..*verbs]) {
                     Some(put) => executor.put(buffers, &put, *deadline),
                     None => {
-                        let mut memory = LaneMemory { buffers, sums };
+                        let mut memory = LaneMemory { buffers, sums, lent: &mut self.lent };
                         executor.execute(&mut memory, &chain[..*verbs], *deadline)
                     }
                 },
@@ -512,7 +513,8 @@ impl Fabric for ShmFabric {
             // Without it each verb would wait for its own memory: a swap waits for earlier writes.
             executor.prefetch_chain(chain);
         }
-        let mut memory = LaneMemory { buffers: &mut lane.buffers, sums: &mut lane.sums };
+        let Lane { buffers, sums, .. } = lane;
+        let mut memory = LaneMemory { buffers, sums, lent: &mut self.lent };
         executor.execute(&mut memory, chain, deadline)
     }
 
@@ -533,8 +535,14 @@ impl Fabric for ShmFabric {
         executor.read(&mut lane.buffers, remote, into, bytes)
     }
 
-    fn part_sum(&self, lane: LaneId, verb: usize, _: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(&mut self, lane: LaneId, verb: usize, _: (Buffer, u32, u32)) -> u32 {
         self.lanes[usize::from(lane.0)].sums[verb]
+    }
+
+    /// A doorbell executes chains to their end, so none has memory after it.
+    fn lend(&mut self, memory: Lent) -> bool {
+        self.lent = memory;
+        true
     }
 
     /// Copies from the region to the sink.

@@ -15,12 +15,13 @@ use super::link::{Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_chain::{LaneChain, Stage};
+use crate::long_transfer::{deliver, deliver_direct};
 use crate::rdma::RemoteRegion;
 use crate::shm::words_mut;
 use crate::waits::SleepingLanes;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
-    Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentMemory,
+    LongRead, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
@@ -47,6 +48,7 @@ pub struct TcpFabric {
     /// The lanes whose connection broke, until the deadlines of their chains.
     unknown: SleepingLanes,
     wakeup: Option<Arc<Wakeup>>,
+    lent: Lent,
     /// Watches the sockets of all regions.
     watched: OwnedFd,
     /// Whether the next poll does not look at the sockets: chains have just left, or all bytes that
@@ -61,6 +63,7 @@ impl TcpFabric {
         let count = usize::from(lanes);
         let lane = |_| Lane {
             chain: LaneChain::NONE,
+            head_bytes: None,
             buffers: Default::default(),
             counters: Counters::default(),
         };
@@ -72,6 +75,7 @@ impl TcpFabric {
             waiting: SleepingLanes::with_capacity(count),
             unknown: SleepingLanes::with_capacity(count),
             wakeup: None,
+            lent: Lent::NONE,
             watched: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             skips_look: false,
             empty_polls: 0,
@@ -175,7 +179,7 @@ impl TcpFabric {
             link.unpost(bytes);
             link.in_flight += 1;
             lane.chain.stage = Stage::InFlight;
-            link.encode(id, lane);
+            link.encode(id, lane, &self.lent);
             has_left = true;
         }
         self.doorbells += u64::from(has_left);
@@ -191,9 +195,9 @@ impl TcpFabric {
     /// The next answer of a region's server among the bytes that were received.
     #[inline]
     fn next_answer(&mut self, region: RegionIndex) -> Result<Option<Completion>, RecordError> {
-        let Self { links, lanes, clock, .. } = self;
+        let Self { links, lanes, lent, clock, .. } = self;
         let link = &mut links[region.index()];
-        let Some((lane, result)) = link.next_answer(lanes, region, || clock.now())? else {
+        let Some((lane, result)) = link.next_answer(lanes, lent, region, || clock.now())? else {
             return Ok(None);
         };
         let chain = &mut lanes[usize::from(lane.0)].chain;
@@ -226,11 +230,11 @@ impl TcpFabric {
     fn receive(&mut self, wait: bool, all: bool) -> bool {
         let mut has_changed = false;
         for at in 0..self.links.len() {
-            let Self { links, lanes, clock, .. } = self;
+            let Self { links, lanes, lent, clock, .. } = self;
             if !all && !links[at].awaits_bytes() {
                 continue;
             }
-            match links[at].receive(lanes, wait, || clock.now()) {
+            match links[at].receive(lanes, lent, wait, || clock.now()) {
                 Ok(received) => has_changed |= received,
                 Err(_) => {
                     self.break_link(RegionIndex(at as u16));
@@ -406,6 +410,52 @@ impl Fabric for TcpFabric {
             words_mut(&mut lane.buffers[buffer as usize], bytes as u32);
         }
         may_move
+    }
+
+    fn part_sum(&mut self, lane: LaneId, _: usize, part: (Buffer, u32, u32)) -> u32 {
+        let (buffer, at, bytes) = part;
+        crc32fast::hash(match buffer {
+            Buffer::Lent => self.lent.part(at, bytes),
+            own => &self.buffer(lane, own)[at as usize..][..bytes as usize],
+        })
+    }
+
+    /// A chain that is in flight may have bytes of the memory in its link's output.
+    fn lend(&mut self, memory: Lent) -> bool {
+        for number in 0..self.lanes.len() {
+            let LaneChain { stage, region, .. } = self.lanes[number].chain;
+            if self.lanes[number].chain.uses_lent() && stage == Stage::InFlight {
+                self.break_link(region);
+            }
+        }
+        self.lent = memory;
+        true
+    }
+
+    /// Receives the rest directly into the sink's memory, if it may.
+    fn run_long_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        LongRead { into, head_bytes, bytes }: LongRead,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
+        let Some(memory) = sink.direct(rest_bytes) else {
+            self.run_read(lane, region, remote, into, bytes)?;
+            deliver(&self.buffer(lane, into)[..bytes as usize], head_bytes, sink);
+            return Ok(());
+        };
+        // The memory is not used in another way before it is taken back.
+        self.lend(Lent::of(LentMemory::Target(memory)));
+        self.lanes[usize::from(lane.0)].head_bytes = Some(head_bytes);
+        let read = self.run_read(lane, region, remote, into, bytes);
+        self.lanes[usize::from(lane.0)].head_bytes = None;
+        self.lend(Lent::NONE);
+        read?;
+        deliver_direct(&self.buffer(lane, into)[..head_bytes as usize], rest_bytes, sink);
+        Ok(())
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -28,7 +28,7 @@ use super::stream::{self, Stream};
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use crate::shm::{Executor, HugePages, Lease, Region, RegionMemory};
-use crate::{Buffer, ChainError, Counters, LaneId, Nanos, RegionIndex, Trust, Verb, boot_time_ns};
+use crate::{Buffer, ChainError, LaneId, Lent, Nanos, RegionIndex, Trust, Verb, boot_time_ns};
 
 /// The number of parts in which an input arrives the second time.
 const PARTS: usize = 4;
@@ -382,7 +382,8 @@ impl FuzzedClient {
             let mut in_flight = LaneChain::NONE;
             in_flight.post(REGION, &chain, 0, Nanos::MAX - 1);
             in_flight.stage = Stage::InFlight;
-            Lane { chain: in_flight, buffers: Default::default(), counters: Counters::default() }
+            let (head_bytes, buffers, counters) = Default::default();
+            Lane { chain: in_flight, head_bytes, buffers, counters }
         };
         let lanes: Vec<Lane> = chains_in_flight().map(lane).into();
         let (stream, server) = connected();
@@ -403,9 +404,10 @@ impl FuzzedClient {
     /// Receives what has arrived. Returns false if the client gives the connection up.
     fn receive(&mut self) -> bool {
         // The server's end stays open, so there is room for more whenever there is no answer.
-        while self.link.receive(&mut self.lanes, false, boot_time_ns).unwrap() {
+        let lent = &mut Lent::default();
+        while self.link.receive(&mut self.lanes, lent, false, boot_time_ns).unwrap() {
             loop {
-                match self.link.next_answer(&mut self.lanes, REGION, boot_time_ns) {
+                match self.link.next_answer(&mut self.lanes, lent, REGION, boot_time_ns) {
                     Ok(Some((id, result))) => self.take_answer(id, &result),
                     Ok(None) => break,
                     Err(_) => return false,

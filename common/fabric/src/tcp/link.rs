@@ -17,7 +17,7 @@ use super::stream::Stream;
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
 use crate::shm::{Buffers, part_mut, words_mut};
-use crate::{ChainError, Counters, Flight, LaneId, Nanos, RegionIndex, Trust, Verb};
+use crate::{Buffer, ChainError, Counters, Flight, LaneId, Lent, Nanos, RegionIndex, Trust, Verb};
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
 const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
@@ -30,14 +30,17 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
 
 pub(super) struct Lane {
     pub(super) chain: LaneChain,
+    /// How many bytes of the chain's only READ go to the lane's buffer, if the others go to
+    /// [`Buffer::Lent`].
+    pub(super) head_bytes: Option<u32>,
     pub(super) buffers: Buffers,
     pub(super) counters: Counters,
 }
 
-/// A long value that arrives in the buffer of its lane, without a copy in this process.
+/// The results of long READs, which arrive where they belong, without a copy in this process.
 struct DirectReply {
     lane: LaneId,
-    /// The bytes of the value, and how many of them have arrived.
+    /// The bytes of all READs of the chain, and how many of them have arrived.
     bytes: usize,
     filled: usize,
 }
@@ -131,7 +134,7 @@ impl Link {
 
     /// Appends the chain of a lane to the output.
     #[inline]
-    pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane) {
+    pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane, lent: &Lent) {
         let Lane { chain, buffers, .. } = lane;
         let deadline = match chain.deadline {
             Nanos::MAX => Nanos::MAX,
@@ -146,14 +149,16 @@ impl Link {
                 Verb::Write { from, bytes, .. } => {
                     words_mut(&mut buffers[from as usize], bytes).as_bytes()
                 }
+                Verb::WritePart { from: Buffer::Lent, at, bytes, .. } => lent.part(at, bytes),
                 Verb::WritePart { from, at, bytes, .. } => part_mut(buffers, from, at, bytes),
                 _ => continue,
             };
             if payload.len() >= DIRECT_BYTES_MIN && may_be_direct(&self.output) {
                 let start = payload.as_ptr();
                 // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is
-                // in flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). The output is cleared
-                // before a chain in flight is given up (`TcpFabric::break_link`).
+                // in flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). Lent memory stays as
+                // long (`TcpFabric::lend`). The output is cleared before a chain in flight is given
+                // up (`TcpFabric::break_link`).
                 unsafe { self.output.push_direct(start, size_of_val(payload)) };
             } else {
                 let (words, _) = payload.as_chunks();
@@ -207,6 +212,7 @@ impl Link {
     pub(super) fn receive(
         &mut self,
         lanes: &mut [Lane],
+        lent: &mut Lent,
         wait: bool,
         now: impl Fn() -> Nanos,
     ) -> io::Result<bool> {
@@ -214,11 +220,10 @@ impl Link {
         let received = match &mut self.direct {
             Some(DirectReply { lane, bytes, filled }) => {
                 let lane = &mut lanes[usize::from(lane.0)];
-                let Some((buffer, at, _)) = single_read(lane.chain.verbs()) else {
+                let target = target_of(lane, lent, *filled);
+                if target.is_empty() || target.len() > *bytes - *filled {
                     return Err(io::ErrorKind::InvalidData.into());
-                };
-                let target = &mut lane.buffers[buffer as usize].as_mut_bytes()[at..];
-                let target = &mut target[*filled..*bytes];
+                }
                 let received = stream.receive_all(target, wait);
                 *filled += *received.as_ref().unwrap_or(&0);
                 received
@@ -251,6 +256,7 @@ impl Link {
     pub(super) fn next_answer(
         &mut self,
         lanes: &mut [Lane],
+        lent: &mut Lent,
         own_region: RegionIndex,
         now: impl Fn() -> Nanos,
     ) -> Result<Option<Answer>, RecordError> {
@@ -271,7 +277,8 @@ impl Link {
             let body_words = header.words as usize;
             let kind = reply_kind(header)?;
             let Some(body) = rest.get(..body_words) else {
-                return self.begin_long(header, kind, lanes, own_region).map(|()| None);
+                let begun = self.begin_long((header, kind), lanes, lent, own_region);
+                return begun.map(|()| None);
             };
             self.processed += (1 + body_words) * WORD_BYTES;
             let (ReplyKind::Executed(id) | ReplyKind::Failed(id)) = kind else {
@@ -291,18 +298,18 @@ impl Link {
                 return Err(RecordError);
             }
             self.reads_long = false;
-            return Ok(Some((id, Ok(take_results(lane, body)))));
+            return Ok(Some((id, Ok(take_results(lane, lent, body)))));
         }
     }
 
-    /// Prepares to receive the rest of a reply: into the buffer of its lane if it is one long
-    /// READ, otherwise behind its beginning.
+    /// Prepares to receive the rest of a reply: where the READs go if they are long, otherwise
+    /// behind its beginning.
     #[cold]
     fn begin_long(
         &mut self,
-        header: Header,
-        kind: ReplyKind,
+        (header, kind): (Header, ReplyKind),
         lanes: &mut [Lane],
+        lent: &mut Lent,
         own_region: RegionIndex,
     ) -> Result<(), RecordError> {
         let body_words = header.words as usize;
@@ -311,15 +318,14 @@ impl Link {
             if body_words != record::reply_words(lane.chain.verbs()) {
                 return Err(RecordError);
             }
-            if let Some((buffer, at, bytes)) = single_read(lane.chain.verbs())
-                && bytes as usize >= DIRECT_BYTES_MIN
-            {
+            let bytes = body_words * WORD_BYTES;
+            if bytes >= DIRECT_BYTES_MIN && !record::has_atomic(lane.chain.verbs()) {
                 let from = self.processed + WORD_BYTES;
                 let begun = &self.input.as_bytes()[from..self.received];
-                let end = (at + bytes as usize) as u32;
-                let target = words_mut(&mut lane.buffers[buffer as usize], end).as_mut_bytes();
-                target[at..][..begun.len()].copy_from_slice(begun);
-                let (bytes, filled) = (bytes as usize, begun.len());
+                let filled = fill(lane, lent, begun);
+                if filled < begun.len() {
+                    return Err(RecordError);
+                }
                 self.direct = Some(DirectReply { lane: id, bytes, filled });
                 (self.received, self.processed) = (0, 0);
                 return Ok(());
@@ -366,20 +372,80 @@ fn lane_of(
     if is_awaited { Ok(lane) } else { Err(RecordError) }
 }
 
-/// The target of a chain's only verb, if it is a READ: buffer, offset and length.
+/// Where a READ puts its bytes: buffer, offset and length.
 #[inline]
-fn single_read(chain: &[Verb]) -> Option<(crate::Buffer, usize, u32)> {
-    match *chain {
-        [Verb::Read { into, bytes, .. }] => Some((into, 0, bytes)),
-        [Verb::ReadPart { into, at, bytes, .. }] => Some((into, at as usize, bytes)),
+fn target_of_read(verb: Verb) -> Option<(Buffer, u32, u32)> {
+    match verb {
+        Verb::Read { into, bytes, .. } => Some((into, 0, bytes)),
+        Verb::ReadPart { into, at, bytes, .. } => Some((into, at, bytes)),
         _ => None,
     }
+}
+
+/// The memory for these bytes of a READ; none if lent memory is shorter.
+#[inline]
+fn read_memory<'m>(
+    buffers: &'m mut Buffers,
+    lent: &'m mut Lent,
+    (into, at, bytes): (Buffer, u32, u32),
+) -> &'m mut [u8] {
+    match into {
+        Buffer::Lent => lent.part_mut(at, bytes),
+        own => {
+            let end = at + bytes;
+            &mut words_mut(&mut buffers[own as usize], end).as_mut_bytes()
+                [at as usize..end as usize]
+        }
+    }
+}
+
+/// Copies the first bytes of the results of READs to where they belong. Returns how many there was
+/// memory for.
+fn fill(lane: &mut Lane, lent: &mut Lent, begun: &[u8]) -> usize {
+    let mut filled = 0;
+    while filled < begun.len() {
+        let target = target_of(lane, lent, filled);
+        let here = target.len().min(begun.len() - filled);
+        if here == 0 {
+            break;
+        }
+        target[..here].copy_from_slice(&begun[filled..][..here]);
+        filled += here;
+    }
+    filled
+}
+
+/// The rest of the READ, among those of the lane's chain, to which the byte with this number goes.
+fn target_of<'m>(lane: &'m mut Lane, lent: &'m mut Lent, mut number: usize) -> &'m mut [u8] {
+    let Lane { chain, head_bytes, buffers, .. } = lane;
+    for verb in chain.verbs() {
+        let Some(mut target) = target_of_read(*verb) else { continue };
+        if let Some(head_bytes) = *head_bytes {
+            match number.checked_sub(head_bytes as usize) {
+                Some(in_rest) => {
+                    (number, target) = (in_rest, (Buffer::Lent, 0, target.2 - head_bytes))
+                }
+                None => target.2 = head_bytes,
+            }
+        }
+        match number.checked_sub(target.2 as usize) {
+            Some(later) => number = later,
+            None => {
+                return read_memory(buffers, lent, target).get_mut(number..).unwrap_or_default();
+            }
+        }
+    }
+    &mut []
 }
 
 /// Copies the results of READs into the lane's buffers. Returns the word that the last atomic verb
 /// found.
 #[inline]
-fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
+fn take_results(lane: &mut Lane, lent: &mut Lent, body: &[u64]) -> u64 {
+    if lane.head_bytes.is_some() {
+        fill(lane, lent, body.as_bytes());
+        return 0;
+    }
     let Lane { chain, buffers, .. } = lane;
     let chain = chain.verbs();
     let (found, mut rest) = match body.split_first() {
@@ -387,16 +453,14 @@ fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
         _ => (0, body),
     };
     for verb in chain {
-        let (into, at, bytes) = match *verb {
-            Verb::Read { into, bytes, .. } => (into, 0, bytes),
-            Verb::ReadPart { into, at, bytes, .. } => (into, at, bytes),
-            _ => continue,
-        };
-        let words = bytes as usize / WORD_BYTES;
+        let Some(target) = target_of_read(*verb) else { continue };
+        let words = target.2 as usize / WORD_BYTES;
         // The caller has compared the lengths.
         let (payload, later) = rest.split_at(words.min(rest.len()));
-        let target = &mut words_mut(&mut buffers[into as usize], at + bytes)[at as usize / 8..];
-        target[..payload.len()].copy_from_slice(payload);
+        let target = read_memory(buffers, lent, target);
+        if target.len() == size_of_val(payload) {
+            target.copy_from_slice(payload.as_bytes());
+        }
         rest = later;
     }
     found

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
 use super::link::Link;
-use super::work::{WorkRequestId, buffer_of, classify_failure, request};
+use super::work::{RegisteredRange, WorkRequestId, buffer_of, classify_failure, request};
 use crate::lane_chain::Stage;
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Nanos, RegionIndex,
-    Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
+    LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// Spins between two readings of the clock, in [`Fabric::relax`].
@@ -29,13 +29,15 @@ impl VerbsFabric {
         lane_id: LaneId,
         region: RegionIndex,
         chain: &[Verb],
+        rest: Option<RegisteredRange>,
     ) -> Result<u64, ChainError> {
+        let rest_bytes = rest.map_or(0, |rest| rest.bytes);
         let link = &self.links[region.index()];
         let payload_bytes = self.lanes.all[usize::from(lane_id.0)].counters.count(chain);
-        for verb in chain {
-            if let Some((buffer, bytes)) = buffer_of(*verb)
-                && !self.lanes.provide(lane_id.0, buffer, bytes as usize)
-            {
+        for (at, verb) in chain.iter().enumerate() {
+            let Some((buffer, bytes)) = buffer_of(*verb) else { continue };
+            let own_bytes = if at == 0 { bytes.saturating_sub(rest_bytes) } else { bytes };
+            if !self.lanes.provide(lane_id.0, buffer, own_bytes as usize) {
                 return Err(ChainError::Unregistered { bytes: bytes.into() });
             }
         }
@@ -52,7 +54,62 @@ impl VerbsFabric {
             let (work, entry) = self.lanes.work(lane_id.0, at);
             request.fill(work, entry);
         }
+        if let Some(rest) = rest {
+            self.split_first(lane_id, chain, rest);
+        }
         Ok(payload_bytes)
+    }
+
+    /// Divides the memory of the chain's first verb: its end is in the caller's memory. The bytes
+    /// after that, to the end of the last word, are zeros.
+    #[cold]
+    fn split_first(&mut self, lane: LaneId, chain: &[Verb], rest: RegisteredRange) {
+        let memory = &self.lanes.all[usize::from(lane.0)].memory;
+        let Some((buffer, bytes)) = chain.first().and_then(|verb| buffer_of(*verb)) else { return };
+        let own = bytes - rest.bytes;
+        let (head_bytes, zeros) = (own / 8 * 8, own % 8);
+        let head = RegisteredRange { bytes: head_bytes, ..memory.buffers[buffer as usize] };
+        let padding = RegisteredRange { bytes: zeros, ..memory.words };
+        self.lanes.put_word(lane.0, 0, 0);
+        let ranges = [head, rest, padding];
+        self.lanes.set_ranges(lane.0, &ranges[..2 + usize::from(zeros > 0)]);
+    }
+
+    /// As [`Fabric::post`]. The bytes of the first verb end in this memory, if there is any.
+    #[inline]
+    pub(super) fn post_with(
+        &mut self,
+        lane_id: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        rest: Option<RegisteredRange>,
+    ) {
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        if self.lanes.all[usize::from(lane_id.0)].chain.stage != Stage::Idle {
+            // The device may access the lane's buffers and work requests.
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: lane_id, result });
+        }
+        let bounced;
+        let mut chain = chain;
+        if self.lent.bounces {
+            match self.bounce(lane_id, chain) {
+                Ok(verbs) => bounced = verbs,
+                Err(error) => return self.finish(lane_id, Err(error)),
+            }
+            chain = &bounced[..chain.len()];
+        }
+        let payload_bytes = match self.prepare(lane_id, region, chain, rest) {
+            Ok(payload_bytes) => payload_bytes,
+            Err(error) => return self.finish(lane_id, Err(error)),
+        };
+        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
+        lane.chain.post(region, chain, payload_bytes, deadline);
+        lane.result = Ok(0);
+        let link = &mut self.links[region.index()];
+        link.posted_bytes += payload_bytes;
+        link.posted.push_back(lane_id);
     }
 
     #[inline]
@@ -203,22 +260,7 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
-        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
-        if self.lanes.all[usize::from(lane_id.0)].chain.stage != Stage::Idle {
-            // The device may access the lane's buffers and work requests.
-            let result = Err(ChainError::Busy);
-            return self.completed.push_back(Completion { lane: lane_id, result });
-        }
-        let payload_bytes = match self.prepare(lane_id, region, chain) {
-            Ok(payload_bytes) => payload_bytes,
-            Err(error) => return self.finish(lane_id, Err(error)),
-        };
-        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
-        lane.chain.post(region, chain, payload_bytes, deadline);
-        lane.result = Ok(0);
-        let link = &mut self.links[region.index()];
-        link.posted_bytes += payload_bytes;
-        link.posted.push_back(lane_id);
+        self.post_with(lane_id, region, chain, deadline, None);
     }
 
     /// Room depends on the send queue, which on some devices is too short for all lanes, and on the
@@ -308,6 +350,41 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn reserve(&mut self, lane: LaneId, buffer: Buffer, bytes: usize) -> bool {
         self.lanes.provide(lane.0, buffer, bytes)
+    }
+
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        let (buffer, at, bytes) = part;
+        match buffer {
+            Buffer::Lent => self.sum_lent(lane, verb, at, bytes),
+            own => crc32fast::hash(&self.buffer(lane, own)[at as usize..][..bytes as usize]),
+        }
+    }
+
+    fn lend(&mut self, memory: Lent) -> bool {
+        self.set_lent(memory);
+        true
+    }
+
+    fn run_long_read(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        read: LongRead,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        self.read_long(lane, region, remote, read, sink)
+    }
+
+    fn run_long_write(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        write: LongWrite<'_>,
+    ) -> Result<u64, ChainError> {
+        self.write_long(lane, region, chain, deadline, write)
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
+use super::direct::{LentState, Registration};
 use super::ffi::{self, ibv_wc_status, rdma_cm_event_type, system};
 use super::handles::CompletionQueue;
 use super::lanes::Lanes;
@@ -44,6 +45,9 @@ const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 /// with [`ChainError::Fenced`](crate::ChainError::Fenced), and is not executed. The other regions
 /// are not affected.
 pub struct VerbsFabric {
+    /// The buffers of the caller that the device knows.
+    pub(super) registrations: Vec<Registration>,
+    pub(super) lent: LentState,
     pub(super) lanes: Lanes,
     /// One for each region.
     pub(super) links: Vec<Link>,
@@ -92,6 +96,8 @@ impl DataLink {
         let all = (0..COMPLETIONS_MAX).map(completion).collect();
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC);
         let mut fabric = VerbsFabric {
+            registrations: Vec::new(),
+            lent: LentState::default(),
             lanes: Lanes::new(self.domain.clone(), self.lanes)?,
             links: Vec::new(),
             completions: Some(self.completions().clone()),

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ffi::{self, cm, constructed, ibv, polled, system};
 use super::identifier::CmId;
+use super::lanes::ENTRIES_PER_WORK;
 use crate::rdma::VerbsError;
 
 macro_rules! impl_send_and_sync {
@@ -256,7 +257,7 @@ impl QueuePair {
             attributes.recv_cq = completions.raw.as_ptr();
             attributes.cap.max_send_wr = asked.sends;
             attributes.cap.max_recv_wr = asked.receives;
-            attributes.cap.max_send_sge = 1;
+            attributes.cap.max_send_sge = ENTRIES_PER_WORK as u32;
             attributes.cap.max_recv_sge = 1;
             attributes.cap.max_inline_data = asked.inline_bytes;
             // SAFETY: id, domain and queue are alive and of the same device.

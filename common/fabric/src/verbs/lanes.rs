@@ -14,6 +14,9 @@ use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters};
 
 /// The initial length of each buffer, in bytes. A larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
+/// The scatter/gather entries of a work request: the head of a long block, its rest in the caller's
+/// memory, and the end of its last word.
+pub(super) const ENTRIES_PER_WORK: usize = 3;
 /// The words before a lane's buffers, in whole cache lines: one for the result of the last atomic
 /// verb, and for each verb of a chain one that it writes.
 const WORDS_BYTES: usize = ((1 + CHAIN_VERBS_MAX) * 8).next_multiple_of(64);
@@ -59,7 +62,7 @@ impl Lanes {
             Lane {
                 chain: LaneChain::NONE,
                 result: Ok(0),
-                memory: LaneMemory { buffers, found, words },
+                memory: LaneMemory { buffers, lent: None, found, words },
                 grown: Default::default(),
                 plain: Default::default(),
                 counters: Counters::default(),
@@ -67,13 +70,14 @@ impl Lanes {
         };
         let all = (0..count).map(lane).collect();
         let verbs = usize::from(count) * CHAIN_VERBS_MAX;
-        let entries = Slab::new(verbs, |_| ffi::ibv_sge { addr: 0, length: 0, lkey });
+        let entry = |_| ffi::ibv_sge { addr: 0, length: 0, lkey };
+        let entries = Slab::new(verbs * ENTRIES_PER_WORK, entry);
         let works = Slab::new(verbs, |index| {
             // SAFETY: a structure of numbers and pointers.
             let mut work = unsafe { ffi::zeroed::<ffi::ibv_send_wr>() };
             let (lane, verb) = (index / CHAIN_VERBS_MAX, index % CHAIN_VERBS_MAX);
             work.wr_id = WorkRequestId { lane: lane as u16, verb: verb as u16 }.to_id();
-            work.sg_list = entries.at(index);
+            work.sg_list = entries.at(index * ENTRIES_PER_WORK);
             work.num_sge = 1;
             Work(work)
         });
@@ -88,13 +92,25 @@ impl Lanes {
         verb: usize,
     ) -> (&mut ffi::ibv_send_wr, &mut ffi::ibv_sge) {
         let index = usize::from(lane) * CHAIN_VERBS_MAX + verb;
-        let (work, entry) = (self.works.at(index), self.entries.at(index));
+        let (work, entry) = (self.works.at(index), self.entries.at(index * ENTRIES_PER_WORK));
         // SAFETY: the value is alive, and borrowed from `self` only. Providers copy the requests
         // that are posted.
         let Work(work) = unsafe { &mut *work };
         // SAFETY: likewise.
         let entry = unsafe { &mut *entry };
         (work, entry)
+    }
+
+    /// Replaces the memory of a lane's first verb by these ranges.
+    pub(super) fn set_ranges(&mut self, lane: u16, ranges: &[RegisteredRange]) {
+        let first = usize::from(lane) * CHAIN_VERBS_MAX * ENTRIES_PER_WORK;
+        for (at, range) in ranges.iter().enumerate().take(ENTRIES_PER_WORK) {
+            let entry = self.entries.at(first + at);
+            let RegisteredRange { address: addr, bytes: length, lkey } = *range;
+            // SAFETY: the entry is alive, and accessed through `self` only.
+            unsafe { entry.write(ffi::ibv_sge { addr, length, lkey }) };
+        }
+        self.work(lane, 0).0.num_sge = ranges.len().min(ENTRIES_PER_WORK) as i32;
     }
 
     /// The address of a verb's work request, for a list.

@@ -18,6 +18,7 @@ compile_error!(
 mod connect;
 mod control_channel;
 mod data_path;
+mod direct;
 mod fabric;
 mod ffi;
 mod handles;

@@ -26,10 +26,24 @@ impl RegisteredRange {
 /// The registered memory of a lane.
 pub(super) struct LaneMemory {
     pub(super) buffers: [RegisteredRange; Buffer::COUNT],
+    /// [`Buffer::Lent`], if it is registered.
+    pub(super) lent: Option<RegisteredRange>,
     /// The word that the last atomic verb found.
     pub(super) found: RegisteredRange,
     /// The words that WriteWord and WriteU32 send, one for each verb of a chain.
     pub(super) words: RegisteredRange,
+}
+
+impl LaneMemory {
+    /// The memory of a part.
+    fn part(&self, buffer: Buffer, at: u32, bytes: u32) -> Result<RegisteredRange, ChainError> {
+        let range = match buffer {
+            Buffer::Lent => self.lent,
+            own => Some(self.buffers[own as usize]),
+        };
+        let range = range.filter(|range| u64::from(at) + u64::from(bytes) <= range.bytes.into());
+        range.map(|range| range.from(at)).ok_or(ChainError::Unregistered { bytes: bytes.into() })
+    }
 }
 
 /// A work request without the pointers of its list.
@@ -92,12 +106,12 @@ pub(super) fn request(
             (remote, bytes)
         }
         Verb::ReadPart { remote, into, at, bytes } => {
-            local(memory.buffers[into as usize].from(at));
+            local(memory.part(into, at, bytes)?);
             request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
             (remote, bytes)
         }
         Verb::WritePart { remote, from, at, bytes } => {
-            local(memory.buffers[from as usize].from(at));
+            local(memory.part(from, at, bytes)?);
             (remote, bytes)
         }
         Verb::WriteU32 { remote, value } => {
@@ -130,11 +144,12 @@ pub(super) fn request(
 }
 
 impl Request {
-    /// Fills in a work request of the library and its only scatter/gather entry.
+    /// Fills in a work request of the library and its first scatter/gather entry, the only one.
     #[inline]
     pub(super) fn fill(&self, work: &mut ffi::ibv_send_wr, entry: &mut ffi::ibv_sge) {
         let rkey = self.rkey;
         *entry = ffi::ibv_sge { addr: self.address, length: self.bytes, lkey: self.lkey };
+        work.num_sge = 1;
         work.opcode = self.opcode;
         work.send_flags = self.flags;
         // Assigning a union's field that needs no drop is safe. The opcode decides which is valid.
@@ -167,6 +182,9 @@ pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
     match verb {
         Verb::Read { into: buffer, bytes, .. } | Verb::Write { from: buffer, bytes, .. } => {
             Some((buffer, bytes))
+        }
+        Verb::ReadPart { into: Buffer::Lent, .. } | Verb::WritePart { from: Buffer::Lent, .. } => {
+            None
         }
         Verb::ReadPart { into: buffer, at, bytes, .. }
         | Verb::WritePart { from: buffer, at, bytes, .. } => Some((buffer, at + bytes)),

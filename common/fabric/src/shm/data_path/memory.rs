@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::Buffers;
-use crate::{Buffer, CHAIN_VERBS_MAX};
+use crate::{Buffer, CHAIN_VERBS_MAX, Lent};
 
 /// The length from which a buffer no longer grows by doubling, in words of 8 bytes: 4 MiB.
 const LARGE_BUFFER_WORDS: usize = (4 << 20) / size_of::<u64>();
@@ -34,6 +34,7 @@ pub(crate) trait ChainMemory {
 pub(super) struct LaneMemory<'l> {
     pub(super) buffers: &'l mut Buffers,
     pub(super) sums: &'l mut [u32; CHAIN_VERBS_MAX],
+    pub(super) lent: &'l mut Lent,
 }
 
 impl ChainMemory for LaneMemory<'_> {
@@ -48,11 +49,17 @@ impl ChainMemory for LaneMemory<'_> {
     }
 
     fn target_part(&mut self, into: Buffer, at: u32, bytes: u32) -> &mut [u8] {
-        part_mut(self.buffers, into, at, bytes)
+        match into {
+            Buffer::Lent => self.lent.part_mut(at, bytes),
+            own => part_mut(self.buffers, own, at, bytes),
+        }
     }
 
     fn source_part(&mut self, from: Buffer, at: u32, bytes: u32) -> &[u8] {
-        part_mut(self.buffers, from, at, bytes)
+        match from {
+            Buffer::Lent => self.lent.part(at, bytes),
+            own => part_mut(self.buffers, own, at, bytes),
+        }
     }
 
     fn note_sum(&mut self, verb: usize, sum: u32) {

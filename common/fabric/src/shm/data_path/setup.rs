@@ -6,7 +6,7 @@ use super::{Executor, Lane, Lease, Region, ShmFabric};
 use crate::clock::Clock;
 use crate::lane_chain::NO_VERB;
 use crate::waits::SleepingLanes;
-use crate::{CHAIN_VERBS_MAX, ChainError, Counters, RegionIndex};
+use crate::{CHAIN_VERBS_MAX, ChainError, Counters, Lent, RegionIndex};
 
 impl ShmFabric {
     /// A fabric with `lanes` lanes, for one region. The server's own fabric has no lease, and is
@@ -31,6 +31,7 @@ impl ShmFabric {
             executed: 0,
             waiting: SleepingLanes::with_capacity(lane_count),
             wakeup: None,
+            lent: Lent::NONE,
             doorbells: 0,
         }
     }

@@ -16,6 +16,7 @@ const MEMORY: LaneMemory = {
     }
     LaneMemory {
         buffers: [range(0x1000, 256), range(0x2000, 512), range(0x3000, 512)],
+        lent: None,
         found: range(0x100, 8),
         words: range(0x108, 32),
     }

@@ -1,0 +1,204 @@
+//! Transfers between a region and memory of the caller: without a copy if it is registered.
+
+use std::sync::Arc;
+
+use super::fabric::VerbsFabric;
+use super::ffi::ibv_access_flags;
+use super::handles::MemoryRegion;
+use super::work::{RegisteredRange, buffer_of};
+use crate::lane_chain::NO_VERB;
+use crate::long_transfer::{PART_BYTES, deliver, deliver_direct, run_gathered, sum_in_place};
+use crate::registered::Pages;
+use crate::{
+    Buffer, CHAIN_VERBS_MAX, ChainError, Fabric, LaneId, Lent, LongRead, LongWrite, Nanos,
+    ReadSink, RegionIndex, Verb,
+};
+
+/// Pages of a buffer that are registered with the fabric's device.
+pub(super) struct Registration {
+    /// Declared before the pages, so that it is dropped first.
+    region: MemoryRegion,
+    pages: Arc<Pages>,
+}
+
+/// The memory that the caller has lent.
+#[derive(Default)]
+pub(super) struct LentState {
+    pub(super) memory: Lent,
+    /// Whether it is not registered. Then its parts go by the lanes' buffers.
+    pub(super) bounces: bool,
+}
+
+impl VerbsFabric {
+    /// Where the device finds this memory. `None` if it is in no buffer of
+    /// [`crate::RegisteredBuffer`].
+    fn range_of(&mut self, memory: &[u8]) -> Result<Option<RegisteredRange>, ChainError> {
+        let bytes = u32::try_from(memory.len()).unwrap_or_default();
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let known = self.registrations.iter().position(|known| known.pages.has(memory));
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let Some(pages) = Pages::of(memory) else { return Ok(None) };
+                self.register(pages)?
+            }
+        };
+        let lkey = self.registrations[at].region.lkey();
+        Ok(Some(RegisteredRange { address: memory.as_ptr() as u64, bytes, lkey }))
+    }
+
+    #[cold]
+    fn register(&mut self, pages: Arc<Pages>) -> Result<usize, ChainError> {
+        self.registrations.retain(|known| Arc::strong_count(&known.pages) > 1);
+        let (domain, access) = (&self.lanes.domain, ibv_access_flags::IBV_ACCESS_LOCAL_WRITE);
+        // SAFETY: the pages are mapped until the registration is dropped. A device accesses them
+        // only in calls that borrow the memory, and these end after the device's access.
+        let region =
+            unsafe { MemoryRegion::register(domain, pages.start(), pages.bytes(), access) };
+        let bytes = pages.bytes() as u64;
+        let region = region.map_err(|_| ChainError::Unregistered { bytes })?;
+        self.registrations.push(Registration { region, pages });
+        Ok(self.registrations.len() - 1)
+    }
+
+    /// Begins or ends the use of lent memory.
+    pub(super) fn set_lent(&mut self, memory: Lent) {
+        for number in 0..self.lanes.all.len() {
+            let chain = &self.lanes.all[number].chain;
+            if chain.stage == crate::lane_chain::Stage::InFlight && chain.uses_lent() {
+                self.destroy(chain.region);
+            }
+        }
+        let range = self.range_of(memory.content());
+        let bounces = matches!(range, Ok(None)) && !memory.content().is_empty();
+        // Chains with memory that could not be registered fail.
+        let range = range.ok().flatten();
+        self.lanes.all.iter_mut().for_each(|lane| lane.memory.lent = range);
+        self.lent = LentState { memory, bounces };
+    }
+
+    /// A chain whose parts in lent memory go by the lane's buffer.
+    #[cold]
+    pub(super) fn bounce(
+        &mut self,
+        lane: LaneId,
+        chain: &[Verb],
+    ) -> Result<[Verb; CHAIN_VERBS_MAX], ChainError> {
+        let in_block = |verb: &Verb| match buffer_of(*verb) {
+            Some((Buffer::ReadBlock, end)) => end.next_multiple_of(8),
+            _ => 0,
+        };
+        let mut end = chain.iter().map(in_block).max().unwrap_or_default();
+        let mut bounced = [NO_VERB; CHAIN_VERBS_MAX];
+        for (verb, bounced) in chain.iter().zip(&mut bounced) {
+            let buffer = Buffer::ReadBlock;
+            *bounced = match *verb {
+                Verb::ReadPart { remote, into: Buffer::Lent, bytes, .. } => {
+                    Verb::ReadPart { remote, into: buffer, at: end, bytes }
+                }
+                Verb::WritePart { remote, from: Buffer::Lent, at, bytes } => {
+                    if !self.lanes.provide(lane.0, buffer, (end + bytes) as usize) {
+                        return Err(ChainError::Unregistered { bytes: bytes.into() });
+                    }
+                    let copy = &mut self.lanes.buffer_mut(lane.0, buffer)[end as usize..];
+                    let part = self.lent.memory.part(at, bytes);
+                    copy[..part.len()].copy_from_slice(part);
+                    Verb::WritePart { remote, from: buffer, at: end, bytes }
+                }
+                other => {
+                    *bounced = other;
+                    continue;
+                }
+            };
+            end += buffer_of(*bounced).map_or(0, |(_, part_end)| part_end - end);
+        }
+        Ok(bounced)
+    }
+
+    /// The sum of a part in lent memory. Copies it there first, if it was READ to a lane's buffer.
+    pub(super) fn sum_lent(&mut self, lane: LaneId, verb: usize, at: u32, bytes: u32) -> u32 {
+        if !self.lent.bounces {
+            return crc32fast::hash(self.lent.memory.part(at, bytes));
+        }
+        let verb = self.lanes.all[usize::from(lane.0)].chain.verbs()[verb];
+        let (Verb::ReadPart { into: buffer, at: from, .. }
+        | Verb::WritePart { from: buffer, at: from, .. }) = verb
+        else {
+            return 0;
+        };
+        let arrived = &self.lanes.buffer(lane.0, buffer)[from as usize..][..bytes as usize];
+        if matches!(verb, Verb::WritePart { .. }) {
+            return crc32fast::hash(arrived);
+        }
+        let mut sum = crc32fast::Hasher::new();
+        let target = self.lent.memory.part_mut(at, bytes);
+        for (part, target) in arrived.chunks(PART_BYTES).zip(target.chunks_mut(PART_BYTES)) {
+            sum.update(part);
+            target.copy_from_slice(part);
+        }
+        sum.finalize()
+    }
+
+    /// Waits for the chain that the lane has posted.
+    fn wait_for(&mut self, lane: LaneId) -> Result<u64, ChainError> {
+        self.ring();
+        loop {
+            match self.poll() {
+                Some(completion) if completion.lane == lane => return completion.result,
+                Some(_) => {}
+                None => self.relax(),
+            }
+        }
+    }
+
+    /// READs a long block: its head to the lane's buffer, and its rest to the sink's memory if that
+    /// is registered.
+    pub(super) fn read_long(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        remote: u64,
+        LongRead { into, head_bytes, bytes }: LongRead,
+        sink: &mut dyn ReadSink,
+    ) -> Result<(), ChainError> {
+        let rest_bytes = bytes.saturating_sub(head_bytes);
+        let rest = match sink.direct(rest_bytes as usize) {
+            Some(memory) => self.range_of(memory)?,
+            None => None,
+        };
+        let chain = [Verb::Read { remote, into, bytes }];
+        self.post_with(lane, region, &chain, Nanos::MAX, rest);
+        self.wait_for(lane)?;
+        let buffer = self.lanes.buffer(lane.0, into);
+        match rest {
+            Some(_) => deliver_direct(&buffer[..head_bytes as usize], rest_bytes as usize, sink),
+            None => deliver(&buffer[..bytes as usize], head_bytes, sink),
+        }
+        Ok(())
+    }
+
+    /// WRITEs a long block, with its rest from where it is if that memory is registered.
+    pub(super) fn write_long(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        write: LongWrite<'_>,
+    ) -> Result<u64, ChainError> {
+        let (Some(Verb::Write { from, .. }), Some(rest)) =
+            (chain.first(), self.range_of(write.rest)?)
+        else {
+            return run_gathered(self, lane, region, chain, deadline, write);
+        };
+        if !self.lanes.provide(lane.0, *from, write.head_bytes as usize) {
+            return Err(ChainError::Unregistered { bytes: write.head_bytes.into() });
+        }
+        let head = &mut self.lanes.buffer_mut(lane.0, *from)[..write.head_bytes as usize];
+        sum_in_place(head, write.rest, write.sum);
+        self.post_with(lane, region, chain, deadline, Some(rest));
+        self.wait_for(lane)
+    }
+}
