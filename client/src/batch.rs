@@ -8,6 +8,7 @@ use farside_protocol::{Action, Lifetime, Version};
 use crate::reconnecting::ReconnectBudget;
 use crate::{
     ConnectError, Contact, Error, Outcome, Pipeline, PipelineFull, Result, Session, Store, Value,
+    ValueRef,
 };
 
 /// Collects operations; [`Batch::run`] runs them together. The batch copies keys and values, and
@@ -102,8 +103,13 @@ impl<'s, 'd> Batch<'s, 'd> {
     /// As [`Client::session`](crate::Client::session), if there is no connection at the start. Each
     /// operation has a result of its own.
     pub fn run(self) -> Result<Vec<Result<Outcome>>> {
+        self.run_with(&mut |_, outcome| Ok(outcome.map(Value::from)))
+    }
+
+    /// As [`Batch::run`]. `take` gets each outcome, with the number of its operation.
+    pub(crate) fn run_with(self, take: &mut TakeOutcome<'_>) -> Result<Vec<Result<Outcome>>> {
         let Self { session, mut operations, mut bytes } = self;
-        let results = run(session, &operations, &bytes);
+        let results = run(session, &operations, &bytes, take);
         operations.clear();
         bytes.clear();
         // Of an empty vector only the memory is left, which needs no lifetime.
@@ -113,6 +119,9 @@ impl<'s, 'd> Batch<'s, 'd> {
         results
     }
 }
+
+/// Converts the outcome of the operation with this number. Its value is in the lane's memory.
+type TakeOutcome<'t> = dyn FnMut(usize, Outcome<ValueRef<'_>>) -> Result<Outcome> + 't;
 
 /// Stands for the result of an operation that has none yet. No operation ends with this error.
 const NO_RESULT: Error = Error::PipelineFull(PipelineFull);
@@ -126,13 +135,15 @@ fn run(
     session: &mut Session,
     operations: &[BatchOperation<'_>],
     bytes: &[u8],
+    take: &mut TakeOutcome<'_>,
 ) -> Result<Vec<Result<Outcome>>> {
     let mut results: Vec<_> = operations.iter().map(|_| Err(NO_RESULT)).collect();
-    let mut silent_for = run_remaining(session, (operations, bytes), &mut results)?;
+    let mut silent_for = run_remaining(session, (operations, bytes), &mut results, take)?;
     let (mut budget, mut cause) = (ReconnectBudget::default(), None);
     while cause.is_none() && silent_for.is_none() && results.iter().any(has_none) {
         let may_retry = session.shared.count_loss(0, &mut budget);
-        match may_retry.and_then(|()| run_remaining(session, (operations, bytes), &mut results)) {
+        let again = |()| run_remaining(session, (operations, bytes), &mut results, take);
+        match may_retry.and_then(again) {
             Ok(waited) => silent_for = waited,
             Err(error) => cause = Some(error),
         }
@@ -156,6 +167,7 @@ fn run_remaining(
     session: &mut Session,
     (operations, bytes): (&[BatchOperation<'_>], &[u8]),
     results: &mut [Result<Outcome>],
+    take: &mut TakeOutcome<'_>,
 ) -> Result<Option<Duration>> {
     let mut remaining = std::mem::take(&mut session.batch_memory.remaining);
     remaining.clear();
@@ -167,11 +179,11 @@ fn run_remaining(
         let BatchOperation { action, start, key_end, end } = operations[index];
         let (key, value) = (&bytes[start..key_end], &bytes[key_end..end]);
         while silent_for.is_none() && pipeline.begin(action, key, value).is_err() {
-            silent_for = take_result(&mut pipeline, &remaining, results);
+            silent_for = take_result(&mut pipeline, &remaining, results, take);
         }
     }
     while pipeline.in_flight() > 0 {
-        silent_for = take_result(&mut pipeline, &remaining, results).or(silent_for);
+        silent_for = take_result(&mut pipeline, &remaining, results, take).or(silent_for);
     }
     drop(pipeline);
     session.batch_memory.remaining = remaining;
@@ -184,17 +196,19 @@ fn take_result(
     pipeline: &mut Pipeline<'_>,
     remaining: &[usize],
     results: &mut [Result<Outcome>],
+    take: &mut TakeOutcome<'_>,
 ) -> Option<Duration> {
     let completed = pipeline.wait()?;
+    // Tickets are numbered from 0 in the order in which `remaining` was started.
+    let number = remaining[completed.ticket.number() as usize];
     let result = match completed.result {
         Err(Error::Disconnected { .. }) => return None,
-        result => result.map(|outcome| outcome.map(Value::from)),
+        result => result.and_then(|outcome| take(number, outcome)),
     };
     let silent_for = match &result {
         Err(Error::Connect(ConnectError::Unreachable { tried, .. })) => Some(*tried),
         _ => None,
     };
-    // Tickets are numbered from 0 in the order in which `remaining` was started.
-    results[remaining[completed.ticket.number() as usize]] = result;
+    results[number] = result;
     silent_for
 }

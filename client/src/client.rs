@@ -15,7 +15,7 @@ use crate::connection::{ServerConnection, SessionOptions};
 use crate::fetches::Fetches;
 use crate::reconnecting::ReconnectBudget;
 use crate::shards::ShardLink;
-use crate::{Contact, Error, OperationError, Result, Session};
+use crate::{Contact, Error, OperationError, RegisteredBuffer, Result, Session};
 pub use admin::Admin;
 pub use builder::ClientBuilder;
 use farside_protocol::Failure;
@@ -95,6 +95,28 @@ impl Client {
     /// retry settings are too slow for the region's GRACE.
     pub fn session(&self) -> Result<Session> {
         Session::open(self.shared.clone())
+    }
+
+    /// Returns memory for long values, of so many bytes, all zero. Over RDMA a device transfers
+    /// between it and a region without a copy. [`Session::get_into`] takes the buffer, and
+    /// [`Session::put`] any part of it.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// let mut session = client.session()?;
+    /// let mut buffer = client.buffer(1 << 20)?;
+    /// buffer[..5].copy_from_slice(b"hello");
+    /// session.put("greeting", &buffer[..5])?;
+    /// let read = session.get_into("greeting", &mut buffer)?.expect("it was just put");
+    /// assert_eq!(buffer[..read.bytes], *b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The system's error: it has no such memory. If it does not allow so much to be registered,
+    /// the first call that uses the buffer fails with `Unregistered`.
+    pub fn buffer(&self, bytes: usize) -> std::io::Result<RegisteredBuffer> {
+        RegisteredBuffer::new(bytes)
     }
 
     /// Returns what an administrator can do: statistics, collection, compaction.

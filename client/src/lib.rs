@@ -42,10 +42,12 @@
 //! |---|---|
 //! | read a value | [`get`](Session::get), [`get_into`](Session::get_into) |
 //! | read several | [`get_many`](Session::get_many) |
+//! | read a part of a value | [`get_range`](Session::get_range) |
 //! | ask whether a key is present | [`exists`](Session::exists) |
 //! | ask for its version, its TTL | [`version`](Session::version), [`ttl`](Session::ttl) |
 //! | store a value | [`put`](Session::put), [`put_with_ttl`](Session::put_with_ttl) |
 //! | store several | [`put_many`](Session::put_many) |
+//! | store a value part by part | [`writer`](Session::writer), which returns a [`ValueWriter`] |
 //! | store if the key is absent | [`insert`](Session::insert) |
 //! | read, or store if the key is absent | [`get_or_insert`](Session::get_or_insert) |
 //! | read, or fetch from elsewhere | [`get_or_fetch`](Session::get_or_fetch) |
@@ -195,6 +197,7 @@ mod several_keys;
 mod shards;
 mod store;
 mod target;
+mod value_writer;
 mod watch;
 
 pub use async_client::AsyncClient;
@@ -207,12 +210,12 @@ pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH_RANGE, RdmaCo
 pub use farside_control::address::AddressError;
 pub use farside_control::attach::{ConnectError, Contact};
 pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
-pub use farside_fabric::Counters;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
+pub use farside_fabric::{Counters, RegisteredBuffer};
 pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_protocol::{
-    CacheStatistics, Entry, Exhausted, OperationError, ReadValue, Value, Version,
+    CacheStatistics, Entry, Exhausted, OperationError, ReadRange, ReadValue, Value, Version,
 };
 pub use outcome::{Outcome, ValueRef};
 pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
@@ -221,4 +224,5 @@ pub use scan::Scan;
 pub use session::Session;
 pub use store::Store;
 pub use target::Target;
+pub use value_writer::ValueWriter;
 pub use watch::Changed;

@@ -33,7 +33,7 @@ use crate::{
 /// descriptions state.
 pub struct Session {
     pub(crate) shared: Arc<ClientInner>,
-    regions: SessionRegions,
+    pub(crate) regions: SessionRegions,
     pub(crate) batch_memory: BatchMemory,
     pipeline_memory: PipelineMemory,
 }
@@ -176,7 +176,7 @@ impl Session {
     }
 
     #[inline]
-    fn check_role(&self) -> Result<()> {
+    pub(crate) fn check_role(&self) -> Result<()> {
         match self.shared.role() {
             Role::Reader => Err(OperationError::Denied.into()),
             Role::Writer => Ok(()),

@@ -2,7 +2,7 @@
 
 use farside_control::Role;
 
-use crate::{OperationError, Result, Session, Value};
+use crate::{OperationError, Outcome, ReadValue, Result, Session, Value, ValueRef};
 
 /// Limit on the DELETEs of one batch of [`Session::delete_prefix`].
 const DELETES_PER_BATCH: usize = 1024;
@@ -28,6 +28,47 @@ impl Session {
     ) -> Result<Vec<Option<Value>>> {
         let batch = keys.into_iter().fold(self.batch(), |batch, key| batch.get(key));
         batch.run()?.into_iter().map(|outcome| Ok(outcome?.value)).collect()
+    }
+
+    /// As [`Session::get_many`], into the caller's memory, as [`Session::get_into`]. Each value is
+    /// copied there once.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob")])?;
+    /// let mut names = [[0; 16]; 2];
+    /// let targets = names.iter_mut().map(|name| &mut name[..]);
+    /// let read = session.get_many_into(["user:1", "user:2"].into_iter().zip(targets))?;
+    /// assert_eq!(read[1].expect("it was just put").bytes, 3);
+    /// assert_eq!(&names[1][..3], b"bob");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The first error of a GET; see [`Session::get_into`].
+    pub fn get_many_into<'t, K: AsRef<[u8]>>(
+        &mut self,
+        entries: impl IntoIterator<Item = (K, &'t mut [u8])>,
+    ) -> Result<Vec<Option<ReadValue>>> {
+        let (mut batch, mut targets) = (self.batch(), Vec::new());
+        for (key, target) in entries {
+            batch = batch.get(key);
+            targets.push((target, None));
+        }
+        let outcomes = batch.run_with(&mut |number, outcome| {
+            let (target, read) = &mut targets[number];
+            let Outcome { applied, version, value, number } = outcome;
+            if let Some(ValueRef { data, version }) = value {
+                let (needed, bytes) = (data.len(), target.len());
+                let room = target.get_mut(..needed);
+                let too_short = OperationError::TargetTooShort { needed, bytes };
+                room.ok_or(too_short)?.copy_from_slice(data);
+                *read = Some(ReadValue::new(needed, version));
+            }
+            Ok(Outcome { applied, version, value: None, number })
+        })?;
+        outcomes.into_iter().try_for_each(|outcome| outcome.map(drop))?;
+        Ok(targets.into_iter().map(|(_, read)| read).collect())
     }
 
     /// Stores several values. Up to `pipeline_depth` PUTs share a doorbell. Each of them is atomic;

@@ -1,6 +1,8 @@
 //! Memory of the caller for values that are read.
 
-use crate::{ReadValue, Result, Session};
+use farside_protocol::ValueTarget;
+
+use crate::{ReadValue, RegisteredBuffer, Result, Session};
 
 impl Session {
     /// As [`Session::get`], into the caller's memory. Allocates nothing, except for a vector that
@@ -31,9 +33,9 @@ impl Session {
         target.read(self, key.as_ref())
     }
 
-    /// [`Session::get_into`] a slice.
-    fn get_slice(&mut self, key: &[u8], mut value: &mut [u8]) -> Result<Option<ReadValue>> {
-        self.run(key, |handle, key| handle.get_into(key, &mut value))
+    /// [`Session::get_into`] memory of a fixed length.
+    fn get_fixed(&mut self, key: &[u8], value: &mut impl ValueTarget) -> Result<Option<ReadValue>> {
+        self.run(key, |handle, key| handle.get_into(key, value))
     }
 }
 
@@ -41,10 +43,13 @@ impl Session {
 ///
 /// - A `Vec<u8>` becomes as long as the value.
 /// - A slice or an array has the value at its start. What follows stays as it was.
+/// - A [`RegisteredBuffer`] has the value at its start. What follows is undefined. Over RDMA the
+///   device copies a long value there directly.
 pub trait Target: sealed::Sealed {}
 
 impl Target for Vec<u8> {}
 impl Target for [u8] {}
+impl Target for RegisteredBuffer {}
 impl<const BYTES: usize> Target for [u8; BYTES] {}
 
 mod sealed {
@@ -65,12 +70,18 @@ impl sealed::Sealed for Vec<u8> {
 
 impl sealed::Sealed for [u8] {
     fn read(&mut self, session: &mut Session, key: &[u8]) -> Result<Option<ReadValue>> {
-        session.get_slice(key, self)
+        session.get_fixed(key, &mut &mut *self)
+    }
+}
+
+impl sealed::Sealed for RegisteredBuffer {
+    fn read(&mut self, session: &mut Session, key: &[u8]) -> Result<Option<ReadValue>> {
+        session.get_fixed(key, self)
     }
 }
 
 impl<const BYTES: usize> sealed::Sealed for [u8; BYTES] {
     fn read(&mut self, session: &mut Session, key: &[u8]) -> Result<Option<ReadValue>> {
-        session.get_slice(key, self)
+        session.get_fixed(key, &mut self.as_mut_slice())
     }
 }

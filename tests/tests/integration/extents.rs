@@ -232,3 +232,153 @@ fn long_values_survive_a_restart_and_a_snapshot() {
     check(&mut session, "three", &value(THIRD, 4));
     restored.assert_verifies();
 }
+
+#[test]
+fn any_range_of_a_value_is_read() {
+    let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    assert_eq!(session.get_range("absent", 0, &mut [0; 10]).unwrap(), None);
+    let part = MIB - 64;
+    for bytes in [9 * MIB + 5, 8 * part, 100, MIB] {
+        let stored = value(bytes, bytes as u64);
+        session.put("key", &stored).unwrap();
+        let ranges = [
+            (0, bytes),
+            (0, 1),
+            (1, bytes - 1),
+            (bytes - 1, 1),
+            (bytes, 10),
+            (bytes + 1, 10),
+            (part - 1, 2),
+            (part, part),
+            (part, 3 * part),
+            (part + 1, 3 * part),
+            (part - 1, 3 * part + 2),
+            (7 * part, 3 * MIB),
+        ];
+        for (start, length) in ranges {
+            for round in ["cached", "cached with its table", "not cached"] {
+                if round == "not cached" {
+                    session.clear_cache();
+                }
+                let mut target = vec![0xee; length];
+                let read = session.get_range("key", start, &mut target).unwrap().unwrap();
+                let expected = stored.get(start..).unwrap_or_default();
+                let expected = &expected[..expected.len().min(length)];
+                let what = format!("{start}, {length} of {bytes}, {round}");
+                assert_eq!((read.bytes, read.value_bytes), (expected.len(), bytes), "{what}");
+                assert!(target[..read.bytes] == *expected, "{what}");
+                assert!(target[read.bytes..].iter().all(|byte| *byte == 0xee), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_range_takes_the_reads_of_its_extents_only() {
+    let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    session.put("key", value(16 * MIB, 1)).unwrap();
+    let part = MIB - 64;
+    let mut target = vec![0; 3 * part];
+    session.get_range("key", 0, &mut target[..1]).unwrap().unwrap();
+    let ranges = [(5 * part, part), (part, 3 * part), (7 * part + 5, 10), (8 * part - 5, 10)];
+    for ((start, bytes), parts) in ranges.into_iter().zip([1, 3, 1, 2]) {
+        let before = session.counters();
+        session.get_range("key", start, &mut target[..bytes]).unwrap().unwrap();
+        let read = (session.counters() - before).read_bytes as usize;
+        // And the head, which is much shorter.
+        assert_eq!(read / part, parts, "{start} {bytes}: {read}");
+    }
+}
+
+#[test]
+fn a_value_of_sixteen_extents_shares_doorbells() {
+    let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    let stored = value(15 * MIB, 1);
+    session.put("key", &stored).unwrap();
+    let mut target = vec![0; stored.len()];
+    session.get_into("key", target.as_mut_slice()).unwrap();
+    let before = session.counters();
+    session.get_into("key", target.as_mut_slice()).unwrap();
+    let counts = session.counters() - before;
+    // A slow link gets the chains one after the other, and then the head's header is READ again.
+    assert!(counts.doorbells <= 5 || counts.doorbells == counts.round_trips, "{counts:?}");
+    assert!((17..=18).contains(&counts.reads), "{counts:?}");
+    assert!(target == stored);
+}
+
+#[test]
+fn a_value_is_written_part_by_part() {
+    let server = ServerProcess::start("--memory 256MiB --value-bytes-max 62914560");
+    let client = server.client();
+    let mut session = client.session().unwrap();
+    for bytes in [0, 10, 4 * MIB, 4 * MIB + 1, 9 * MIB + 3, 33 * MIB] {
+        for piece in [MIB, 100_001, 20 * MIB] {
+            let stored = value(bytes, (bytes + piece) as u64);
+            let mut writer = session.writer("key");
+            for part in stored.chunks(piece) {
+                writer.add(part).unwrap();
+            }
+            assert_eq!(writer.bytes(), bytes);
+            writer.finish().unwrap();
+            check(&mut session, "key", &stored);
+        }
+    }
+    let (kept, other) = (value(33 * MIB, 7), value(30 * MIB, 8));
+    session.put("key", &kept).unwrap();
+    let mut writer = session.writer("key");
+    writer.add(&other).unwrap();
+    drop(writer);
+    check(&mut session, "key", &kept);
+    let mut writer = session.writer("key");
+    writer.add(&other).unwrap();
+    writer.add(&other).unwrap();
+    let too_long = writer.add(&other).unwrap_err();
+    assert!(matches!(too_long, Error::Operation(ValueTooLong { .. })), "{too_long}");
+    assert!(writer.finish().is_err());
+    check(&mut session, "key", &kept);
+    let writer = session.writer("brief").ttl(Duration::from_millis(300));
+    let mut writer = writer.pinned();
+    writer.add(&other).unwrap();
+    writer.finish().unwrap();
+    wait_until("it expires", TEST_TIMEOUT, || session.get("brief").unwrap().is_none());
+    drop(session);
+    wait_until("all blocks are back", TEST_TIMEOUT, || blocks_with_clients(&client) == 0);
+    server.assert_verifies();
+}
+
+/// No other client has the extents of a writer whose connection is lost.
+#[test]
+fn a_writer_does_not_go_on_after_its_connection_is_lost() {
+    let mut server = ServerProcess::start_with_file("--memory 128MiB --value-bytes-max 41943040");
+    let mut session = server.session();
+    session.put("key", value(9 * MIB, 1)).unwrap();
+    let mut writer = session.writer("key");
+    writer.add(&value(12 * MIB, 2)).unwrap();
+    server.kill();
+    server.start_again();
+    let lost = (0..4).find_map(|n| writer.add(&value(6 * MIB, n)).err());
+    let lost = lost.or_else(|| writer.finish().err()).expect("it notices");
+    assert!(matches!(lost, Error::Disconnected { .. }), "{lost}");
+    check(&mut session, "key", &value(9 * MIB, 1));
+    server.assert_verifies();
+}
+
+#[test]
+fn kv_cli_stores_and_prints_values_piece_by_piece() {
+    let server = ServerProcess::start("--memory 512MiB --value-bytes-max 134217728");
+    let (from, to) = (server.folder().join("from"), server.folder().join("to"));
+    for bytes in [100, 7 * MIB, 120 * MIB + 1] {
+        let stored = value(bytes, bytes as u64);
+        std::fs::write(&from, &stored).unwrap();
+        server.cli(&["put", "key", "--file", from.to_str().unwrap()]).succeeded();
+        let printed = server.cli(&["get", "key"]).succeeded().stdout;
+        assert!(printed == stored, "{bytes}");
+    }
+    std::fs::write(&to, value(129 * MIB, 1)).unwrap();
+    let too_long = server.cli(&["put", "key", "--file", to.to_str().unwrap()]);
+    too_long.expect_line(2, &["has more than the 134217728 bytes"]);
+    server.assert_verifies();
+}

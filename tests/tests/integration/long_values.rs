@@ -210,3 +210,67 @@ fn a_damaged_long_value_is_refused() {
         session.get("key").unwrap().unwrap();
     }
 }
+
+/// The price is that of other long values, on every fabric. Over RDMA no byte is copied.
+#[test]
+fn registered_buffers_bring_values_of_all_lengths() {
+    let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520");
+    let client = server.client();
+    let (mut session, mut other) = (client.session().unwrap(), client.session().unwrap());
+    let mut buffer = client.buffer(10 << 20).unwrap();
+    let mut from = client.buffer(10 << 20).unwrap();
+    for bytes in LENGTHS.into_iter().chain([(4 << 20) + 1, (5 << 20) + 3, 9 << 20]) {
+        let (old, new) = (value(1, 1, bytes), value(1, 2, bytes));
+        session.put("key", &old).unwrap();
+        // At an odd address.
+        from[1..=bytes].copy_from_slice(&new);
+        let (done, paid) = price(&mut session, |session| session.put("key", &from[1..=bytes]));
+        done.unwrap();
+        let is_long = bytes > 4 << 20;
+        assert!(is_long || paid == PUT, "{bytes}: {paid:?}");
+        for _ in 0..2 {
+            buffer.fill(7);
+            let (read, paid) = price(&mut session, |session| session.get_into("key", &mut buffer));
+            assert_eq!(read.unwrap().unwrap().bytes, bytes);
+            assert!(is_long || paid == GET, "{bytes}: {paid:?}");
+            assert!(buffer[..bytes] == new, "{bytes}");
+        }
+        let read = other.get_into("key", &mut buffer).unwrap().unwrap();
+        assert!(buffer[..read.bytes] == new, "{bytes}");
+    }
+    // A part of one buffer, and one that is too short.
+    session.put("key", &from[..70_000]).unwrap();
+    session.get_into("key", &mut buffer[5..70_005]).unwrap().unwrap();
+    assert!(buffer[5..70_005] == from[..70_000]);
+    let mut short = client.buffer(69_999).unwrap();
+    let error = session.get_into("key", &mut short).unwrap_err();
+    assert!(matches!(error, Error::Operation(TargetTooShort { needed: 70_000, .. })), "{error}");
+    drop((buffer, from));
+    // Buffers that are gone do not disturb.
+    let mut buffer = client.buffer(1 << 20).unwrap();
+    assert_eq!(session.get_into("key", &mut buffer).unwrap().unwrap().bytes, 70_000);
+    assert!(session.get_into("absent", &mut buffer).unwrap().is_none());
+}
+
+#[test]
+fn several_values_are_read_into_the_memory_of_the_caller() {
+    let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
+    let mut session = server.session();
+    let lengths = [10, 70_000, 5 << 20];
+    for (n, bytes) in lengths.into_iter().enumerate() {
+        session.put([n as u8], &value(n as u64, 1, bytes)[..bytes]).unwrap();
+    }
+    let mut memory = vec![vec![0; 6 << 20]; 4];
+    let targets = memory.iter_mut().map(Vec::as_mut_slice);
+    let (read, [_, doorbells, ..]) = price(&mut session, |session| {
+        session.get_many_into([[0], [1], [2], [3]].into_iter().zip(targets)).unwrap()
+    });
+    assert!(doorbells <= 4, "{doorbells}");
+    assert!(read[3].is_none());
+    for (n, bytes) in lengths.into_iter().enumerate() {
+        assert_eq!(read[n].unwrap().bytes, bytes);
+        assert!(memory[n][..bytes] == value(n as u64, 1, bytes)[..bytes], "{n}");
+    }
+    let short = session.get_many_into([([1], &mut memory[0][..60_000])]).unwrap_err();
+    assert!(matches!(short, Error::Operation(TargetTooShort { needed: 70_000, bytes: 60_000 })));
+}
