@@ -1,31 +1,51 @@
 //! The commands on one key.
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::fs::{File, Metadata};
+use std::io::{Cursor, Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use farside::{Store, Ttl};
-use farside_tools::encoding::brief;
+use farside_tools::encoding::{Encoding, brief};
 
 use crate::args::{Args, Cas, Delete, Increment, Key, KeyValue, Keys};
 use crate::connect;
 use crate::output::{self, ExitStatus, Usage};
 use crate::scan::entry_line;
 use crate::standard_streams::stdin_was_open;
+use crate::value_streams;
 
 /// `get`: prints the value, and nothing else, on stdout.
 pub(crate) fn get(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &options.key)?;
-    match connect::reader(args)?.session()?.get(&key)? {
-        Some(value) => print_value(args, &value.data),
-        None => report_no("is absent", &key),
-    }
+    let mut session = connect::reader(args)?.session()?;
+    let printed = match args.value_encoding {
+        Encoding::Raw => value_streams::print(&mut session, &key)?,
+        _ => match session.get(&key)? {
+            Some(value) => Some(print_value(args, &value.data)?),
+            None => None,
+        },
+    };
+    printed.map_or_else(|| report_no("is absent", &key), Ok)
 }
 
-/// `put`, `insert` and `update`: stores a value under the condition of `store`. If the condition
-/// does not hold, prints `refusal`.
+/// `put`: stores a value, piece by piece if it comes from a file or stdin.
+pub(crate) fn put(args: &Args, options: &KeyValue) -> anyhow::Result<ExitStatus> {
+    let source = ValueSource::of(args, options)?;
+    if let ValueSource::Argument(_) = source {
+        return store(args, options, Store::always(), "");
+    }
+    let key = connect::key(args, &options.key)?;
+    let mut session = connect::writer(args)?.session()?;
+    let bytes_max = session.limits().value_bytes_max;
+    let (from, name, total) = source.open()?;
+    let is_stored = value_streams::store(&mut session, &key, (from, &name, total), options)?;
+    if is_stored { Ok(ExitStatus::Done) } else { Err(too_long(&name, bytes_max)) }
+}
+
+/// `insert` and `update`: stores a value under the condition of `store`. If the condition does not
+/// hold, prints `refusal`.
 pub(crate) fn store(
     args: &Args,
     options: &KeyValue,
@@ -33,11 +53,7 @@ pub(crate) fn store(
     refusal: &str,
 ) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &options.key)?;
-    let source = match (&options.file, &options.value) {
-        (Some(path), _) => ValueSource::File(path),
-        (None, Some(text)) => ValueSource::of_argument(args, text)?,
-        (None, None) => return Err(Usage::error("give a value, --file FILE, or - for stdin")),
-    };
+    let source = ValueSource::of(args, options)?;
     // Connects before it reads stdin: a wrong address must not cost people the value that they
     // typed.
     let mut session = connect::writer(args)?.session()?;
@@ -150,7 +166,15 @@ enum ValueSource<'a> {
     Stdin,
 }
 
-impl ValueSource<'_> {
+impl<'a> ValueSource<'a> {
+    fn of(args: &Args, options: &'a KeyValue) -> anyhow::Result<Self> {
+        match (&options.file, &options.value) {
+            (Some(path), _) => Ok(Self::File(path)),
+            (None, Some(text)) => Self::of_argument(args, text),
+            (None, None) => Err(Usage::error("give a value, --file FILE, or - for stdin")),
+        }
+    }
+
     fn of_argument(args: &Args, text: &OsStr) -> anyhow::Result<Self> {
         if text == "-" {
             return Ok(Self::Stdin);
@@ -160,28 +184,39 @@ impl ValueSource<'_> {
 
     /// Returns the value. Stops reading once the content is longer than a value may be.
     fn read(self, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
-        let too_long = |name: &str| {
-            format!(
-                "{name} has more than the {bytes_max} bytes that a value in this region may have"
-            )
+        let (from, name, _) = match self {
+            Self::Argument(value) => return Ok(value),
+            source => source.open()?,
         };
+        let value = read_at_most(from, bytes_max).with_context(|| name.clone())?;
+        value.ok_or_else(|| too_long(&name, bytes_max))
+    }
+
+    /// Returns the content, its name, and its length if that is known.
+    fn open(self) -> anyhow::Result<(Box<dyn Read + 'a>, String, Option<u64>)> {
         match self {
-            Self::Argument(value) => Ok(value),
+            Self::Argument(value) => {
+                let total = value.len() as u64;
+                Ok((Box::new(Cursor::new(value)), "the value".into(), Some(total)))
+            }
             Self::File(path) => {
                 let name = path.display().to_string();
                 let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
-                let value = read_at_most(file, bytes_max).with_context(|| name.clone())?;
-                value.ok_or_else(|| Usage::error(too_long(&name)))
+                let total = file.metadata().ok().filter(Metadata::is_file).map(|file| file.len());
+                Ok((Box::new(file), name, total))
             }
-            Self::Stdin => {
-                if !stdin_was_open() {
-                    bail!("stdin is closed: there is no value to read");
-                }
-                let value = read_at_most(std::io::stdin().lock(), bytes_max).context("stdin")?;
-                value.ok_or_else(|| Usage::error(too_long("stdin")))
+            Self::Stdin if stdin_was_open() => {
+                Ok((Box::new(std::io::stdin().lock()), "stdin".into(), None))
             }
+            Self::Stdin => bail!("stdin is closed: there is no value to read"),
         }
     }
+}
+
+fn too_long(name: &str, bytes_max: usize) -> anyhow::Error {
+    Usage::error(format!(
+        "{name} has more than the {bytes_max} bytes that a value in this region may have"
+    ))
 }
 
 /// Reads to the end. Returns `None` if the content has more than `bytes_max` bytes.

@@ -24,6 +24,7 @@ mod snapshot_folder;
 mod standard_streams;
 mod stat;
 mod stopping;
+mod value_streams;
 mod verify;
 
 use std::process::ExitCode;
@@ -81,7 +82,7 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
     farside_config::signals::explain_bus_errors("kv-cli")?;
     match &args.command {
         Command::Get(options) => keys::get(args, options),
-        Command::Put(options) => keys::store(args, options, Store::always(), ""),
+        Command::Put(options) => keys::put(args, options),
         Command::Insert(options) => {
             keys::store(args, options, Store::if_absent(), "is present; nothing was changed")
         }

@@ -181,6 +181,19 @@ pub(crate) fn set_total(bar: &ProgressBar, total: u64) {
     bar.set_style(style("{msg} {wide_bar} {pos}/{len} {eta}"));
 }
 
+/// Returns a progress bar of so many bytes, or a counter if their number is not known.
+pub(crate) fn byte_progress(doing: &'static str, total: Option<u64>) -> ProgressBar {
+    let bar = ProgressBar::no_length().with_message(doing);
+    let Some(total) = total else {
+        bar.set_style(style("{msg} {binary_bytes} {binary_bytes_per_sec} {spinner}"));
+        return bar;
+    };
+    bar.set_length(total);
+    let total = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+    bar.set_style(style(total));
+    bar
+}
+
 fn style(template: &str) -> ProgressStyle {
     // The templates here are valid. If one were not, the bar would only look different.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
