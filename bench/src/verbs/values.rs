@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use farside::{Client, Session};
 use farside_config::ClientConfig;
 use farside_config::size::ByteSize;
-use farside_fabric::AnyFabric;
+use farside_fabric::{AnyFabric, RegisteredBuffer};
 use farside_layout::CHUNK_BYTES;
 use serde::{Deserialize, Serialize};
 
@@ -165,9 +165,9 @@ struct Run<'a> {
     sockets: Option<ValueSockets>,
     keys: Vec<keys::Key>,
     /// The value that PUTs store.
-    value: Vec<u8>,
-    /// The value that a GET found.
-    found: Vec<u8>,
+    value: RegisteredBuffer,
+    /// The memory for the value that a GET finds.
+    found: RegisteredBuffer,
     /// The number of the next operation.
     next: usize,
     interrupt: &'a Interrupt,
@@ -200,8 +200,13 @@ impl<'a> Run<'a> {
         let sockets = are_comparable(&server.config).then(|| ValueSockets::connect(bytes));
         let sockets = sockets.transpose()?;
         let keys = (0..values as u64).map(|record| keys::encode(FIRST_RECORD + record)).collect();
-        let value = (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect();
-        let (found, next) = (Vec::new(), 0);
+        let memory = |bytes| {
+            RegisteredBuffer::new(bytes).map_err(Error::system("allocating memory for values"))
+        };
+        let mut value = memory(bytes)?;
+        value.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8);
+        // A block may be longer than its value, and is READ as a whole.
+        let (found, next) = (memory(bytes + bytes / 4 + 4096)?, 0);
         let mut run = Self {
             connection,
             fabric,
@@ -318,10 +323,10 @@ impl<'a> Run<'a> {
     fn get(&mut self, at: usize) -> Result<()> {
         let found = self.session.get_into(self.keys[at], &mut self.found);
         let found = found.map_err(Error::client("reading a value"))?;
-        if found.is_none() || self.found.len() != self.value.len() {
+        if found.is_none_or(|found| found.bytes != self.value.len()) {
             return Err(Error::Usage("another client changes the values of this run".to_owned()));
         }
-        black_box(&self.found);
+        black_box(&*self.found);
         Ok(())
     }
 
@@ -330,7 +335,8 @@ impl<'a> Run<'a> {
     }
 
     fn read_from_socket(&mut self, _: usize) -> Result<()> {
-        let Self { sockets, found, .. } = self;
+        let Self { sockets, found, value, .. } = self;
+        let found = &mut found[..value.len()];
         sockets.as_mut().map_or(Ok(()), |sockets| sockets.read(found))
     }
 
