@@ -34,8 +34,12 @@ impl Session {
     }
 
     /// [`Session::get_into`] memory of a fixed length.
-    fn get_fixed(&mut self, key: &[u8], value: &mut impl ValueTarget) -> Result<Option<ReadValue>> {
-        self.run(key, |handle, key| handle.get_into(key, value))
+    fn get_fixed(
+        &mut self,
+        key: &[u8],
+        mut value: &mut dyn ValueTarget,
+    ) -> Result<Option<ReadValue>> {
+        self.run(key, |handle, key| handle.get_into(key, &mut value))
     }
 }
 

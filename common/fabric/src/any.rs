@@ -142,7 +142,8 @@ impl Fabric for AnyFabric {
         on!(self, as_dyn_mut, fabric => fabric.run(lane, region, chain, deadline))
     }
 
-    #[inline]
+    // Without `always` the compiler makes a call of it, in every GET.
+    #[inline(always)]
     fn run_read(
         &mut self,
         lane: LaneId,

@@ -90,7 +90,8 @@ impl<F: Fabric> Endpoint<F> {
     /// Posts a chain to a region now: one round trip. The future returns the word that the last
     /// atomic verb found, or 0 without one. Inside [`Endpoint::drive`] the chain is executed before
     /// this returns.
-    #[inline]
+    // Without `always` the compiler makes a call of it, in every PUT.
+    #[inline(always)]
     pub fn chain(
         &self,
         lane: LaneId,

@@ -9,7 +9,8 @@ pub(crate) const CRC_BYTES_MIN: usize = 1024;
 
 /// Returns the checksum of the content with this seed. The same content has different checksums
 /// with different seeds.
-#[inline]
+// Without `always` the compiler makes a call of it, in every GET.
+#[inline(always)]
 pub fn checksum(content: &[u8], seed: u32) -> u32 {
     if content.len() < CRC_BYTES_MIN {
         return xxh3_64(content) as u32 ^ seed;

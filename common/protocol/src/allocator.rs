@@ -185,11 +185,15 @@ impl Allocator {
 
     /// Receives the server's answers. The clock is read after each of them, because its blocks may
     /// have been unlinked just before it arrived.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self, clock: impl Fn() -> Nanos) {
-        if self.outstanding == 0 {
-            return;
+        if self.outstanding > 0 {
+            self.receive_answers(clock);
         }
+    }
+
+    #[inline(never)]
+    fn receive_answers(&mut self, clock: impl Fn() -> Nanos) {
         let mut lists = self.held_blocks.lists();
         while let Some(delivery) = self.source.receive() {
             self.outstanding = self.outstanding.saturating_sub(1);

@@ -54,7 +54,8 @@ impl<F: Fabric> Engine<F> {
     ///
     /// # Errors
     /// [`OperationError::ExpiryTooLate`].
-    #[inline]
+    // Without `always` the compiler makes a call of it, in every PUT.
+    #[inline(always)]
     pub fn check_expiry(&self, action: Action<'_>) -> Result<(), OperationError> {
         let lifetime = action.lifetime();
         if lifetime.never_expires() {

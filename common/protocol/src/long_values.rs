@@ -127,6 +127,26 @@ impl ValueTarget for RegisteredBuffer {
     }
 }
 
+/// One instance of the code of a GET for all targets but vectors: with further ones the compiler
+/// inlines less of it in each.
+impl ValueTarget for &mut dyn ValueTarget {
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        (**self).room(bytes)
+    }
+
+    fn spare(&mut self) -> Option<&mut [u8]> {
+        (**self).spare()
+    }
+
+    fn clear(&mut self) {
+        (**self).clear();
+    }
+
+    fn bytes_max(&self) -> usize {
+        (**self).bytes_max()
+    }
+}
+
 /// The result of a long READ of a cached location.
 pub(crate) enum LongGet {
     /// The value is in the target; `None` if it has expired.

@@ -394,7 +394,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// The cached location of the key, and its slot.
-    #[inline]
+    // Without `always` the compiler makes a call of it, in every PUT.
+    #[inline(always)]
     pub(crate) fn cached_location(&self) -> Option<(FoundEntry<'e>, ProvenSlot)> {
         let (entry, proved_at) = self.region.cache.get_proved(self.hash)?;
         let unpacked = entry.1.location(self.hash, proved_at).ok()?;

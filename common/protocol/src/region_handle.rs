@@ -103,6 +103,18 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.post(lane, verbs, deadline)
     }
 
+    /// As [`RegionHandle::chain`]. The compiler inlines that where it has few callers, in each PUT.
+    #[inline(never)]
+    pub(crate) fn chain_of_parts(
+        self,
+        lane: LaneId,
+        verbs: &[Verb],
+        posted: Nanos,
+        deadline: Nanos,
+    ) -> InFlight<'e> {
+        self.chain(lane, verbs, posted, deadline)
+    }
+
     /// Posts a chain of a caller that has seen that the client trusts the server. If the trust ends
     /// after that, the chain is posted all the same: its completion is awaited.
     #[inline(always)]

@@ -519,7 +519,8 @@ impl Fabric for ShmFabric {
     }
 
     /// As `run`, without a loop over verbs.
-    #[inline]
+    // Without `always` the compiler makes a call of it, in every GET.
+    #[inline(always)]
     fn run_read(
         &mut self,
         lane: LaneId,

@@ -143,7 +143,8 @@ impl<F: Fabric> RegionHandle<'_, F> {
                 count += 1;
             }
             for (at, posted) in posted.iter_mut().enumerate().take(count) {
-                *posted = Some(self.chain(lane_of(at), chains[at].verbs(), now, Nanos::MAX));
+                *posted =
+                    Some(self.chain_of_parts(lane_of(at), chains[at].verbs(), now, Nanos::MAX));
             }
             let mut done = Ok(0);
             for posted in posted.iter_mut().filter_map(Option::take) {

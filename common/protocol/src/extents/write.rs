@@ -147,7 +147,8 @@ impl<F: Fabric> Operation<'_, F> {
                 let deadline = now.saturating_add(self.region.constants.lateness_ns);
                 for at in (0..used).filter(|at| !executed[*at]) {
                     let verbs = chains[at].verbs();
-                    posted[at] = Some(self.handle().chain(lane_of(at), verbs, now, deadline));
+                    posted[at] =
+                        Some(self.handle().chain_of_parts(lane_of(at), verbs, now, deadline));
                 }
                 late += 1;
                 // All of them end before this returns, because the source is the caller's memory.
