@@ -256,7 +256,7 @@ fn operations_on_values_with_extents_cost_what_the_price_list_says() {
         // READ head and three extents; two extents and the head's header.
         other.get();
         assert_eq!(other.get(), (true, (2, 7, 0, 0)), "cached GET with the table");
-        // READ window, head; three extents; two extents and the header.
+        // READ window, head; four extents; one extent and the header.
         assert_eq!(other.uncached().get(), (true, (4, 8, 0, 0)), "uncached GET");
         // The session that has stored the value knows the location, but not the table.
         assert_eq!(bench.get(), (true, (3, 7, 0, 0)), "cached GET without the table");

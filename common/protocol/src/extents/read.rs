@@ -77,7 +77,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
 
     /// READs the extents of a head that a READ posted at `posted` has found, and that is in
     /// [`Buffer::ReadBlock`]. Returns where the value is; `None` if the head was replaced before
-    /// the READs ended. One round trip for each three extents.
+    /// the READs ended. One round trip for each four extents.
     pub(crate) async fn read_extents(
         self,
         lane: LaneId,
@@ -108,8 +108,8 @@ impl<F: Fabric> RegionHandle<'_, F> {
     /// READs parts of the lane's table, and the head before them if it was not READ yet. Uses this
     /// lane and those after it, up to `LANES`. Their chains share doorbells.
     ///
-    /// The last READ is that of the head's header: if the head is still linked, it was linked all
-    /// the time, however long the READs took. If not, its extents rest for GRACE (invariant I26).
+    /// If they took longer than patience, the last READ is that of the head's header. If the head is
+    /// still linked, it was linked all the time. If not, its extents rest for GRACE (invariant I26).
     pub(super) async fn read_parts<const LANES: usize>(
         self,
         lane: LaneId,
@@ -278,8 +278,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Finds the key's value, by the cached location if there is one and `successor` names no
-    /// other. READs a head only if its table is not known.
+    /// Finds the key's value. READs a head only if its table is not known.
     pub(super) async fn find_value(&self) -> ProtocolResult<Option<Value>> {
         if let Some(read) = self.handle().cached_head(self.hash, self.now()) {
             let block = read.location().block()?;
