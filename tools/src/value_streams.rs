@@ -8,7 +8,6 @@ use indicatif::ProgressBar;
 
 use crate::args::KeyValue;
 use crate::output::{self, ExitStatus};
-use crate::stopping::StopSignal;
 
 /// The length of a piece that is read from a file or stdin, in bytes.
 const INPUT_BYTES: usize = 1 << 20;
@@ -31,10 +30,9 @@ pub(crate) fn store(
     if options.pinned {
         writer = writer.pinned();
     }
-    let (bar, stop) = (output::byte_progress("storing", total), StopSignal::listen()?);
+    let bar = output::byte_progress("storing", total);
     let mut piece = vec![0; INPUT_BYTES];
     loop {
-        stop.check()?;
         let bytes = match from.read(&mut piece) {
             Ok(0) => break,
             Ok(bytes) => bytes,
