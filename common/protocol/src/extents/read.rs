@@ -108,8 +108,9 @@ impl<F: Fabric> RegionHandle<'_, F> {
     /// READs parts of the lane's table, and the head before them if it was not READ yet. Uses this
     /// lane and those after it, up to `LANES`. Their chains share doorbells.
     ///
-    /// If they took longer than patience, the last READ is that of the head's header. If the head is
-    /// still linked, it was linked all the time. If not, its extents rest for GRACE (invariant I26).
+    /// If they took longer than patience, the last READ is that of the head's header. If the head
+    /// is still linked, it was linked all the time. If not, its extents rest for GRACE (invariant
+    /// I26).
     pub(super) async fn read_parts<const LANES: usize>(
         self,
         lane: LaneId,
