@@ -28,7 +28,9 @@ fn check(session: &mut Session, key: &str, expected: &[u8]) {
 
 #[test]
 fn values_of_all_lengths_are_stored_replaced_and_deleted() {
-    let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520");
+    // In emulation a READ of 4 MiB takes longer than the default GRACE.
+    let options = "--memory 512MiB --value-bytes-max 20971520 --grace-ms 2000";
+    let server = ServerProcess::start(options);
     let mut session = server.session();
     let lengths = [
         4 * MIB - 100,
