@@ -194,6 +194,24 @@ pub struct Timing {
     pub lateness_max_ns: Nanos,
 }
 
+/// Rings the doorbell, and waits for the end of the chain that the lane has posted. No other lane
+/// has one in flight.
+#[inline]
+pub(crate) fn wait_for<F: Fabric + ?Sized>(
+    fabric: &mut F,
+    lane: LaneId,
+) -> Result<u64, ChainError> {
+    fabric.ring();
+    loop {
+        match fabric.poll() {
+            Some(completion) if completion.lane == lane => return completion.result,
+            // The completion of a chain whose future was dropped.
+            Some(_) => {}
+            None => fabric.relax(),
+        }
+    }
+}
+
 /// Executes chains of verbs on the regions of one session.
 ///
 /// # The contract
@@ -298,15 +316,7 @@ pub trait Fabric {
         deadline: Nanos,
     ) -> Result<u64, ChainError> {
         self.post(lane, region, chain, deadline);
-        self.ring();
-        loop {
-            match self.poll() {
-                Some(completion) if completion.lane == lane => return completion.result,
-                // The completion of a chain whose future was dropped.
-                Some(_) => {}
-                None => self.relax(),
-            }
-        }
+        wait_for(self, lane)
     }
 
     /// As [`Fabric::run`], for a single READ without a deadline.
@@ -342,10 +352,7 @@ pub trait Fabric {
         read: LongRead,
         sink: &mut dyn ReadSink,
     ) -> Result<(), ChainError> {
-        let LongRead { into, head_bytes, bytes } = read;
-        self.run_read(lane, region, remote, into, bytes)?;
-        long_transfer::deliver(&self.buffer(lane, into)[..bytes as usize], head_bytes, sink);
-        Ok(())
+        long_transfer::run_delivered(self, lane, region, remote, read, sink)
     }
 
     /// As [`Fabric::run`], for a chain whose first verb is a long WRITE, with this source. The head

@@ -56,13 +56,22 @@ pub struct LongWrite<'w> {
     pub sum: &'w mut dyn WriteSum,
 }
 
-/// Gives the bytes of a long READ to the sink, after all of them have arrived in the buffer.
-pub(crate) fn deliver(arrived: &[u8], head_bytes: u32, sink: &mut dyn ReadSink) {
-    let (head, rest) = arrived.split_at(head_bytes as usize);
+/// [`Fabric::run_long_read`] by way of the lane's buffer.
+pub(crate) fn run_delivered<F: Fabric + ?Sized>(
+    fabric: &mut F,
+    lane: LaneId,
+    region: RegionIndex,
+    remote: u64,
+    LongRead { into, head_bytes, bytes }: LongRead,
+    sink: &mut dyn ReadSink,
+) -> Result<(), ChainError> {
+    fabric.run_read(lane, region, remote, into, bytes)?;
+    let (head, rest) = fabric.buffer(lane, into)[..bytes as usize].split_at(head_bytes as usize);
     let wanted = sink.begin(head).min(rest.len());
     for part in rest[..wanted].chunks(PART_BYTES) {
         sink.next(part.len(), &mut |target| target.copy_from_slice(part));
     }
+    Ok(())
 }
 
 /// Gives the bytes of a long READ to the sink, which are in its memory already.

@@ -15,7 +15,7 @@ use super::link::{Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_chain::{LaneChain, Stage};
-use crate::long_transfer::{deliver, deliver_direct};
+use crate::long_transfer::{deliver_direct, run_delivered};
 use crate::rdma::RemoteRegion;
 use crate::shm::words_mut;
 use crate::waits::SleepingLanes;
@@ -393,7 +393,10 @@ impl Fabric for TcpFabric {
 
     #[inline]
     fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
-        self.lanes[usize::from(lane.0)].buffers[buffer as usize].as_bytes()
+        match buffer {
+            Buffer::Lent => self.lent.content(),
+            own => self.lanes[usize::from(lane.0)].buffers[own as usize].as_bytes(),
+        }
     }
 
     #[inline]
@@ -412,16 +415,14 @@ impl Fabric for TcpFabric {
         may_move
     }
 
-    fn part_sum(&mut self, lane: LaneId, _: usize, part: (Buffer, u32, u32)) -> u32 {
-        let (buffer, at, bytes) = part;
-        crc32fast::hash(match buffer {
-            Buffer::Lent => self.lent.part(at, bytes),
-            own => &self.buffer(lane, own)[at as usize..][..bytes as usize],
-        })
-    }
-
-    /// A chain that is in flight may have bytes of the memory in its link's output.
+    /// Breaks the links on which bytes of the former memory are still to be sent or to arrive. A
+    /// server that answers a WRITE before it has all bytes is at fault.
     fn lend(&mut self, memory: Lent) -> bool {
+        for at in 0..self.links.len() {
+            if self.links[at].output.has_direct() {
+                self.break_link(RegionIndex(at as u16));
+            }
+        }
         for number in 0..self.lanes.len() {
             let LaneChain { stage, region, .. } = self.lanes[number].chain;
             if self.lanes[number].chain.uses_lent() && stage == Stage::InFlight {
@@ -438,14 +439,13 @@ impl Fabric for TcpFabric {
         lane: LaneId,
         region: RegionIndex,
         remote: u64,
-        LongRead { into, head_bytes, bytes }: LongRead,
+        read: LongRead,
         sink: &mut dyn ReadSink,
     ) -> Result<(), ChainError> {
+        let LongRead { into, head_bytes, bytes } = read;
         let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
         let Some(memory) = sink.direct(rest_bytes) else {
-            self.run_read(lane, region, remote, into, bytes)?;
-            deliver(&self.buffer(lane, into)[..bytes as usize], head_bytes, sink);
-            return Ok(());
+            return run_delivered(self, lane, region, remote, read, sink);
         };
         // The memory is not used in another way before it is taken back.
         self.lend(Lent::of(LentMemory::Target(memory)));

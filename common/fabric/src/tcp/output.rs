@@ -45,6 +45,11 @@ impl Output {
         self.words.is_empty()
     }
 
+    /// Whether payloads are left that are sent from where they are.
+    pub(super) fn has_direct(&self) -> bool {
+        !self.direct.is_empty()
+    }
+
     /// The bytes that are not sent yet.
     pub(super) fn bytes(&self) -> usize {
         let direct: usize = self.direct.iter().map(|direct| direct.bytes).sum();

@@ -6,12 +6,12 @@ use super::fabric::VerbsFabric;
 use super::ffi::ibv_access_flags;
 use super::handles::MemoryRegion;
 use super::work::{RegisteredRange, buffer_of};
-use crate::lane_chain::NO_VERB;
-use crate::long_transfer::{PART_BYTES, deliver, deliver_direct, run_gathered, sum_in_place};
+use crate::lane_chain::{NO_VERB, Stage};
+use crate::long_transfer::{PART_BYTES, deliver_direct, run_delivered, run_gathered, sum_in_place};
 use crate::registered::Pages;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Fabric, LaneId, Lent, LongRead, LongWrite, Nanos,
-    ReadSink, RegionIndex, Verb,
+    Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Lent, LongRead, LongWrite, Nanos, ReadSink,
+    RegionIndex, Verb, wait_for,
 };
 
 /// Pages of a buffer that are registered with the fabric's device.
@@ -67,7 +67,7 @@ impl VerbsFabric {
     pub(super) fn set_lent(&mut self, memory: Lent) {
         for number in 0..self.lanes.all.len() {
             let chain = &self.lanes.all[number].chain;
-            if chain.stage == crate::lane_chain::Stage::InFlight && chain.uses_lent() {
+            if chain.stage == Stage::InFlight && chain.uses_lent() {
                 self.destroy(chain.region);
             }
         }
@@ -92,27 +92,25 @@ impl VerbsFabric {
         };
         let mut end = chain.iter().map(in_block).max().unwrap_or_default();
         let mut bounced = [NO_VERB; CHAIN_VERBS_MAX];
-        for (verb, bounced) in chain.iter().zip(&mut bounced) {
-            let buffer = Buffer::ReadBlock;
-            *bounced = match *verb {
-                Verb::ReadPart { remote, into: Buffer::Lent, bytes, .. } => {
-                    Verb::ReadPart { remote, into: buffer, at: end, bytes }
+        bounced[..chain.len()].copy_from_slice(chain);
+        for verb in &mut bounced[..chain.len()] {
+            match verb {
+                Verb::ReadPart { into: buffer @ Buffer::Lent, at, bytes, .. } => {
+                    (*buffer, *at) = (Buffer::ReadBlock, end);
+                    end += *bytes;
                 }
-                Verb::WritePart { remote, from: Buffer::Lent, at, bytes } => {
-                    if !self.lanes.provide(lane.0, buffer, (end + bytes) as usize) {
-                        return Err(ChainError::Unregistered { bytes: bytes.into() });
+                Verb::WritePart { from: buffer @ Buffer::Lent, at, bytes, .. } => {
+                    if !self.lanes.provide(lane.0, Buffer::ReadBlock, (end + *bytes) as usize) {
+                        return Err(ChainError::Unregistered { bytes: (*bytes).into() });
                     }
-                    let copy = &mut self.lanes.buffer_mut(lane.0, buffer)[end as usize..];
-                    let part = self.lent.memory.part(at, bytes);
-                    copy[..part.len()].copy_from_slice(part);
-                    Verb::WritePart { remote, from: buffer, at: end, bytes }
+                    let part = self.lent.memory.part(*at, *bytes);
+                    let copy = self.lanes.buffer_mut(lane.0, Buffer::ReadBlock);
+                    copy[end as usize..][..part.len()].copy_from_slice(part);
+                    (*buffer, *at) = (Buffer::ReadBlock, end);
+                    end += *bytes;
                 }
-                other => {
-                    *bounced = other;
-                    continue;
-                }
-            };
-            end += buffer_of(*bounced).map_or(0, |(_, part_end)| part_end - end);
+                _ => {}
+            }
         }
         Ok(bounced)
     }
@@ -141,18 +139,6 @@ impl VerbsFabric {
         sum.finalize()
     }
 
-    /// Waits for the chain that the lane has posted.
-    fn wait_for(&mut self, lane: LaneId) -> Result<u64, ChainError> {
-        self.ring();
-        loop {
-            match self.poll() {
-                Some(completion) if completion.lane == lane => return completion.result,
-                Some(_) => {}
-                None => self.relax(),
-            }
-        }
-    }
-
     /// READs a long block: its head to the lane's buffer, and its rest to the sink's memory if that
     /// is registered.
     pub(super) fn read_long(
@@ -160,22 +146,23 @@ impl VerbsFabric {
         lane: LaneId,
         region: RegionIndex,
         remote: u64,
-        LongRead { into, head_bytes, bytes }: LongRead,
+        read: LongRead,
         sink: &mut dyn ReadSink,
     ) -> Result<(), ChainError> {
-        let rest_bytes = bytes.saturating_sub(head_bytes);
-        let rest = match sink.direct(rest_bytes as usize) {
+        let LongRead { into, head_bytes, bytes } = read;
+        let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
+        let rest = match sink.direct(rest_bytes) {
             Some(memory) => self.range_of(memory)?,
             None => None,
         };
+        let Some(rest) = rest else {
+            return run_delivered(self, lane, region, remote, read, sink);
+        };
         let chain = [Verb::Read { remote, into, bytes }];
-        self.post_with(lane, region, &chain, Nanos::MAX, rest);
-        self.wait_for(lane)?;
-        let buffer = self.lanes.buffer(lane.0, into);
-        match rest {
-            Some(_) => deliver_direct(&buffer[..head_bytes as usize], rest_bytes as usize, sink),
-            None => deliver(&buffer[..bytes as usize], head_bytes, sink),
-        }
+        self.post_with(lane, region, &chain, Nanos::MAX, Some(rest));
+        wait_for(self, lane)?;
+        let head = &self.lanes.buffer(lane.0, into)[..head_bytes as usize];
+        deliver_direct(head, rest_bytes, sink);
         Ok(())
     }
 
@@ -199,6 +186,6 @@ impl VerbsFabric {
         let head = &mut self.lanes.buffer_mut(lane.0, *from)[..write.head_bytes as usize];
         sum_in_place(head, write.rest, write.sum);
         self.post_with(lane, region, chain, deadline, Some(rest));
-        self.wait_for(lane)
+        wait_for(self, lane)
     }
 }
