@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
-use std::io::{Cursor, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -32,14 +32,13 @@ pub(crate) fn get(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
 
 /// `put`: stores a value, piece by piece if it comes from a file or stdin.
 pub(crate) fn put(args: &Args, options: &KeyValue) -> anyhow::Result<ExitStatus> {
-    let source = ValueSource::of(args, options)?;
-    if let ValueSource::Argument(_) = source {
+    let ValueSource::Input(input) = ValueSource::of(args, options)? else {
         return store(args, options, Store::always(), "");
-    }
+    };
     let key = connect::key(args, &options.key)?;
     let mut session = connect::writer(args)?.session()?;
     let bytes_max = session.limits().value_bytes_max;
-    let (from, name, total) = source.open()?;
+    let (from, name, total) = input.open()?;
     let is_stored = value_streams::store(&mut session, &key, (from, &name, total), options)?;
     if is_stored { Ok(ExitStatus::Done) } else { Err(too_long(&name, bytes_max)) }
 }
@@ -162,6 +161,11 @@ fn report_no(why: &str, key: &[u8]) -> anyhow::Result<ExitStatus> {
 /// The source of a value.
 enum ValueSource<'a> {
     Argument(Vec<u8>),
+    Input(Input<'a>),
+}
+
+/// Content that is read piece by piece.
+enum Input<'a> {
     File(&'a Path),
     Stdin,
 }
@@ -169,7 +173,7 @@ enum ValueSource<'a> {
 impl<'a> ValueSource<'a> {
     fn of(args: &Args, options: &'a KeyValue) -> anyhow::Result<Self> {
         match (&options.file, &options.value) {
-            (Some(path), _) => Ok(Self::File(path)),
+            (Some(path), _) => Ok(Self::Input(Input::File(path))),
             (None, Some(text)) => Self::of_argument(args, text),
             (None, None) => Err(Usage::error("give a value, --file FILE, or - for stdin")),
         }
@@ -177,7 +181,7 @@ impl<'a> ValueSource<'a> {
 
     fn of_argument(args: &Args, text: &OsStr) -> anyhow::Result<Self> {
         if text == "-" {
-            return Ok(Self::Stdin);
+            return Ok(Self::Input(Input::Stdin));
         }
         Ok(Self::Argument(connect::decode(args.value_encoding, "value", text)?))
     }
@@ -186,19 +190,17 @@ impl<'a> ValueSource<'a> {
     fn read(self, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
         let (from, name, _) = match self {
             Self::Argument(value) => return Ok(value),
-            source => source.open()?,
+            Self::Input(input) => input.open()?,
         };
         let value = read_at_most(from, bytes_max).with_context(|| name.clone())?;
         value.ok_or_else(|| too_long(&name, bytes_max))
     }
+}
 
+impl<'a> Input<'a> {
     /// Returns the content, its name, and its length if that is known.
     fn open(self) -> anyhow::Result<(Box<dyn Read + 'a>, String, Option<u64>)> {
         match self {
-            Self::Argument(value) => {
-                let total = value.len() as u64;
-                Ok((Box::new(Cursor::new(value)), "the value".into(), Some(total)))
-            }
             Self::File(path) => {
                 let name = path.display().to_string();
                 let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
@@ -235,7 +237,8 @@ mod tests {
         assert_eq!(read_at_most(&b"abc"[..], 3).unwrap(), Some(b"abc".to_vec()));
         assert_eq!(read_at_most(&b"abcd"[..], 3).unwrap(), None);
         assert_eq!(read_at_most(std::io::repeat(7), 100).unwrap(), None);
-        let missing = ValueSource::File(Path::new("/nonexistent/value")).read(1).unwrap_err();
+        let missing =
+            ValueSource::Input(Input::File(Path::new("/nonexistent/value"))).read(1).unwrap_err();
         assert!(missing.to_string().contains("/nonexistent/value"));
     }
 }
