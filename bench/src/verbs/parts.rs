@@ -1,5 +1,5 @@
 //! The raw verbs of a whole value. If the value has extents, these are READs or WRITEs of as many
-//! bytes, in parts of the same lengths, and in chains of as many parts as a client's.
+//! bytes, in parts of the same lengths, and in short chains as a client's.
 //!
 //! The chains follow each other, as those of one GET or PUT do. Each has a lane of its own, and
 //! each part a buffer. So the memory on the client's side is as long as the value, too.
@@ -14,9 +14,9 @@ use super::measure::STRIDE;
 use crate::Result;
 use crate::keys::KEY_BYTES;
 
-/// How many extents a GET READs in a chain.
+/// How many parts are READ in a chain: one for each buffer of a lane. A GET READs one more.
 const READS_PER_CHAIN: usize = 3;
-/// How many extents a PUT WRITEs in a chain.
+/// How many parts are WRITten in a chain, as by a PUT.
 const WRITES_PER_CHAIN: usize = 2;
 /// The buffers of the parts of a chain.
 const BUFFERS: [Buffer; READS_PER_CHAIN] = [Buffer::NewBlock, Buffer::ReadBlock, Buffer::Window];
