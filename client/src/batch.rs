@@ -109,7 +109,15 @@ impl<'s, 'd> Batch<'s, 'd> {
     /// As [`Batch::run`]. `take` gets each outcome, with the number of its operation.
     pub(crate) fn run_with(self, take: &mut TakeOutcome<'_>) -> Result<Vec<Result<Outcome>>> {
         let Self { session, mut operations, mut bytes } = self;
-        let results = run(session, &operations, &bytes, take);
+        let results = run_all(
+            session,
+            operations.len(),
+            &|number| {
+                let BatchOperation { action, start, key_end, end } = operations[number];
+                (action, &bytes[start..key_end], &bytes[key_end..end])
+            },
+            take,
+        );
         operations.clear();
         bytes.clear();
         // Of an empty vector only the memory is left, which needs no lifetime.
@@ -120,6 +128,8 @@ impl<'s, 'd> Batch<'s, 'd> {
     }
 }
 
+/// The operation with this number: its action, key and value.
+type GetOperation<'d, 'b> = dyn Fn(usize) -> (Action<'d>, &'b [u8], &'b [u8]) + 'b;
 /// Converts the outcome of the operation with this number. Its value is in the lane's memory.
 type TakeOutcome<'t> = dyn FnMut(usize, Outcome<ValueRef<'_>>) -> Result<Outcome> + 't;
 
@@ -130,19 +140,19 @@ fn has_none(result: &Result<Outcome>) -> bool {
     matches!(result, Err(Error::PipelineFull(_)))
 }
 
-/// As [`Batch::run`].
-fn run(
+/// Runs this many operations, as [`Batch::run`].
+pub(crate) fn run_all(
     session: &mut Session,
-    operations: &[BatchOperation<'_>],
-    bytes: &[u8],
+    count: usize,
+    operation: &GetOperation<'_, '_>,
     take: &mut TakeOutcome<'_>,
 ) -> Result<Vec<Result<Outcome>>> {
-    let mut results: Vec<_> = operations.iter().map(|_| Err(NO_RESULT)).collect();
-    let mut silent_for = run_remaining(session, (operations, bytes), &mut results, take)?;
+    let mut results: Vec<_> = (0..count).map(|_| Err(NO_RESULT)).collect();
+    let mut silent_for = run_remaining(session, operation, &mut results, take)?;
     let (mut budget, mut cause) = (ReconnectBudget::default(), None);
     while cause.is_none() && silent_for.is_none() && results.iter().any(has_none) {
         let may_retry = session.shared.count_loss(0, &mut budget);
-        let again = |()| run_remaining(session, (operations, bytes), &mut results, take);
+        let again = |()| run_remaining(session, operation, &mut results, take);
         match may_retry.and_then(again) {
             Ok(waited) => silent_for = waited,
             Err(error) => cause = Some(error),
@@ -165,7 +175,7 @@ fn run(
 /// If an operation waits for the server in vain, no more are started. Returns how long it waited.
 fn run_remaining(
     session: &mut Session,
-    (operations, bytes): (&[BatchOperation<'_>], &[u8]),
+    operation: &GetOperation<'_, '_>,
     results: &mut [Result<Outcome>],
     take: &mut TakeOutcome<'_>,
 ) -> Result<Option<Duration>> {
@@ -176,8 +186,7 @@ fn run_remaining(
     pipeline.wait_for_all();
     let mut silent_for = None;
     for &index in &remaining {
-        let BatchOperation { action, start, key_end, end } = operations[index];
-        let (key, value) = (&bytes[start..key_end], &bytes[key_end..end]);
+        let (action, key, value) = operation(index);
         while silent_for.is_none() && pipeline.begin(action, key, value).is_err() {
             silent_for = take_result(&mut pipeline, &remaining, results, take);
         }

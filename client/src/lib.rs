@@ -185,6 +185,7 @@ mod connection;
 mod control;
 mod error;
 mod fetches;
+mod long_values;
 mod operations;
 mod outcome;
 mod pipeline;

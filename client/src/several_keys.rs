@@ -1,7 +1,10 @@
 //! Operations of a session on several keys.
 
 use farside_control::Role;
+use farside_protocol::{Action, Lifetime};
 
+use crate::batch::run_all;
+use crate::long_values::{ManyGet, ManyPut};
 use crate::{OperationError, Outcome, ReadValue, Result, Session, Value, ValueRef};
 
 /// Limit on the DELETEs of one batch of [`Session::delete_prefix`].
@@ -30,8 +33,9 @@ impl Session {
         batch.run()?.into_iter().map(|outcome| Ok(outcome?.value)).collect()
     }
 
-    /// As [`Session::get_many`], into the caller's memory, as [`Session::get_into`]. Each value is
-    /// copied there once.
+    /// As [`Session::get_many`], into the caller's memory. A long value at a cached location goes
+    /// there directly, as by [`Session::get_into`]; up to 32 of these READs share a doorbell. Other
+    /// values are copied there once.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -50,29 +54,44 @@ impl Session {
         &mut self,
         entries: impl IntoIterator<Item = (K, &'t mut [u8])>,
     ) -> Result<Vec<Option<ReadValue>>> {
-        let (mut batch, mut targets) = (self.batch(), Vec::new());
-        for (key, target) in entries {
-            batch = batch.get(key);
-            targets.push((target, None));
+        let mut entries: Vec<_> = entries.into_iter().collect();
+        let mut gets: Vec<_> = Vec::with_capacity(entries.len());
+        for (key, target) in &mut entries {
+            gets.push(ManyGet { key: (*key).as_ref(), target, read: None });
         }
+        self.get_long(&mut gets)?;
+        self.get_rest(&mut gets)?;
+        Ok(gets.into_iter().map(|get| get.read.flatten()).collect())
+    }
+
+    /// Gets what has no result yet, by a batch.
+    fn get_rest(&mut self, gets: &mut [ManyGet<'_>]) -> Result<()> {
+        let is_left = |get: &&mut ManyGet<'_>| get.read.is_none();
+        let mut left: Vec<_> = gets.iter_mut().filter(is_left).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let batch = left.iter().fold(self.batch(), |batch, get| batch.get(get.key));
         let outcomes = batch.run_with(&mut |number, outcome| {
-            let (target, read) = &mut targets[number];
+            let ManyGet { target, read, .. } = &mut *left[number];
             let Outcome { applied, version, value, number } = outcome;
-            if let Some(ValueRef { data, version }) = value {
+            let copy = |ValueRef { data, version }: ValueRef<'_>| {
                 let (needed, bytes) = (data.len(), target.len());
                 let room = target.get_mut(..needed);
                 let too_short = OperationError::TargetTooShort { needed, bytes };
                 room.ok_or(too_short)?.copy_from_slice(data);
-                *read = Some(ReadValue::new(needed, version));
-            }
+                Result::Ok(ReadValue::new(needed, version))
+            };
+            *read = Some(value.map(copy).transpose()?);
             Ok(Outcome { applied, version, value: None, number })
         })?;
-        outcomes.into_iter().try_for_each(|outcome| outcome.map(drop))?;
-        Ok(targets.into_iter().map(|(_, read)| read).collect())
+        outcomes.into_iter().try_for_each(|outcome| outcome.map(drop))
     }
 
     /// Stores several values. Up to `pipeline_depth` PUTs share a doorbell. Each of them is atomic;
-    /// all together are not.
+    /// all of them are not, and of several PUTs of one key any may be the last. A long value at a
+    /// cached location is transferred directly, as by [`Session::put`]; up to 32 of these PUTs
+    /// share a doorbell. Values with extents are stored one after the other.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -88,9 +107,23 @@ impl Session {
         &mut self,
         entries: impl IntoIterator<Item = (K, V)>,
     ) -> Result<()> {
-        let entries = entries.into_iter();
-        let batch = entries.fold(self.batch(), |batch, (key, value)| batch.put(key, value));
-        batch.run()?.into_iter().try_for_each(|outcome| outcome.map(drop))
+        let entries: Vec<_> = entries.into_iter().collect();
+        let mut puts: Vec<_> = Vec::with_capacity(entries.len());
+        for (key, value) in &entries {
+            puts.push(ManyPut { key: key.as_ref(), value: value.as_ref(), is_done: false });
+        }
+        self.put_long(&mut puts)?;
+        puts.retain(|put| !put.is_done);
+        if puts.is_empty() {
+            return Ok(());
+        }
+        let operation = |number: usize| {
+            let ManyPut { key, value, .. } = puts[number];
+            (Action::Put(Lifetime::FOREVER), key, value)
+        };
+        let take = &mut |_, outcome: Outcome<ValueRef<'_>>| Ok(outcome.map(Value::from));
+        let outcomes = run_all(self, puts.len(), &operation, take)?;
+        outcomes.into_iter().try_for_each(|outcome| outcome.map(drop))
     }
 
     /// Removes several keys, and returns how many of them were present. Up to `pipeline_depth`

@@ -1,13 +1,11 @@
 //! Memory of the caller for values that are read.
 
-use farside_protocol::ValueTarget;
-
 use crate::{ReadValue, RegisteredBuffer, Result, Session};
 
 impl Session {
     /// As [`Session::get`], into the caller's memory. Allocates nothing, except for a vector that
     /// is too short. A vector is empty afterwards if the key is absent. If the key is absent or the
-    /// call fails, the content of a slice is undefined.
+    /// call fails, the content of a slice is undefined. So is what follows the value in a slice.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -23,7 +21,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::get`]; and `TargetTooShort` with the value's length, if a slice is too short
-    /// for it. Then the slice is unchanged.
+    /// for it.
     #[inline]
     pub fn get_into<T: Target + ?Sized>(
         &mut self,
@@ -34,11 +32,7 @@ impl Session {
     }
 
     /// [`Session::get_into`] memory of a fixed length.
-    fn get_fixed(
-        &mut self,
-        key: &[u8],
-        mut value: &mut dyn ValueTarget,
-    ) -> Result<Option<ReadValue>> {
+    fn get_fixed(&mut self, key: &[u8], mut value: &mut [u8]) -> Result<Option<ReadValue>> {
         self.run(key, |handle, key| handle.get_into(key, &mut value))
     }
 }
@@ -46,9 +40,9 @@ impl Session {
 /// Memory for the value that [`Session::get_into`] reads.
 ///
 /// - A `Vec<u8>` becomes as long as the value.
-/// - A slice or an array has the value at its start. What follows stays as it was.
-/// - A [`RegisteredBuffer`] has the value at its start. What follows is undefined. Over RDMA the
-///   device copies a long value there directly.
+/// - A slice, an array or a [`RegisteredBuffer`] has the value at its start. What follows is
+///   undefined. Over RDMA the device copies a long value directly to a registered buffer, or to a
+///   part of one.
 pub trait Target: sealed::Sealed {}
 
 impl Target for Vec<u8> {}
@@ -74,7 +68,7 @@ impl sealed::Sealed for Vec<u8> {
 
 impl sealed::Sealed for [u8] {
     fn read(&mut self, session: &mut Session, key: &[u8]) -> Result<Option<ReadValue>> {
-        session.get_fixed(key, &mut &mut *self)
+        session.get_fixed(key, self)
     }
 }
 
@@ -86,6 +80,6 @@ impl sealed::Sealed for RegisteredBuffer {
 
 impl<const BYTES: usize> sealed::Sealed for [u8; BYTES] {
     fn read(&mut self, session: &mut Session, key: &[u8]) -> Result<Option<ReadValue>> {
-        session.get_fixed(key, &mut self.as_mut_slice())
+        session.get_fixed(key, self)
     }
 }

@@ -8,8 +8,8 @@ use crate::tcp::TcpFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead, LongWrite, Nanos,
-    ReadSink, RegionIndex, Timing, Verb, Wakeup,
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest, LongRead, LongWrite,
+    Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// The fabric that the server's address names, or a fabric with interceptors around it.
@@ -79,6 +79,21 @@ impl Fabric for AnyFabric {
         bytes: u32,
     ) {
         on!(self, as_dyn_mut, fabric => fabric.post_read(lane, region, remote, into, bytes));
+    }
+
+    fn takes_direct(&mut self, memory: &[u8]) -> Result<bool, ChainError> {
+        self.as_dyn_mut().takes_direct(memory)
+    }
+
+    fn post_direct(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        rest: LentRest,
+    ) {
+        self.as_dyn_mut().post_direct(lane, region, chain, deadline, rest);
     }
 
     #[inline]

@@ -1,11 +1,13 @@
 //! Chains as futures, which the protocol's async functions await.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::marker::PhantomData;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use super::{
-    Buffer, ChainError, Completion, Fabric, LaneId, Lent, LentMemory, Nanos, RegionIndex, Verb,
+    Buffer, ChainError, Completion, Fabric, LaneId, Lent, LentMemory, LentRest, Nanos, RegionIndex,
+    Verb,
 };
 
 /// The word that the chain's last atomic verb found, or 0 without one; or why the chain failed.
@@ -219,18 +221,14 @@ impl<F: Fabric> Endpoint<F> {
         memory: LentMemory<'_>,
         future: impl Future<Output = T>,
     ) -> Option<T> {
-        /// Takes the memory back, also if the future panics.
-        struct Loan<'f, F: Fabric>(&'f RefCell<F>);
-
-        impl<F: Fabric> Drop for Loan<'_, F> {
-            fn drop(&mut self) {
-                self.0.borrow_mut().lend(Lent::NONE);
-            }
-        }
-
-        let loan = Loan(&self.fabric);
-        let can_use = loan.0.borrow_mut().lend(Lent::of(memory));
+        let loan = Loan { fabric: &self.fabric, memory: PhantomData };
+        let can_use = loan.fabric.borrow_mut().lend(Lent::of(memory));
         can_use.then(|| self.drive_lanes(future))
+    }
+
+    /// Calls `part`, which may post chains that end in memory of the caller, and waits for them.
+    pub fn lending<'m, T>(&self, part: impl FnOnce(&Loan<'_, 'm, F>) -> T) -> T {
+        part(&Loan { fabric: &self.fabric, memory: PhantomData })
     }
 
     /// Runs one future to its end, while no other is in progress. The future may have chains of
@@ -245,5 +243,41 @@ impl<F: Fabric> Endpoint<F> {
                 Poll::Pending => self.step(|_| ()),
             }
         }
+    }
+}
+
+/// Takes memory of the caller back when it ends, also if a function panics.
+pub struct Loan<'e, 'm, F: Fabric> {
+    fabric: &'e RefCell<F>,
+    /// Exactly this lifetime: memory that is lent for less does not live until the end.
+    memory: PhantomData<Cell<&'m ()>>,
+}
+
+impl<'m, F: Fabric> Loan<'_, 'm, F> {
+    /// As [`Fabric::takes_direct`].
+    ///
+    /// # Errors
+    /// [`ChainError::Unregistered`].
+    pub fn takes(&self, memory: &[u8]) -> Result<bool, ChainError> {
+        self.fabric.borrow_mut().takes_direct(memory)
+    }
+
+    /// As [`Fabric::post_direct`], behind a head of this length. [`Endpoint::take_result`] returns
+    /// the result.
+    pub fn post(
+        &self,
+        lane: LaneId,
+        region: RegionIndex,
+        (chain, deadline): (&[Verb], Nanos),
+        (head_bytes, memory): (u32, LentMemory<'m>),
+    ) {
+        let rest = LentRest::of(head_bytes, memory);
+        self.fabric.borrow_mut().post_direct(lane, region, chain, deadline, rest);
+    }
+}
+
+impl<F: Fabric> Drop for Loan<'_, '_, F> {
+    fn drop(&mut self) {
+        self.fabric.borrow_mut().lend(Lent::NONE);
     }
 }

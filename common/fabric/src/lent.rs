@@ -36,6 +36,11 @@ impl Lent {
         }
     }
 
+    /// The length, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The content.
     pub(crate) fn content(&self) -> &[u8] {
         if self.start.is_null() {
@@ -62,6 +67,23 @@ impl Lent {
     /// These bytes of the target of READs; none if it is shorter.
     pub(crate) fn part_mut(&mut self, at: u32, bytes: u32) -> &mut [u8] {
         self.content_mut().get_mut(at as usize..at as usize + bytes as usize).unwrap_or_default()
+    }
+}
+
+/// Memory of the caller in which the first verb of a chain ends ([`crate::Fabric::post_direct`]).
+///
+/// A READ fills the head of its buffer, then this memory, and then the buffer behind the head. A
+/// WRITE consists of the head of its buffer, this memory, and zeros to the end of the last word.
+pub struct LentRest {
+    /// The length of the head, in bytes: a multiple of 8.
+    pub(crate) head_bytes: u32,
+    pub(crate) memory: Lent,
+}
+
+impl LentRest {
+    /// As for [`Lent::of`].
+    pub(crate) fn of(head_bytes: u32, memory: LentMemory<'_>) -> Self {
+        Self { head_bytes, memory: Lent::of(memory) }
     }
 }
 

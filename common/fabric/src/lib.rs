@@ -39,10 +39,10 @@ pub use any::AnyFabric;
 pub use channel::{ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role};
 pub use clock::boot_time_ns;
 pub use counters::Counters;
-pub use endpoint::{Endpoint, InFlight};
+pub use endpoint::{Endpoint, InFlight, Loan};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
-pub use lent::{Lent, LentMemory};
+pub use lent::{Lent, LentMemory, LentRest};
 pub use long_transfer::{LongRead, LongWrite, ReadSink, WriteSum};
 pub use registered::RegisteredBuffer;
 pub use trust::Trust;
@@ -265,6 +265,28 @@ pub trait Fabric {
         self.post(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX);
     }
 
+    /// Whether chains can end in this memory of the caller, without a copy in this process.
+    ///
+    /// # Errors
+    /// [`ChainError::Unregistered`].
+    fn takes_direct(&mut self, _memory: &[u8]) -> Result<bool, ChainError> {
+        Ok(false)
+    }
+
+    /// As [`Fabric::post`], for a chain whose first verb is a READ or a WRITE that ends in memory
+    /// which [`Fabric::takes_direct`]. The fabric uses the memory until the next call of
+    /// [`Fabric::lend`]. The buffer has room for what goes there.
+    fn post_direct(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        _rest: LentRest,
+    ) {
+        self.post(lane, region, chain, deadline);
+    }
+
     /// Whether the chain that is posted next for this region goes with the next doorbell and does
     /// not queue for long. `_under_way_bytes` estimates how much the operations in progress will
     /// have in flight. Without room, posted chains wait, and what they rely on grows old. So a
@@ -335,7 +357,8 @@ pub trait Fabric {
     /// Returns the CRC-32 of these bytes of the buffer: those that the verb at index `_verb` of the
     /// lane's last chain copied, which was a `ReadPart` or a `WritePart`. Until then those of a
     /// `ReadPart` to [`Buffer::Lent`] may be elsewhere. A fabric whose own CPU copies them sums
-    /// them at the same time.
+    /// them at the same time. After a chain of [`Fabric::post_direct`], [`Buffer::Lent`] is the
+    /// memory in which it ended.
     fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
         let (buffer, at, bytes) = part;
         let content = self.buffer(lane, buffer);
@@ -383,7 +406,8 @@ pub trait Fabric {
     fn replaced(&mut self, _region: RegionIndex) {}
 
     /// Begins or ends the use of memory of the caller as [`Buffer::Lent`]. Afterwards the fabric
-    /// does not access what was lent before: chains that would are given up. Returns false if the
+    /// does not access what was lent before, by this or by [`Fabric::post_direct`]: chains that
+    /// would are given up. Returns false if the
     /// fabric cannot use such memory.
     fn lend(&mut self, _memory: Lent) -> bool {
         false

@@ -4,7 +4,10 @@
 //! A long block has a **head**, its first bytes, which is in a lane's buffer, and a **rest**, which
 //! is in the memory of the caller. The parts of the rest are copied and summed one after the other.
 
-use crate::{Buffer, ChainError, Fabric, LaneId, Nanos, RegionIndex, Verb};
+use crate::{
+    Buffer, ChainError, Fabric, LaneId, Lent, LentMemory, LentRest, Nanos, RegionIndex, Verb,
+    wait_for,
+};
 
 /// The length of the parts in which a rest is copied and summed, a multiple of 8: so short that a
 /// part that was copied is still in the first cache when it is summed.
@@ -12,8 +15,9 @@ pub(crate) const PART_BYTES: usize = 4096;
 
 /// Takes the bytes of a long READ as they arrive.
 pub trait ReadSink {
-    /// Memory for this many bytes behind the head, before the head has arrived. What it does not
-    /// want of them is undefined afterwards. `None` if all other bytes of its memory have to stay.
+    /// Its memory for what follows the head, at most this many bytes, before the head has arrived.
+    /// What it does not want of them is undefined afterwards. `None` if all other bytes of its
+    /// memory have to stay.
     fn direct(&mut self, _bytes: usize) -> Option<&mut [u8]> {
         None
     }
@@ -56,7 +60,31 @@ pub struct LongWrite<'w> {
     pub sum: &'w mut dyn WriteSum,
 }
 
-/// [`Fabric::run_long_read`] by way of the lane's buffer.
+/// Executes one chain that ends in memory of the caller, and takes the memory back.
+fn run_direct<F: Fabric + ?Sized>(
+    fabric: &mut F,
+    lane: LaneId,
+    region: RegionIndex,
+    (chain, deadline): (&[Verb], Nanos),
+    rest: LentRest,
+) -> Result<u64, ChainError> {
+    /// Takes the memory back, also if a function panics.
+    struct Loan<'f, F: Fabric + ?Sized>(&'f mut F);
+
+    impl<F: Fabric + ?Sized> Drop for Loan<'_, F> {
+        fn drop(&mut self) {
+            // Also after the completion: a server may answer before it has all bytes.
+            self.0.lend(Lent::NONE);
+        }
+    }
+
+    let loan = Loan(fabric);
+    loan.0.post_direct(lane, region, chain, deadline, rest);
+    wait_for(loan.0, lane)
+}
+
+/// [`Fabric::run_long_read`]: to the sink's memory if the fabric takes it, otherwise by way of the
+/// lane's buffer.
 pub(crate) fn run_delivered<F: Fabric + ?Sized>(
     fabric: &mut F,
     lane: LaneId,
@@ -65,30 +93,31 @@ pub(crate) fn run_delivered<F: Fabric + ?Sized>(
     LongRead { into, head_bytes, bytes }: LongRead,
     sink: &mut dyn ReadSink,
 ) -> Result<(), ChainError> {
-    fabric.run_read(lane, region, remote, into, bytes)?;
-    let (head, rest) = fabric.buffer(lane, into)[..bytes as usize].split_at(head_bytes as usize);
-    let wanted = sink.begin(head).min(rest.len());
-    for part in rest[..wanted].chunks(PART_BYTES) {
+    let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
+    let mut in_place = 0;
+    match sink.direct(rest_bytes) {
+        Some(memory) if fabric.takes_direct(memory)? => {
+            in_place = memory.len().min(rest_bytes);
+            let rest = LentRest::of(head_bytes, LentMemory::Target(&mut memory[..in_place]));
+            let chain = [Verb::Read { remote, into, bytes }];
+            run_direct(fabric, lane, region, (&chain, Nanos::MAX), rest)?;
+        }
+        _ => fabric.run_read(lane, region, remote, into, bytes)?,
+    }
+    let buffer = &fabric.buffer(lane, into)[..bytes as usize - in_place];
+    let (head, others) = buffer.split_at(head_bytes as usize);
+    let wanted = sink.begin(head).min(rest_bytes);
+    let copied = &others[..wanted.saturating_sub(in_place)];
+    let mut left = wanted.min(in_place);
+    while left > 0 {
+        let part_bytes = left.min(PART_BYTES);
+        sink.next(part_bytes, &mut |_| ());
+        left -= part_bytes;
+    }
+    for part in copied.chunks(PART_BYTES) {
         sink.next(part.len(), &mut |target| target.copy_from_slice(part));
     }
     Ok(())
-}
-
-/// Gives the bytes of a long READ to the sink, which are in its memory already.
-pub(crate) fn deliver_direct(head: &[u8], rest_bytes: usize, sink: &mut dyn ReadSink) {
-    let mut left = sink.begin(head).min(rest_bytes);
-    while left > 0 {
-        let bytes = left.min(PART_BYTES);
-        sink.next(bytes, &mut |_| ());
-        left -= bytes;
-    }
-}
-
-/// Sums the rest of a long WRITE where it is, and completes the head.
-#[cfg(feature = "verbs")]
-pub(crate) fn sum_in_place(head: &mut [u8], rest: &[u8], sum: &mut dyn WriteSum) {
-    rest.chunks(PART_BYTES).for_each(|part| sum.add(part));
-    sum.end(head);
 }
 
 /// Copies the rest of a long WRITE to the buffer, behind the head, and completes the head. Returns
@@ -119,7 +148,8 @@ fn gather<F: Fabric + ?Sized>(
     true
 }
 
-/// [`Fabric::run_long_write`] by way of the lane's buffer.
+/// [`Fabric::run_long_write`]: from the caller's memory if the fabric takes it, otherwise by way of
+/// the lane's buffer.
 pub(crate) fn run_gathered<F: Fabric + ?Sized>(
     fabric: &mut F,
     lane: LaneId,
@@ -128,6 +158,16 @@ pub(crate) fn run_gathered<F: Fabric + ?Sized>(
     deadline: Nanos,
     write: LongWrite<'_>,
 ) -> Result<u64, ChainError> {
-    let gathered = chain.first().is_some_and(|verb| gather(fabric, lane, *verb, write));
+    let Some(verb @ &Verb::Write { from, .. }) = chain.first() else {
+        return Err(ChainError::Busy);
+    };
+    let LongWrite { head_bytes, rest, .. } = write;
+    if fabric.takes_direct(rest)? && fabric.reserve(lane, from, head_bytes as usize) {
+        rest.chunks(PART_BYTES).for_each(|part| write.sum.add(part));
+        write.sum.end(&mut fabric.buffer_mut(lane, from)[..head_bytes as usize]);
+        let rest = LentRest::of(head_bytes, LentMemory::Source(rest));
+        return run_direct(fabric, lane, region, (chain, deadline), rest);
+    }
+    let gathered = gather(fabric, lane, *verb, write);
     if gathered { fabric.run(lane, region, chain, deadline) } else { Err(ChainError::Busy) }
 }

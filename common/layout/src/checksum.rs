@@ -35,6 +35,11 @@ impl LongChecksum {
         self.0.update(part);
     }
 
+    /// Adds bytes with this CRC-32.
+    pub(crate) fn add_summed(&mut self, sum: u32, bytes: usize) {
+        self.0.combine(&crc32fast::Hasher::new_with_initial_len(sum, bytes as u64));
+    }
+
     #[inline]
     pub(crate) fn end(self) -> u32 {
         self.0.finalize()

@@ -67,6 +67,12 @@ impl ArrivingBlock {
         self.missing = self.missing.saturating_sub(part.len());
     }
 
+    /// Adds the next bytes of the value, so many and with this CRC-32.
+    pub fn add_summed(&mut self, sum: u32, bytes: usize) {
+        self.sum.add_summed(sum, bytes);
+        self.missing = self.missing.saturating_sub(bytes);
+    }
+
     /// Returns the word that decides whether a cached GET may use this block. `None` if bytes are
     /// missing, or if the checksum is wrong.
     pub fn end(&self) -> Option<HeaderWord> {

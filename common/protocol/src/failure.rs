@@ -26,7 +26,7 @@ pub enum OperationError {
         /// The region's limit, in bytes.
         max: usize,
     },
-    /// The caller's memory is too short for the value. It has its former content.
+    /// The caller's memory is too short for the value. Its content is undefined.
     #[error("the value is {needed} bytes long, and the memory for it {bytes}: pass a longer one")]
     TargetTooShort {
         /// The value's length, in bytes.

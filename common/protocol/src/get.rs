@@ -44,7 +44,7 @@ impl CachedRead {
 
     /// The block, if the READ of it is all that has to be posted.
     #[inline]
-    fn only_block(&self) -> Option<BlockRef> {
+    pub(crate) fn only_block(&self) -> Option<BlockRef> {
         if self.location.has_stale_mark() { None } else { self.location.block().ok() }
     }
 
@@ -169,7 +169,11 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
 
     /// As [`RegionHandle::cached_read`]. The block may be a head.
     #[inline(always)]
-    fn cached_read_of_any(self, hash: KeyHash, now: impl FnOnce() -> Nanos) -> Option<CachedRead> {
+    pub(crate) fn cached_read_of_any(
+        self,
+        hash: KeyHash,
+        now: impl FnOnce() -> Nanos,
+    ) -> Option<CachedRead> {
         let location = self.region.cache.get_packed(hash)?;
         let posted = now();
         self.region.trust.holds_at(posted).then_some(CachedRead { location, posted })

@@ -9,16 +9,20 @@
 //! Chains, round trips and checks are those of short values. All other ways go by the lane's
 //! buffers, also the way on if the location is wrong. Extents: `extents/direct.rs`.
 
-use farside_fabric::{Buffer, Fabric, LongRead, LongWrite, ReadSink, RegisteredBuffer, WriteSum};
+mod posted;
+
+use farside_fabric::{Buffer, ChainError, Fabric, LongRead, LongWrite, ReadSink, WriteSum};
 use farside_layout::hash::KeyHash;
 use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock};
 
 use crate::engine::LANE;
 use crate::failure::Failure;
 use crate::get::{CachedMiss, CachedRead};
-use crate::put::DisplacedPut;
+use crate::put::{CachedPut, DisplacedPut};
 use crate::region_handle::RegionHandle;
 use crate::{Found, Lifetime, Operation, OperationError, ProtocolResult, Version};
+
+pub use posted::{PostedGet, PostedPut};
 
 /// A value of so many bytes, or more, is long. The two calls of a long transfer are worth it from
 /// about this length on.
@@ -96,22 +100,9 @@ impl ValueTarget for Vec<u8> {
     }
 }
 
-/// The value is at the start, and what follows stays as it is.
+/// The value is at the start. What follows is undefined.
 impl ValueTarget for &mut [u8] {
     #[inline]
-    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        self.get_mut(..bytes)
-    }
-
-    fn clear(&mut self) {}
-
-    fn bytes_max(&self) -> usize {
-        self.len()
-    }
-}
-
-/// The value is at the start. What follows is undefined.
-impl ValueTarget for RegisteredBuffer {
     fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
         self.get_mut(..bytes)
     }
@@ -124,26 +115,6 @@ impl ValueTarget for RegisteredBuffer {
 
     fn bytes_max(&self) -> usize {
         self.len()
-    }
-}
-
-/// One instance of the code of a GET for all targets but vectors: with further ones the compiler
-/// inlines less of it in each.
-impl ValueTarget for &mut dyn ValueTarget {
-    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        (**self).room(bytes)
-    }
-
-    fn spare(&mut self) -> Option<&mut [u8]> {
-        (**self).spare()
-    }
-
-    fn clear(&mut self) {
-        (**self).clear();
-    }
-
-    fn bytes_max(&self) -> usize {
-        (**self).bytes_max()
     }
 }
 
@@ -171,8 +142,9 @@ struct ValueSink<'k, 'v> {
 
 impl ReadSink for ValueSink<'_, '_> {
     fn direct(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        let first = head_bytes(self.key) - BLOCK_HEADER_BYTES as usize - self.key.len();
-        self.target.as_mut()?.spare()?.get_mut(first..first + bytes)
+        let rest = self.target.as_mut()?.spare()?.get_mut(value_bytes_in_head(self.key)..)?;
+        let bytes = bytes.min(rest.len());
+        Some(&mut rest[..bytes])
     }
 
     fn begin(&mut self, head: &[u8]) -> usize {
@@ -213,6 +185,11 @@ impl WriteSum for DepartingBlockSum {
 /// The length of the head of a block with a key of this length.
 fn head_bytes(key: &[u8]) -> usize {
     (BLOCK_HEADER_BYTES as usize + key.len()).next_multiple_of(HEAD_UNIT_BYTES)
+}
+
+/// How many bytes of its value are in the head of a long block with this key.
+fn value_bytes_in_head(key: &[u8]) -> usize {
+    head_bytes(key) - BLOCK_HEADER_BYTES as usize - key.len()
 }
 
 /// The error of a target that is too short for this value.
@@ -359,9 +336,25 @@ impl<'e, F: Fabric> Operation<'e, F> {
         key: &[u8],
         value: &[u8],
     ) -> ProtocolResult<Option<Result<Version, DisplacedPut>>> {
+        let Some((put, mut sum)) = self.begin_long_put(lifetime, key, value)? else {
+            return Ok(None);
+        };
+        let (head_bytes, rest) = (head_bytes(key) as u32, &value[value_bytes_in_head(key)..]);
+        let write = LongWrite { head_bytes, rest, sum: &mut sum };
+        let result = self.run_cached_put(&put, write)?;
+        self.end_long_put(put, result, key, value).map(Some)
+    }
+
+    /// Takes a block for a PUT of a long value at the cached location, and fills in its head.
+    /// `None` as in [`Operation::cached_put`].
+    fn begin_long_put(
+        &self,
+        lifetime: Lifetime,
+        key: &[u8],
+        value: &[u8],
+    ) -> ProtocolResult<Option<(CachedPut<'e>, DepartingBlockSum)>> {
         let head_bytes = head_bytes(key);
-        let in_head = head_bytes - BLOCK_HEADER_BYTES as usize - key.len();
-        let Some((in_head, rest)) = value.split_at_checked(in_head) else { return Ok(None) };
+        let Some(in_head) = value.get(..value_bytes_in_head(key)) else { return Ok(None) };
         let mut sum = None;
         let put = self.cached_put_by(|taken| {
             let (new, stamp) = self.stamp_block(taken, (0, value.len()), lifetime)?;
@@ -377,15 +370,23 @@ impl<'e, F: Fabric> Operation<'e, F> {
             sum = Some(DepartingBlockSum(departing));
             Ok(new)
         })?;
-        let (Some(put), Some(mut sum)) = (put, sum) else { return Ok(None) };
-        let write = LongWrite { head_bytes: head_bytes as u32, rest, sum: &mut sum };
-        let result = self.run_cached_put(&put, write)?;
+        Ok(put.zip(sum))
+    }
+
+    /// Evaluates the result of the chain of [`Operation::begin_long_put`].
+    fn end_long_put(
+        &self,
+        put: CachedPut<'_>,
+        result: Result<u64, ChainError>,
+        key: &[u8],
+        value: &[u8],
+    ) -> ProtocolResult<Result<Version, DisplacedPut>> {
         match self.complete_cached_put(&put, result)? {
-            None => Ok(Some(Ok(put.version()))),
+            None => Ok(Ok(put.version())),
             Some(swung) => {
                 let displaced = put.displaced(swung);
                 self.restage(displaced.new_block(), key, value)?;
-                Ok(Some(Err(displaced)))
+                Ok(Err(displaced))
             }
         }
     }

@@ -15,13 +15,12 @@ use super::link::{Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_chain::{LaneChain, Stage};
-use crate::long_transfer::{deliver_direct, run_delivered};
 use crate::rdma::RemoteRegion;
 use crate::shm::words_mut;
 use crate::waits::SleepingLanes;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentMemory,
-    LongRead, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,
+    Nanos, RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
@@ -63,7 +62,7 @@ impl TcpFabric {
         let count = usize::from(lanes);
         let lane = |_| Lane {
             chain: LaneChain::NONE,
-            head_bytes: None,
+            rest: None,
             buffers: Default::default(),
             counters: Counters::default(),
         };
@@ -192,6 +191,33 @@ impl TcpFabric {
         }
     }
 
+    /// As [`Fabric::post`], or as [`Fabric::post_direct`] if there is a rest.
+    #[inline]
+    fn post_with(
+        &mut self,
+        id: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        rest: Option<LentRest>,
+    ) {
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let link = &mut self.links[region.index()];
+        if lane.chain.stage != Stage::Idle {
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: id, result });
+        }
+        let payload_bytes = lane.counters.count(chain);
+        if changes(chain) && !link.region.writable {
+            return self.finish(id, Err(ChainError::Denied));
+        }
+        lane.chain.post(region, chain, payload_bytes, deadline);
+        lane.rest = rest;
+        link.posted_bytes += payload_bytes;
+        link.posted.push_back(id);
+    }
+
     /// The next answer of a region's server among the bytes that were received.
     #[inline]
     fn next_answer(&mut self, region: RegionIndex) -> Result<Option<Completion>, RecordError> {
@@ -303,20 +329,22 @@ impl Fabric for TcpFabric {
 
     #[inline]
     fn post(&mut self, id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
-        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
-        let lane = &mut self.lanes[usize::from(id.0)];
-        let link = &mut self.links[region.index()];
-        if lane.chain.stage != Stage::Idle {
-            let result = Err(ChainError::Busy);
-            return self.completed.push_back(Completion { lane: id, result });
-        }
-        let payload_bytes = lane.counters.count(chain);
-        if changes(chain) && !link.region.writable {
-            return self.finish(id, Err(ChainError::Denied));
-        }
-        lane.chain.post(region, chain, payload_bytes, deadline);
-        link.posted_bytes += payload_bytes;
-        link.posted.push_back(id);
+        self.post_with(id, region, chain, deadline, None);
+    }
+
+    fn takes_direct(&mut self, memory: &[u8]) -> Result<bool, ChainError> {
+        Ok(!memory.is_empty())
+    }
+
+    fn post_direct(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        rest: LentRest,
+    ) {
+        self.post_with(lane, region, chain, deadline, Some(rest));
     }
 
     /// Room depends on the bytes in flight.
@@ -394,7 +422,10 @@ impl Fabric for TcpFabric {
     #[inline]
     fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
         match buffer {
-            Buffer::Lent => self.lent.content(),
+            Buffer::Lent => match &self.lanes[usize::from(lane.0)].rest {
+                Some(rest) => rest.memory.content(),
+                None => self.lent.content(),
+            },
             own => self.lanes[usize::from(lane.0)].buffers[own as usize].as_bytes(),
         }
     }
@@ -424,38 +455,15 @@ impl Fabric for TcpFabric {
             }
         }
         for number in 0..self.lanes.len() {
-            let LaneChain { stage, region, .. } = self.lanes[number].chain;
-            if self.lanes[number].chain.uses_lent() && stage == Stage::InFlight {
-                self.break_link(region);
+            let Lane { chain, rest, .. } = &self.lanes[number];
+            let is_pending = matches!(chain.stage, Stage::Posted | Stage::InFlight);
+            if is_pending && (chain.uses_lent() || rest.is_some()) {
+                self.break_link(chain.region);
             }
+            self.lanes[number].rest = None;
         }
         self.lent = memory;
         true
-    }
-
-    /// Receives the rest directly into the sink's memory, if it may.
-    fn run_long_read(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        remote: u64,
-        read: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        let LongRead { into, head_bytes, bytes } = read;
-        let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
-        let Some(memory) = sink.direct(rest_bytes) else {
-            return run_delivered(self, lane, region, remote, read, sink);
-        };
-        // The memory is not used in another way before it is taken back.
-        self.lend(Lent::of(LentMemory::Target(memory)));
-        self.lanes[usize::from(lane.0)].head_bytes = Some(head_bytes);
-        let read = self.run_read(lane, region, remote, into, bytes);
-        self.lanes[usize::from(lane.0)].head_bytes = None;
-        self.lend(Lent::NONE);
-        read?;
-        deliver_direct(&self.buffer(lane, into)[..head_bytes as usize], rest_bytes, sink);
-        Ok(())
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

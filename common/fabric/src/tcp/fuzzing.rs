@@ -382,8 +382,8 @@ impl FuzzedClient {
             let mut in_flight = LaneChain::NONE;
             in_flight.post(REGION, &chain, 0, Nanos::MAX - 1);
             in_flight.stage = Stage::InFlight;
-            let (head_bytes, buffers, counters) = Default::default();
-            Lane { chain: in_flight, head_bytes, buffers, counters }
+            let (rest, buffers, counters) = Default::default();
+            Lane { chain: in_flight, rest, buffers, counters }
         };
         let lanes: Vec<Lane> = chains_in_flight().map(lane).into();
         let (stream, server) = connected();

@@ -17,7 +17,9 @@ use super::stream::Stream;
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::RemoteRegion;
 use crate::shm::{Buffers, part_mut, words_mut};
-use crate::{Buffer, ChainError, Counters, Flight, LaneId, Lent, Nanos, RegionIndex, Trust, Verb};
+use crate::{
+    Buffer, ChainError, Counters, Flight, LaneId, Lent, LentRest, Nanos, RegionIndex, Trust, Verb,
+};
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
 const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
@@ -30,9 +32,8 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
 
 pub(super) struct Lane {
     pub(super) chain: LaneChain,
-    /// How many bytes of the chain's only READ go to the lane's buffer, if the others go to
-    /// [`Buffer::Lent`].
-    pub(super) head_bytes: Option<u32>,
+    /// The memory of the caller in which the chain ends, if it does.
+    pub(super) rest: Option<LentRest>,
     pub(super) buffers: Buffers,
     pub(super) counters: Counters,
 }
@@ -135,34 +136,28 @@ impl Link {
     /// Appends the chain of a lane to the output.
     #[inline]
     pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane, lent: &Lent) {
-        let Lane { chain, buffers, .. } = lane;
+        let Lane { chain, rest, buffers, .. } = lane;
         let deadline = match chain.deadline {
             Nanos::MAX => Nanos::MAX,
             deadline => self.clock_bound.at(deadline),
         };
         record::encode_request(id, chain.verbs(), deadline, &mut self.output.words);
-        let stream = self.stream.as_ref();
-        let may_be_direct =
-            |output: &Output| stream.is_some_and(|stream| output.has_room_for_direct(stream));
+        let Self { stream, output, .. } = self;
+        let stream = stream.as_ref();
         for verb in chain.verbs() {
             let payload = match *verb {
                 Verb::Write { from, bytes, .. } => {
-                    words_mut(&mut buffers[from as usize], bytes).as_bytes()
+                    // Only the chain's first verb has a rest.
+                    let own = rest.as_ref().map_or(bytes, |rest| rest.head_bytes);
+                    words_mut(&mut buffers[from as usize], own).as_bytes()
                 }
                 Verb::WritePart { from: Buffer::Lent, at, bytes, .. } => lent.part(at, bytes),
                 Verb::WritePart { from, at, bytes, .. } => part_mut(buffers, from, at, bytes),
                 _ => continue,
             };
-            if payload.len() >= DIRECT_BYTES_MIN && may_be_direct(&self.output) {
-                let start = payload.as_ptr();
-                // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is
-                // in flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). Lent memory stays as
-                // long (`TcpFabric::lend`). The output is cleared before a chain in flight is given
-                // up (`TcpFabric::break_link`).
-                unsafe { self.output.push_direct(start, size_of_val(payload)) };
-            } else {
-                let (words, _) = payload.as_chunks();
-                self.output.words.extend(words.iter().map(|word| u64::from_ne_bytes(*word)));
+            push(output, stream, payload);
+            if let Some(rest) = rest {
+                push(output, stream, rest.memory.content());
             }
         }
     }
@@ -372,6 +367,27 @@ fn lane_of(
     if is_awaited { Ok(lane) } else { Err(RecordError) }
 }
 
+/// Appends a payload of a lane's chain, and zeros to the end of its last word.
+#[inline]
+fn push(output: &mut Output, stream: Option<&Stream>, payload: &[u8]) {
+    let (words, tail) = payload.as_chunks();
+    let may_be_direct = |stream: &Stream| output.has_room_for_direct(stream);
+    if payload.len() >= DIRECT_BYTES_MIN && stream.is_some_and(may_be_direct) {
+        // SAFETY: the buffer of a lane changes and moves only while no chain of the lane is in
+        // flight (`TcpFabric::buffer_mut`, `TcpFabric::reserve`). Memory of the caller stays as
+        // long (`TcpFabric::lend`). The output is cleared before a chain in flight is given up
+        // (`TcpFabric::break_link`).
+        unsafe { output.push_direct(payload.as_ptr(), size_of_val(words)) };
+    } else {
+        output.words.extend(words.iter().map(|word| u64::from_ne_bytes(*word)));
+    }
+    if !tail.is_empty() {
+        let mut word = [0; WORD_BYTES];
+        word[..tail.len()].copy_from_slice(tail);
+        output.words.push(u64::from_ne_bytes(word));
+    }
+}
+
 /// Where a READ puts its bytes: buffer, offset and length.
 #[inline]
 fn target_of_read(verb: Verb) -> Option<(Buffer, u32, u32)> {
@@ -417,17 +433,24 @@ fn fill(lane: &mut Lane, lent: &mut Lent, begun: &[u8]) -> usize {
 
 /// The rest of the READ, among those of the lane's chain, to which the byte with this number goes.
 fn target_of<'m>(lane: &'m mut Lane, lent: &'m mut Lent, mut number: usize) -> &'m mut [u8] {
-    let Lane { chain, head_bytes, buffers, .. } = lane;
-    for verb in chain.verbs() {
-        let Some(mut target) = target_of_read(*verb) else { continue };
-        if let Some(head_bytes) = *head_bytes {
-            match number.checked_sub(head_bytes as usize) {
-                Some(in_rest) => {
-                    (number, target) = (in_rest, (Buffer::Lent, 0, target.2 - head_bytes))
-                }
-                None => target.2 = head_bytes,
+    let Lane { chain, rest, buffers, .. } = lane;
+    if let (Some(rest), Some(Verb::Read { into, bytes, .. })) = (rest, chain.verbs().first()) {
+        let head_bytes = rest.head_bytes as usize;
+        let (rest_bytes, own) = (rest.memory.bytes(), *bytes - rest.memory.bytes() as u32);
+        return match number.checked_sub(head_bytes) {
+            Some(at) if at < rest_bytes => &mut rest.memory.content_mut()[at..],
+            at => {
+                let (at, end) = match at {
+                    Some(at) => (head_bytes + at - rest_bytes, own),
+                    None => (number, rest.head_bytes),
+                };
+                let own = read_memory(buffers, lent, (*into, 0, end));
+                own.get_mut(at..).unwrap_or_default()
             }
-        }
+        };
+    }
+    for verb in chain.verbs() {
+        let Some(target) = target_of_read(*verb) else { continue };
         match number.checked_sub(target.2 as usize) {
             Some(later) => number = later,
             None => {
@@ -442,7 +465,7 @@ fn target_of<'m>(lane: &'m mut Lane, lent: &'m mut Lent, mut number: usize) -> &
 /// found.
 #[inline]
 fn take_results(lane: &mut Lane, lent: &mut Lent, body: &[u64]) -> u64 {
-    if lane.head_bytes.is_some() {
+    if lane.rest.is_some() && !record::has_atomic(lane.chain.verbs()) {
         fill(lane, lent, body.as_bytes());
         return 0;
     }

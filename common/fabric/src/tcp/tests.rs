@@ -1,5 +1,6 @@
 //! A session and the executors of a server, over a real connection of this host.
 
+mod direct;
 mod encrypted;
 mod long_writes;
 mod regions;

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
+use super::lanes::Lane;
 use super::link::Link;
 use super::work::{RegisteredRange, WorkRequestId, buffer_of, classify_failure, request};
 use crate::lane_chain::Stage;
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
-    LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,
+    Nanos, RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// Spins between two readings of the clock, in [`Fabric::relax`].
@@ -54,36 +55,45 @@ impl VerbsFabric {
             let (work, entry) = self.lanes.work(lane_id.0, at);
             request.fill(work, entry);
         }
-        if let Some(rest) = rest {
-            self.split_first(lane_id, chain, rest);
+        if let Some(range) = rest {
+            self.split_first(lane_id, chain, range);
         }
         Ok(payload_bytes)
     }
 
-    /// Divides the memory of the chain's first verb: its end is in the caller's memory. The bytes
-    /// after that, to the end of the last word, are zeros.
+    /// Divides the memory of the chain's first verb, as [`LentRest`] describes.
     #[cold]
-    fn split_first(&mut self, lane: LaneId, chain: &[Verb], rest: RegisteredRange) {
-        let memory = &self.lanes.all[usize::from(lane.0)].memory;
-        let Some((buffer, bytes)) = chain.first().and_then(|verb| buffer_of(*verb)) else { return };
-        let own = bytes - rest.bytes;
-        let (head_bytes, zeros) = (own / 8 * 8, own % 8);
-        let head = RegisteredRange { bytes: head_bytes, ..memory.buffers[buffer as usize] };
-        let padding = RegisteredRange { bytes: zeros, ..memory.words };
+    fn split_first(&mut self, lane: LaneId, chain: &[Verb], range: RegisteredRange) {
+        let Lane { memory, rest, .. } = &self.lanes.all[usize::from(lane.0)];
+        let (Some((buffer, bytes)), Some(LentRest { head_bytes, .. })) =
+            (chain.first().and_then(|verb| buffer_of(*verb)), rest)
+        else {
+            return;
+        };
+        let buffer = memory.buffers[buffer as usize];
+        let head = RegisteredRange { bytes: *head_bytes, ..buffer };
+        let others = bytes - head_bytes - range.bytes;
+        let end = match chain[0] {
+            Verb::Read { .. } => {
+                let address = buffer.address + u64::from(*head_bytes);
+                RegisteredRange { address, bytes: others, ..buffer }
+            }
+            _ => RegisteredRange { bytes: others, ..memory.words },
+        };
         self.lanes.put_word(lane.0, 0, 0);
-        let ranges = [head, rest, padding];
-        self.lanes.set_ranges(lane.0, &ranges[..2 + usize::from(zeros > 0)]);
+        let ranges = [head, range, end];
+        self.lanes.set_ranges(lane.0, &ranges[..2 + usize::from(others > 0)]);
     }
 
-    /// As [`Fabric::post`]. The bytes of the first verb end in this memory, if there is any.
+    /// As [`Fabric::post`], or as [`Fabric::post_direct`] if there is a rest.
     #[inline]
-    pub(super) fn post_with(
+    fn post_with(
         &mut self,
         lane_id: LaneId,
         region: RegionIndex,
         chain: &[Verb],
         deadline: Nanos,
-        rest: Option<RegisteredRange>,
+        rest: Option<LentRest>,
     ) {
         assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
         if self.lanes.all[usize::from(lane_id.0)].chain.stage != Stage::Idle {
@@ -100,7 +110,15 @@ impl VerbsFabric {
             }
             chain = &bounced[..chain.len()];
         }
-        let payload_bytes = match self.prepare(lane_id, region, chain, rest) {
+        let range = rest.as_ref().map(|rest| self.range_of(rest.memory.content()));
+        self.lanes.all[usize::from(lane_id.0)].rest = rest;
+        let prepared = match range {
+            None => self.prepare(lane_id, region, chain, None),
+            Some(Ok(Some(range))) => self.prepare(lane_id, region, chain, Some(range)),
+            Some(Ok(None)) => Err(ChainError::Unregistered { bytes: 0 }),
+            Some(Err(error)) => Err(error),
+        };
+        let payload_bytes = match prepared {
             Ok(payload_bytes) => payload_bytes,
             Err(error) => return self.finish(lane_id, Err(error)),
         };
@@ -263,6 +281,21 @@ impl Fabric for VerbsFabric {
         self.post_with(lane_id, region, chain, deadline, None);
     }
 
+    fn takes_direct(&mut self, memory: &[u8]) -> Result<bool, ChainError> {
+        Ok(self.range_of(memory)?.is_some())
+    }
+
+    fn post_direct(
+        &mut self,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+        rest: LentRest,
+    ) {
+        self.post_with(lane, region, chain, deadline, Some(rest));
+    }
+
     /// Room depends on the send queue, which on some devices is too short for all lanes, and on the
     /// budget of bytes in flight.
     #[inline]
@@ -363,28 +396,6 @@ impl Fabric for VerbsFabric {
     fn lend(&mut self, memory: Lent) -> bool {
         self.set_lent(memory);
         true
-    }
-
-    fn run_long_read(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        remote: u64,
-        read: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        self.read_long(lane, region, remote, read, sink)
-    }
-
-    fn run_long_write(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        write: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        self.write_long(lane, region, chain, deadline, write)
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_access_flags;
 use super::handles::MemoryRegion;
+use super::lanes::Lane;
 use super::work::{RegisteredRange, buffer_of};
 use crate::lane_chain::{NO_VERB, Stage};
-use crate::long_transfer::{PART_BYTES, deliver_direct, run_delivered, run_gathered, sum_in_place};
+use crate::long_transfer::PART_BYTES;
 use crate::registered::Pages;
-use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Lent, LongRead, LongWrite, Nanos, ReadSink,
-    RegionIndex, Verb, wait_for,
-};
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Lent, Verb};
 
 /// Pages of a buffer that are registered with the fabric's device.
 pub(super) struct Registration {
@@ -32,7 +30,10 @@ pub(super) struct LentState {
 impl VerbsFabric {
     /// Where the device finds this memory. `None` if it is in no buffer of
     /// [`crate::RegisteredBuffer`].
-    fn range_of(&mut self, memory: &[u8]) -> Result<Option<RegisteredRange>, ChainError> {
+    pub(super) fn range_of(
+        &mut self,
+        memory: &[u8],
+    ) -> Result<Option<RegisteredRange>, ChainError> {
         let bytes = u32::try_from(memory.len()).unwrap_or_default();
         if bytes == 0 {
             return Ok(None);
@@ -66,8 +67,8 @@ impl VerbsFabric {
     /// Begins or ends the use of lent memory.
     pub(super) fn set_lent(&mut self, memory: Lent) {
         for number in 0..self.lanes.all.len() {
-            let chain = &self.lanes.all[number].chain;
-            if chain.stage == Stage::InFlight && chain.uses_lent() {
+            let Lane { chain, rest, .. } = &self.lanes.all[number];
+            if chain.stage != Stage::Idle && (chain.uses_lent() || rest.is_some()) {
                 self.destroy(chain.region);
             }
         }
@@ -75,7 +76,9 @@ impl VerbsFabric {
         let bounces = matches!(range, Ok(None)) && !memory.content().is_empty();
         // Chains with memory that could not be registered fail.
         let range = range.ok().flatten();
-        self.lanes.all.iter_mut().for_each(|lane| lane.memory.lent = range);
+        for lane in &mut self.lanes.all {
+            (lane.memory.lent, lane.rest) = (range, None);
+        }
         self.lent = LentState { memory, bounces };
     }
 
@@ -117,6 +120,9 @@ impl VerbsFabric {
 
     /// The sum of a part in lent memory. Copies it there first, if it was READ to a lane's buffer.
     pub(super) fn sum_lent(&mut self, lane: LaneId, verb: usize, at: u32, bytes: u32) -> u32 {
+        if let Some(rest) = &self.lanes.all[usize::from(lane.0)].rest {
+            return crc32fast::hash(rest.memory.part(at, bytes));
+        }
         if !self.lent.bounces {
             return crc32fast::hash(self.lent.memory.part(at, bytes));
         }
@@ -137,55 +143,5 @@ impl VerbsFabric {
             target.copy_from_slice(part);
         }
         sum.finalize()
-    }
-
-    /// READs a long block: its head to the lane's buffer, and its rest to the sink's memory if that
-    /// is registered.
-    pub(super) fn read_long(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        remote: u64,
-        read: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        let LongRead { into, head_bytes, bytes } = read;
-        let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
-        let rest = match sink.direct(rest_bytes) {
-            Some(memory) => self.range_of(memory)?,
-            None => None,
-        };
-        let Some(rest) = rest else {
-            return run_delivered(self, lane, region, remote, read, sink);
-        };
-        let chain = [Verb::Read { remote, into, bytes }];
-        self.post_with(lane, region, &chain, Nanos::MAX, Some(rest));
-        wait_for(self, lane)?;
-        let head = &self.lanes.buffer(lane.0, into)[..head_bytes as usize];
-        deliver_direct(head, rest_bytes, sink);
-        Ok(())
-    }
-
-    /// WRITEs a long block, with its rest from where it is if that memory is registered.
-    pub(super) fn write_long(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        write: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        let (Some(Verb::Write { from, .. }), Some(rest)) =
-            (chain.first(), self.range_of(write.rest)?)
-        else {
-            return run_gathered(self, lane, region, chain, deadline, write);
-        };
-        if !self.lanes.provide(lane.0, *from, write.head_bytes as usize) {
-            return Err(ChainError::Unregistered { bytes: write.head_bytes.into() });
-        }
-        let head = &mut self.lanes.buffer_mut(lane.0, *from)[..write.head_bytes as usize];
-        sum_in_place(head, write.rest, write.sum);
-        self.post_with(lane, region, chain, deadline, Some(rest));
-        wait_for(self, lane)
     }
 }

@@ -10,12 +10,11 @@ use super::memory::Registered;
 use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
 use crate::lane_chain::{LaneChain, Stage};
 use crate::rdma::VerbsError;
-use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters};
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, LentRest};
 
 /// The initial length of each buffer, in bytes. A larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
-/// The scatter/gather entries of a work request: the head of a long block, its rest in the caller's
-/// memory, and the end of its last word.
+/// The scatter/gather entries of a work request: the three parts of [`LentRest`].
 pub(super) const ENTRIES_PER_WORK: usize = 3;
 /// The words before a lane's buffers, in whole cache lines: one for the result of the last atomic
 /// verb, and for each verb of a chain one that it writes.
@@ -27,6 +26,8 @@ pub(super) struct Lane {
     /// The first error of the chain in flight, if there is one.
     pub(super) result: Result<u64, ChainError>,
     pub(super) memory: LaneMemory,
+    /// The memory of the caller in which the last chain ends, if it does.
+    pub(super) rest: Option<LentRest>,
     /// The memory of buffers that became too long for the arena.
     grown: [Option<Registered>; Buffer::COUNT],
     /// The memory of buffers that the system did not allow to be registered.
@@ -63,6 +64,7 @@ impl Lanes {
                 chain: LaneChain::NONE,
                 result: Ok(0),
                 memory: LaneMemory { buffers, lent: None, found, words },
+                rest: None,
                 grown: Default::default(),
                 plain: Default::default(),
                 counters: Counters::default(),

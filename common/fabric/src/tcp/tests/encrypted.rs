@@ -69,7 +69,9 @@ fn failure(server: &Server, tls: Option<&TlsClient>) -> TlsError {
 
 #[test]
 fn all_verbs_have_their_effects() {
-    check_all_verbs(&Ca::new().server(1));
+    let server = Ca::new().server(1);
+    check_all_verbs(&server);
+    direct::check_chains(&server);
 }
 
 #[test]
