@@ -3,7 +3,7 @@
 
 use farside_fabric::{AnyFabric, LaneId, Loan};
 use farside_layout::hash::KeyHash;
-use farside_protocol::{Failure, Lifetime, PostedGet, PostedPut};
+use farside_protocol::{Failure, LONG_VALUE_BYTES, Lifetime, PostedGet, PostedPut};
 
 use crate::connection::SessionRegion;
 use crate::session_regions::OpenShard;
@@ -11,8 +11,6 @@ use crate::{ReadValue, Result, Session};
 
 /// Limit on the chains that share a doorbell.
 const CHAINS_MAX: usize = 32;
-/// A block of so many bytes, or more, is long.
-const LONG_BLOCK_BYTES: u64 = 4096;
 
 /// One of several GETs.
 pub(crate) struct ManyGet<'t> {
@@ -38,19 +36,23 @@ impl Session {
         }
         let (at_once, mut share_doorbells) = (self.executes_at_once(), false);
         let mut result = Ok(());
-        for ManyGet { key, target, read } in &mut *gets {
+        // A long value does not fit into a short target.
+        for ManyGet { key, target, read } in
+            gets.iter_mut().filter(|get| get.target.len() >= LONG_VALUE_BYTES)
+        {
             let (hash, shard) = self.regions.route(key);
             let open = self.regions.live(shard);
             let class = open.and_then(|open| self.regions.at(open).cached_class(hash));
             let Some(class) = class else { continue };
+            let is_long = class.block_bytes() >= LONG_VALUE_BYTES as u64;
             // The extents of a value share doorbells.
-            if class.is_head() || at_once && class.block_bytes() >= LONG_BLOCK_BYTES {
+            if class.is_head() || at_once && is_long {
                 match self.get_into(*key, &mut **target) {
                     Ok(found) => *read = Some(found),
                     Err(error) => result = result.and(Err(error)),
                 }
             } else {
-                share_doorbells |= class.block_bytes() >= LONG_BLOCK_BYTES;
+                share_doorbells |= is_long;
             }
         }
         if share_doorbells {
@@ -62,7 +64,7 @@ impl Session {
     /// Stores long values: those with extents, and those whose locations are cached. Other PUTs are
     /// not done afterwards. Nor are those of shards that are not connected.
     pub(crate) fn put_long(&mut self, puts: &mut [ManyPut<'_>]) -> Result<()> {
-        let is_long = |put: &ManyPut<'_>| put.value.len() as u64 >= LONG_BLOCK_BYTES;
+        let is_long = |put: &ManyPut<'_>| put.value.len() >= LONG_VALUE_BYTES;
         if self.regions.engine.pipelined.get() || !puts.iter().any(is_long) {
             return Ok(());
         }

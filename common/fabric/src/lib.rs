@@ -407,8 +407,7 @@ pub trait Fabric {
 
     /// Begins or ends the use of memory of the caller as [`Buffer::Lent`]. Afterwards the fabric
     /// does not access what was lent before, by this or by [`Fabric::post_direct`]: chains that
-    /// would are given up. Returns false if the
-    /// fabric cannot use such memory.
+    /// would are given up. Returns false if the fabric cannot use such memory.
     fn lend(&mut self, _memory: Lent) -> bool {
         false
     }

@@ -54,7 +54,7 @@ pub use failure::{Exhausted, Failure, OperationError};
 pub use get::{CachedRead, Successor};
 pub use lifetime::Lifetime;
 pub use location_cache::{ConnectionCache, LocationCache};
-pub use long_values::{PostedGet, PostedPut, ReadValue, ValueTarget};
+pub use long_values::{LONG_VALUE_BYTES, PostedGet, PostedPut, ReadValue, ValueTarget};
 pub use lookups::{CacheStatistics, Lookups, ReadCounts};
 pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};

@@ -26,7 +26,7 @@ pub use posted::{PostedGet, PostedPut};
 
 /// A value of so many bytes, or more, is long. The two calls of a long transfer are worth it from
 /// about this length on.
-pub(crate) const LONG_VALUE_BYTES: usize = 4096;
+pub const LONG_VALUE_BYTES: usize = 4096;
 /// The head of a block ends at a multiple of this, so that the copy of the rest is aligned.
 const HEAD_UNIT_BYTES: usize = 64;
 
