@@ -305,9 +305,12 @@ fn a_value_of_sixteen_extents_shares_doorbells() {
     let before = session.counters();
     session.get_into("key", target.as_mut_slice()).unwrap();
     let counts = session.counters() - before;
-    // A slow link gets few chains at a time, and then the head's header is READ again.
-    assert!(counts.doorbells <= 5 || device().is_some(), "{counts:?}");
-    assert!((17..=18).contains(&counts.reads), "{counts:?}");
+    assert!(counts.reads >= 17, "{counts:?}");
+    // In an emulated device chains are slow: then few are on their way at once, the head's header is
+    // READ again, and a cached location may be too old to be used.
+    if device().is_none() {
+        assert!(counts.doorbells <= 5 && counts.reads <= 18, "{counts:?}");
+    }
     assert!(target == stored);
 }
 
