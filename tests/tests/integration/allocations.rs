@@ -19,6 +19,7 @@ fn allocations(call: impl FnOnce()) -> u64 {
 /// Asserts that a call makes just this many allocations. A call may make more while the system
 /// delays the client or its server: the client then requests blocks, or proves locations anew. So
 /// the call is repeated. An operation that always allocates more does so in every call.
+#[track_caller]
 fn assert_allocates(expected: u64, mut call: impl FnMut()) {
     let deadline = Instant::now() + TEST_TIMEOUT;
     let mut least = u64::MAX;
@@ -124,6 +125,7 @@ fn values_of_many_mib_allocate_nothing() {
     let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520 --grace-ms 1");
     let mut session = server.session();
     for bytes in [MIB, 5 * MIB, 16 * MIB + 8] {
+        println!("{bytes} bytes");
         let long = vec![7; bytes];
         let (mut vector, mut slice) = (Vec::with_capacity(bytes), vec![0; bytes]);
         let mut round = || {
