@@ -4,14 +4,18 @@
 .PHONY: bench-cluster bench-compare bench-tcp slow-link package deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
-# In CI everything is built once, so preparation for the next build would be wasted.
+# In CI everything is built once, so preparation for the next build would be wasted. Backtraces
+# without lines are built faster.
 ifdef CI
 export CARGO_INCREMENTAL ?= 0
+export CARGO_PROFILE_DEV_DEBUG ?= 0
 endif
 # How many seconds clients, and then servers, are killed while histories are recorded.
-export FARSIDE_HISTORY_SECONDS ?= 40
+export FARSIDE_HISTORY_SECONDS ?= 20
 # The test of all sizes writes this many times the region's bytes.
-export FARSIDE_BALANCE_PASSES ?= 20
+export FARSIDE_BALANCE_PASSES ?= 10
+# How many tests run at the same time: most of them wait.
+THREADS ?= $(shell expr 2 '*' $$(nproc))
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -30,7 +34,7 @@ demo-cluster: build ## Shows a cluster of three servers: loads a tree (DIR=...),
 	@tools/scripts/needs.sh --etcd
 	@PATH="$$PWD/target/release:$$PATH" tools/scripts/demo-cluster.sh
 
-test: ## Checks format, lints, packages and documentation; runs all tests, over TCP and RDMA too
+test: ## Checks format, lints, packages and documentation; runs the tests, over TCP and RDMA too
 	@tools/scripts/needs.sh --test
 	@tests/vm/needs.sh
 	cargo fmt --check
@@ -41,19 +45,23 @@ test: ## Checks format, lints, packages and documentation; runs all tests, over 
 	    cargo build --workspace --bins --tests --locked && \
 	    echo "left out until the tests over RDMA run, which keep one core busy:" \
 	        "pairs:: removals:: etcd_failures:: etcd_login::" && \
-	    FARSIDE_BUILT=1 cargo test --workspace --locked -- \
+	    export FARSIDE_BUILT=1 RUST_TEST_THREADS=$(THREADS) && \
+	    cargo test --workspace --locked -- \
 	        --skip pairs:: --skip removals:: --skip etcd_failures:: --skip etcd_login:: && \
-	    FARSIDE_BUILT=1 tests/over-tcp
+	    tests/over-tcp
 	. tools/scripts/verbs-env.sh && tools/scripts/beside.sh sh -c \
-	    'tests/vm/suite && tests/vm/two-hosts'
+	    'tests/vm/suite --sample && tests/vm/two-hosts "two hosts" "kill -9" stopped power-off'
 
 MINUTES ?= 10
-soak: ## Records histories for MINUTES=10 each while all faults happen: one server, a cache, a cluster, a bad network; kills 1,000 clients in PUTs of long values
+soak: ## Records histories for MINUTES=10 each while all faults happen: one server, a cache, a cluster, a bad network; then runs what `make test` leaves out because it takes long
 	@tools/scripts/needs.sh
-	. tools/scripts/verbs-env.sh && FARSIDE_SOAK_MINUTES=$(MINUTES) \
+	@tests/vm/needs.sh
+	. tools/scripts/verbs-env.sh && export FARSIDE_SOAK_MINUTES=$(MINUTES) && \
 	    cargo test --release --locked -p farside-tests --test integration -- \
 	    --ignored --nocapture --test-threads=1 \
-	    histories::soak histories::caches cluster::histories::soak network:: long_puts::
+	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
+	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
+	    tests/over-tcp --all && tests/vm/suite && tests/vm/two-hosts
 
 SECONDS ?= 60
 fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; needs nightly and cargo-fuzz

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command, and at the same time with one core: the longest tests of the simulator, random
-# schedules for two minutes, the tests with an etcd that fails, lints without RDMA, and the build
-# with the oldest supported Rust. A test with a virtual machine keeps only one core busy. Fails if
-# any of them fails.
+# schedules for a minute, the tests with an etcd that fails, lints without RDMA, and the build with
+# the oldest supported Rust. A test with a virtual machine keeps only one core busy. Fails if any of
+# them fails.
 #
 #   tools/scripts/beside.sh COMMAND...
 #
@@ -12,14 +12,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
-export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-120}
+export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-60}
 {
     nice cargo test --locked --workspace --test simulation -- \
         --test-threads=1 --nocapture pairs:: removals:: random::seeds &&
         # They wait most of the time.
         nice cargo test --locked --workspace --test stores -- \
             --test-threads=4 etcd_failures:: etcd_login:: &&
-        CARGO_BUILD_JOBS=1 nice cargo clippy --workspace --no-default-features --all-targets \
+        CARGO_BUILD_JOBS=1 nice cargo clippy --workspace --no-default-features --lib --bins \
             --locked -- -D warnings &&
         CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
 } >"$output" 2>&1 &

@@ -79,11 +79,14 @@ impl Lists {
     /// Takes all free blocks, by class: those that are ready, and those that still have to rest.
     /// The next requests are small again.
     pub fn drain(&mut self) -> impl Iterator<Item = (SizeClass, Vec<FreeBlock>, Vec<FreeBlock>)> {
-        SizeClass::all().zip(&mut self.classes).map(|(class, list)| {
+        SizeClass::all().zip(&mut self.classes).filter_map(|(class, list)| {
             (list.request_blocks, list.denied_at) = (0, None);
-            list.recalled |= !list.ready.is_empty() || !list.resting.is_empty();
+            if list.ready.is_empty() && list.resting.is_empty() {
+                return None;
+            }
+            list.recalled = true;
             let resting = list.resting.drain(..).map(|(_, block)| block).collect();
-            (class, std::mem::take(&mut list.ready), resting)
+            Some((class, std::mem::take(&mut list.ready), resting))
         })
     }
 }

@@ -77,6 +77,7 @@ fn queue_uncounted_is_caught() {
 
 /// A client whose virtual machine is paused, with its clock, is fenced before a word can recur.
 #[test]
+#[ignore = "takes a minute; run by make soak"]
 fn a_paused_client_is_fenced_before_a_word_recurs() {
     let scenario = recurring_word(&[10, 190], 16).pauses(1, CLOCK_LAG_MAX_NS);
     let scenario = scenario.client(client().pauses().knows(0).put(0));
@@ -123,7 +124,7 @@ fn a_pause_anywhere_keeps_answers_linearizable() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn a_pause_anywhere_with_more_scenarios() {
     for op in OPS {
         for known in [false, true] {

@@ -34,6 +34,7 @@ fn operations_on_long_values_beside_each_other() {
 }
 
 #[test]
+#[ignore = "takes a minute; run by make soak"]
 fn extents_are_reused_beside_a_reader() {
     for reader in [client().get(0), client().knows(0).get(0)] {
         passes(extents().client(reuses_extents()).client(reader), 1);

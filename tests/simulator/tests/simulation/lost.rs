@@ -44,7 +44,7 @@ fn the_server_restarts_at_any_moment() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn connections_break_with_more_preemptions() {
     for op in OPS {
         for (stored, other) in [(true, Op::Delete(0)), (false, Op::Insert(0)), (false, Op::Put(0))]

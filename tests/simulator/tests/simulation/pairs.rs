@@ -30,7 +30,7 @@ fn every_pair_on_one_key() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn every_pair_on_one_key_with_any_number_of_preemptions() {
     every_pair(None);
 }
@@ -87,11 +87,13 @@ fn beside_every_modification(first: Op) {
 }
 
 #[test]
+#[ignore = "takes a minute; run by make soak"]
 fn an_increment_beside_every_modification() {
     beside_every_modification(Op::Increment(0));
 }
 
 #[test]
+#[ignore = "takes a minute; run by make soak"]
 fn an_append_beside_every_modification() {
     beside_every_modification(Op::Append(0));
 }

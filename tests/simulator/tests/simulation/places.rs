@@ -27,7 +27,7 @@ fn every_operation_beside_a_place_that_is_reused() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn windows_read_in_parts_beside_a_place_that_is_reused() {
     for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
         for key_0_returns in [false, true] {

@@ -237,7 +237,7 @@ fn a_tombstone_that_is_cleared_at_once() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn a_tombstone_that_is_cleared_at_once_with_more_preemptions() {
     cleared_at_once(2);
 }

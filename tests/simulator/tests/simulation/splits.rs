@@ -45,7 +45,7 @@ fn a_continued_split_does_not_fill_a_subtable_again() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn every_operation_beside_a_split_with_more_preemptions() {
     every_operation(3, 0);
     every_operation(1, 1);

@@ -29,7 +29,7 @@ fn an_inserter_dies_and_is_swept() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes; run by make soak"]
 fn an_inserter_dies_and_is_swept_with_more_preemptions() {
     for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
         for used in 0..=2 {

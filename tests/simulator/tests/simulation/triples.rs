@@ -87,7 +87,7 @@ fn lanes_of_one_session() {
 }
 
 #[test]
-#[ignore = "takes many minutes"]
+#[ignore = "takes many minutes; run by make soak"]
 fn inserters_with_more_preemptions() {
     let insert = || client().insert(0);
     for seed in [1, 2] {
