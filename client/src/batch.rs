@@ -49,6 +49,9 @@ struct BatchOperation<'d> {
     end: usize,
 }
 
+/// The most memory for keys and values that a session keeps for its next batch, in bytes.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+
 /// The memory of a session's batches.
 #[derive(Default)]
 pub(crate) struct BatchMemory {
@@ -120,6 +123,7 @@ impl<'s, 'd> Batch<'s, 'd> {
         );
         operations.clear();
         bytes.clear();
+        bytes.shrink_to(KEPT_BYTES_MAX);
         // Of an empty vector only the memory is left, which needs no lifetime.
         session.batch_memory.operations =
             operations.into_iter().map(|_| unreachable!("the batch is empty")).collect();

@@ -62,6 +62,10 @@ pub enum Error {
     /// All lanes of a pipeline are busy.
     #[error(transparent)]
     PipelineFull(#[from] PipelineFull),
+    /// A defect of the library: the thread of an [`AsyncClient`](crate::AsyncClient) has panicked.
+    /// The operation had no effect, and all further ones fail. Make another `AsyncClient`.
+    #[error("a thread of the client has panicked, which is a defect of farside: see stderr")]
+    Defect,
 }
 
 /// Why a client could not be made: an error of
@@ -127,7 +131,7 @@ impl Error {
             )
             | Self::Lateness { .. } => exit_code::USAGE,
             Self::Operation(Layout(_)) => exit_code::DAMAGE,
-            Self::Operation(_) | Self::PipelineFull(_) => exit_code::FAILED,
+            Self::Operation(_) | Self::PipelineFull(_) | Self::Defect => exit_code::FAILED,
             Self::Connect(error) => exit_code::of_connect(error),
             Self::Unavailable { .. } | Self::Disconnected { .. } => exit_code::NO_SERVER,
         }

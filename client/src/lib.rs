@@ -41,6 +41,7 @@
 //! | to | methods of [`Session`] |
 //! |---|---|
 //! | read a value | [`get`](Session::get), [`get_into`](Session::get_into) |
+//! | read a short value that is at hand | [`get_without_waiting`](Session::get_without_waiting) |
 //! | read several | [`get_many`](Session::get_many) |
 //! | read a part of a value | [`get_range`](Session::get_range) |
 //! | ask whether a key is present | [`exists`](Session::exists) |
@@ -63,6 +64,7 @@
 //! | remove all with a prefix | [`delete_prefix`](Session::delete_prefix) |
 //! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |
 //! | iterate over one shard | [`scan_shard`](Session::scan_shard) |
+//! | iterate in pieces | [`scan_from`](Session::scan_from) |
 //! | wait for a change | [`watch`](Session::watch), [`watch_since`](Session::watch_since) |
 //! | run a list at once | [`batch`](Session::batch), which returns a [`Batch`] |
 //! | keep many in flight | [`pipeline`](Session::pipeline), which returns a [`Pipeline`] |
@@ -221,7 +223,7 @@ pub use farside_protocol::{
 pub use outcome::{Outcome, ValueRef};
 pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
 pub use present_value::Ttl;
-pub use scan::Scan;
+pub use scan::{Scan, ScanPosition};
 pub use session::Session;
 pub use store::Store;
 pub use target::Target;

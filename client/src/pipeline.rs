@@ -4,6 +4,7 @@ mod lanes;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside_fabric::{Counters, LaneId, Wakeup};
 
@@ -52,6 +53,26 @@ pub struct Completed<'p> {
     /// counted here, because operations share them. `None` without
     /// [`ClientBuilder::operation_counters`](crate::ClientBuilder::operation_counters).
     pub counters: Option<&'p Counters>,
+    /// In milliseconds since 1970; 0 for never.
+    expires_at_ms: u64,
+}
+
+impl Completed<'_> {
+    /// When the value in the result expires, a full millisecond. `None` for never, and if the
+    /// result has no value.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("greeting", "hello")?;
+    /// let mut pipeline = session.pipeline()?;
+    /// pipeline.get("greeting")?;
+    /// assert_eq!(pipeline.wait().expect("one is in flight").expires_at(), None);
+    /// # Ok(()) }
+    /// ```
+    pub fn expires_at(&self) -> Option<SystemTime> {
+        let since = Duration::from_millis(self.expires_at_ms);
+        (self.expires_at_ms != 0).then(|| UNIX_EPOCH + since)
+    }
 }
 
 /// Up to `pipeline_depth` operations in flight.

@@ -3,9 +3,60 @@
 use std::fmt;
 use std::ops::Range;
 
-use farside_protocol::{Failure, LANE, ScanCursor, next_entry};
+use farside_protocol::{Failure, HASHES, LANE, ScanCursor, next_entry};
 
 use crate::{Entry, Result, Session};
+
+/// A position between two parts of the index. It stays valid if the index grows, and in another
+/// session, but means nothing in another store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ScanPosition(u64);
+
+impl ScanPosition {
+    /// The position of this number. Every number is one; those behind the last entry are the end.
+    pub const fn from_u64(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The position as a number; 0 is the start.
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl Session {
+    /// Iterates over the keys and values behind a position, as [`Session::scan`] over all. So a
+    /// program can iterate in pieces, and keep nothing but a number between them.
+    ///
+    /// A key that is present from the first piece to the last is returned exactly once.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// use farside::ScanPosition;
+    ///
+    /// session.put_many((0..1000_u32).map(|n| (n.to_le_bytes(), "value")))?;
+    /// let (mut position, mut entries) = (Some(ScanPosition::default()), 0);
+    /// while let Some(start) = position {
+    ///     let mut scan = session.scan_from(start)?;
+    ///     while let Some(entry) = scan.next() {
+    ///         entry?;
+    ///         entries += 1;
+    ///         if scan.position().is_some() {
+    ///             break;
+    ///         }
+    ///     }
+    ///     position = scan.position();
+    /// }
+    /// assert!(entries >= 1000);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`].
+    pub fn scan_from(&mut self, position: ScanPosition) -> Result<Scan<'_>> {
+        Ok(Scan::of_position(self, position))
+    }
+}
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
 pub struct Scan<'s> {
@@ -38,6 +89,27 @@ impl<'s> Scan<'s> {
     pub(crate) fn of_shard(session: &'s mut Session, shard: u16) -> Self {
         let shard = usize::from(shard).min(session.shards() - 1);
         Self { shards: shard..shard + 1, ..Self::new(session, &[]) }
+    }
+
+    /// A scan from a position on.
+    pub(crate) fn of_position(
+        session: &'s mut Session,
+        ScanPosition(position): ScanPosition,
+    ) -> Self {
+        let (shard, from) = ((position / HASHES) as usize, (position % HASHES) as u32);
+        let shards = shard.min(session.shards())..session.shards();
+        let has_ended = shards.is_empty();
+        Self { shards, cursor: ScanCursor::starting_at(from), has_ended, ..Self::new(session, &[]) }
+    }
+
+    /// Returns where another scan can go on, with [`Session::scan_from`]. `None` if the scan has
+    /// ended, or stands within a part of the index: then take another entry first. A part has some
+    /// hundred entries at most.
+    pub fn position(&self) -> Option<ScanPosition> {
+        let completed_to = self.cursor.completed_to()?;
+        let position = self.shards.start as u64 * HASHES + completed_to;
+        let is_end = position == self.shards.end as u64 * HASHES;
+        (!self.has_ended && !is_end).then_some(ScanPosition(position))
     }
 
     /// Reads the next entry of the shard. The inner error concerns that entry only, and the scan

@@ -185,7 +185,7 @@ impl Session {
 
     /// Appends the value that a GET left in the lane's [`Buffer::ReadBlock`].
     #[inline]
-    fn copy(&self, found: &Found, into: &mut Vec<u8>) {
+    pub(crate) fn copy(&self, found: &Found, into: &mut Vec<u8>) {
         into.extend_from_slice(
             found.value_in(&self.regions.engine.endpoint.buffer(LANE, Buffer::ReadBlock)),
         );
@@ -242,10 +242,7 @@ impl Session {
     /// reconnect. Never waits if [`Session::executes_at_once`].
     #[inline]
     pub(crate) fn get_at_once(&self, key: &[u8], value: &mut Vec<u8>) -> Option<Version> {
-        let (hash, shard) = self.regions.route(key);
-        let found = self.regions.at(self.regions.latest(shard)?).get_cached((hash, key))?;
-        self.copy(&found, value);
-        Some(found.version)
+        self.get_cached(key, u32::MAX, value)
     }
 
     /// Whether chains are executed as soon as they are posted: on shared memory.

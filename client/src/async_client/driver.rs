@@ -61,7 +61,23 @@ impl Driver {
     }
 
     /// Runs requests until the last [`AsyncClient`](super::AsyncClient) is dropped.
-    pub(super) fn run(mut self, mut session: Session) {
+    pub(super) fn run(mut self, session: Session) {
+        self.guard(|driver| driver.run_in(session));
+        self.shared.direct.close();
+    }
+
+    /// Runs the driver. If it panics, all requests fail, those to come too.
+    fn guard(&mut self, run: impl FnOnce(&mut Self)) {
+        if catch_unwind(AssertUnwindSafe(|| run(self))).is_err() {
+            let mut state = self.shared.lock();
+            state.fail_for_ever();
+            state.drain_ready(&mut self.ready);
+            drop(state);
+            self.wake();
+        }
+    }
+
+    fn run_in(&mut self, mut session: Session) {
         let client = session.shared.clone();
         let has_direct = session.executes_at_once();
         while self.wait_for_request() {
@@ -82,7 +98,6 @@ impl Driver {
                 Err(error) => self.fail_all(&error),
             }
         }
-        self.shared.direct.close();
     }
 
     /// Waits for a request. Returns false if there will be no more.
@@ -280,7 +295,39 @@ impl ExpectedValues {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll};
+
+    use farside_protocol::OperationError;
+
+    use super::super::operation::AsyncOperation;
     use super::*;
+
+    #[test]
+    fn a_panic_fails_all_requests() {
+        let shared = Arc::new(Shared::new().unwrap());
+        let mut found = [const { Vec::new() }; 3];
+        let [mut started, mut queued, mut later] = found
+            .each_mut()
+            .map(|found| AsyncOperation::new(&shared, Action::Delete, [b"key", b"", b""], found))
+            .map(Box::pin);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut driver = Driver::new(shared.clone());
+        assert!(started.as_mut().poll(&mut context).is_pending());
+        driver.guard(|driver| {
+            driver.exchange(1);
+            assert!(queued.as_mut().poll(&mut context).is_pending());
+            panic!("as it should");
+        });
+        let mut poll = |operation: &mut std::pin::Pin<Box<AsyncOperation<'_, '_>>>| {
+            operation.as_mut().poll(&mut context).map(Result::unwrap_err)
+        };
+        let indeterminate = Error::Operation(OperationError::Indeterminate).to_string();
+        let text = |polled: Poll<Error>| polled.map(|error| error.to_string());
+        assert_eq!(text(poll(&mut started)), Poll::Ready(indeterminate));
+        assert_eq!(text(poll(&mut queued)), Poll::Ready(Error::Defect.to_string()));
+        assert!(poll(&mut later).is_pending());
+        assert_eq!(text(poll(&mut later)), Poll::Ready(Error::Defect.to_string()));
+    }
 
     #[test]
     fn expected_values_are_limited() {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use farside_fabric::Wakeup;
-use farside_protocol::{Action, Version};
+use farside_protocol::{Action, OperationError, Version};
 
 use super::direct::DirectSessions;
 use crate::{Error, Outcome};
@@ -115,6 +115,8 @@ pub(super) struct State {
     /// The tasks that the driver or another task wakes once the lock is released.
     ready: VecDeque<Waker>,
     is_closed: bool,
+    /// Whether the driver has panicked.
+    is_defective: bool,
 }
 
 /// A few tasks that wait to be woken.
@@ -223,6 +225,17 @@ impl State {
         slot.stage = Stage::Queued(request);
         slot.waker = Some(waker.clone());
         self.queue.push_back(id);
+        if self.is_defective {
+            self.fail_queued();
+        }
+    }
+
+    /// Fails the requests in the queue, which nothing executes.
+    #[cold]
+    fn fail_queued(&mut self) {
+        while let Some(Job { slot, bytes, .. }) = self.take_job() {
+            self.answer(slot, bytes, Err(Box::new(Error::Defect)));
+        }
     }
 
     /// Takes the answer, and appends the bytes of its value to `value`.
@@ -323,6 +336,19 @@ impl State {
                 self.ready.extend(slot.waker.take());
             }
             _ => self.release(id),
+        }
+    }
+
+    /// Fails all requests, and those that come: the driver has panicked. Whether the started ones
+    /// took effect is unknown.
+    pub(super) fn fail_for_ever(&mut self) {
+        self.is_defective = true;
+        self.fail_queued();
+        for id in 0..self.slots.len() {
+            if let Stage::Started | Stage::Abandoned = self.slots[id].stage {
+                let unknown = Error::Operation(OperationError::Indeterminate);
+                self.answer(id as SlotId, Vec::new(), Err(Box::new(unknown)));
+            }
         }
     }
 

@@ -20,7 +20,7 @@ use crate::connection::{SessionEngine, SessionRegion};
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{Error, Outcome, ValueRef};
 use combining::CandidateTable;
-use queue::LaneQueue;
+use queue::{LaneQueue, emptied};
 use shards::{ParkedLane, Setup};
 use task::{Job, LaneAnswer, LaneTask};
 
@@ -546,6 +546,7 @@ impl<'s> LaneScheduler<'s> {
                 average - average / OPERATIONS_AVERAGED + bytes / OPERATIONS_AVERAGED;
         }
         // A lane keeps its last answer: to take it out would move all of it.
+        let mut expires_at_ms = 0;
         let result = match &mut lane.answer {
             Some(Ok(Answer { applied, version, number, found })) => {
                 let mut value = None;
@@ -554,6 +555,7 @@ impl<'s> LaneScheduler<'s> {
                     lane.value.clear();
                     let block = fabric.buffer(lane.value_lane, Buffer::ReadBlock);
                     lane.value.extend_from_slice(found.value_in(block));
+                    expires_at_ms = found.expires_at_ms();
                     value = Some(ValueRef { data: &lane.value, version: found.version });
                 }
                 Ok(Outcome { applied: *applied, version: *version, value, number: *number })
@@ -571,20 +573,18 @@ impl<'s> LaneScheduler<'s> {
             }
         };
         let counters = is_counted.then_some(&lane.counters);
-        Some(Completed { ticket: lane.ticket, result, counters })
+        Some(Completed { ticket: lane.ticket, result, counters, expires_at_ms })
     }
-}
-
-/// Takes the memory of an empty vector for values of another type. If they have the same size, the
-/// memory is not allocated anew.
-fn emptied<T, U>(vector: &mut Vec<T>) -> Vec<U> {
-    std::mem::take(vector).into_iter().map(|_| unreachable!("the vector is empty")).collect()
 }
 
 impl Drop for LaneScheduler<'_> {
     /// Completes the operations in flight. One that stopped between two round trips would leave a
-    /// PENDING word.
+    /// PENDING word. Not after a panic, as the lane that panicked would never complete: then the
+    /// session gives its connections up, as after `mem::forget`.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return std::mem::forget(std::mem::take(&mut self.lanes));
+        }
         while self.wait().is_some() {}
         self.engine.pipelined.set(false);
         let mut lanes = std::mem::take(&mut self.lanes);

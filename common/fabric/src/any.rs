@@ -174,6 +174,10 @@ impl Fabric for AnyFabric {
         self.as_dyn_mut().part_sum(lane, verb, part)
     }
 
+    fn arrived_sum(&mut self, lane: LaneId) -> (u32, usize) {
+        self.as_dyn_mut().arrived_sum(lane)
+    }
+
     fn lend(&mut self, memory: Lent) -> bool {
         self.as_dyn_mut().lend(memory)
     }

@@ -365,6 +365,12 @@ pub trait Fabric {
         crc32fast::hash(&content[at as usize..][..bytes as usize])
     }
 
+    /// The sum of the first bytes of memory that a chain of [`Fabric::post_direct`] has filled, and
+    /// their number: those that were summed as they arrived.
+    fn arrived_sum(&mut self, _lane: LaneId) -> (u32, usize) {
+        (0, 0)
+    }
+
     /// As [`Fabric::run_read`], for a long READ whose bytes the sink takes, part by part. The head
     /// is in the buffer afterwards.
     fn run_long_read(

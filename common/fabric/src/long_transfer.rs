@@ -25,6 +25,9 @@ pub trait ReadSink {
     /// Looks at the head. Returns how many of the next bytes it wants.
     fn begin(&mut self, head: &[u8]) -> usize;
 
+    /// Adds the sum of the next `bytes` that it wants, which are in its memory already.
+    fn add_summed(&mut self, sum: u32, bytes: usize);
+
     /// Provides memory for the next `bytes` that it wants, has `fill` copy them there, and sums
     /// them.
     fn next(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8]));
@@ -94,13 +97,14 @@ pub(crate) fn run_delivered<F: Fabric + ?Sized>(
     sink: &mut dyn ReadSink,
 ) -> Result<(), ChainError> {
     let rest_bytes = bytes.saturating_sub(head_bytes) as usize;
-    let mut in_place = 0;
+    let (mut in_place, mut arrived) = (0, (0, 0));
     match sink.direct(rest_bytes) {
         Some(memory) if fabric.takes_direct(memory)? => {
             in_place = memory.len().min(rest_bytes);
             let rest = LentRest::of(head_bytes, LentMemory::Target(&mut memory[..in_place]));
             let chain = [Verb::Read { remote, into, bytes }];
             run_direct(fabric, lane, region, (&chain, Nanos::MAX), rest)?;
+            arrived = fabric.arrived_sum(lane);
         }
         _ => fabric.run_read(lane, region, remote, into, bytes)?,
     }
@@ -109,6 +113,11 @@ pub(crate) fn run_delivered<F: Fabric + ?Sized>(
     let wanted = sink.begin(head).min(rest_bytes);
     let copied = &others[..wanted.saturating_sub(in_place)];
     let mut left = wanted.min(in_place);
+    let (sum, summed_bytes) = arrived;
+    if (1..=left).contains(&summed_bytes) {
+        sink.add_summed(sum, summed_bytes);
+        left -= summed_bytes;
+    }
     while left > 0 {
         let part_bytes = left.min(PART_BYTES);
         sink.next(part_bytes, &mut |_| ());

@@ -42,6 +42,11 @@ impl Pages {
         pages <= memory.start as usize && memory.end as usize <= pages + self.bytes
     }
 
+    fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.map.as_ptr() as usize, other.map.as_ptr() as usize);
+        a < b + other.map.len() && b < a + self.map.len()
+    }
+
     #[cfg(feature = "verbs")]
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
@@ -69,7 +74,8 @@ impl RegisteredBuffer {
         }
         let pages = Arc::new(Pages { map, bytes });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|pages| pages.strong_count() > 0);
+        // What overlaps belongs to the parent of a fork, whose pages are not mapped here.
+        all.retain(|known| known.upgrade().is_some_and(|known| !known.overlaps(&pages)));
         all.push(Arc::downgrade(&pages));
         Ok(Self { pages })
     }

@@ -98,12 +98,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     }
 
     /// Runs a GET to its end if a READ of the cached location answers it. Otherwise returns `None`:
-    /// the key's location is not cached, its value was replaced or has expired, or the READ failed.
-    /// No other operation may be in flight.
+    /// the key's location is not cached, its value was replaced or has expired, the READ has
+    /// `long_bytes` or more, or it failed. No other operation may be in flight.
     #[inline]
-    pub fn get_cached(self, (hash, key): (KeyHash, &[u8])) -> Option<Found> {
+    pub fn get_cached(self, (hash, key): (KeyHash, &[u8]), long_bytes: u32) -> Option<Found> {
         self.region.check_key(key).ok()?;
-        self.run_cached(hash, key, u32::MAX).ok()?.ok()?
+        self.run_cached(hash, key, long_bytes).ok()?.ok()?
     }
 
     /// READs the block at the cached location, and evaluates it. READs nothing if it is as long as

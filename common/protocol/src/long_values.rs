@@ -29,6 +29,8 @@ pub use posted::{PostedGet, PostedPut};
 pub const LONG_VALUE_BYTES: usize = 4096;
 /// The head of a block ends at a multiple of this, so that the copy of the rest is aligned.
 const HEAD_UNIT_BYTES: usize = 64;
+/// The lengths of READs are multiples of this.
+const WORD_BYTES: usize = 8;
 
 /// A value that was read into the caller's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +162,12 @@ impl ReadSink for ValueSink<'_, '_> {
         self.arriving.insert(arriving).missing_bytes()
     }
 
+    fn add_summed(&mut self, sum: u32, bytes: usize) {
+        if let Some(arriving) = &mut self.arriving {
+            arriving.add_summed(sum, bytes);
+        }
+    }
+
     fn next(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
         let Some(arriving) = &mut self.arriving else { return };
         let start = self.room.len() - arriving.missing_bytes();
@@ -190,6 +198,13 @@ fn head_bytes(key: &[u8]) -> usize {
 /// How many bytes of its value are in the head of a long block with this key.
 fn value_bytes_in_head(key: &[u8]) -> usize {
     head_bytes(key) - BLOCK_HEADER_BYTES as usize - key.len()
+}
+
+/// The length of the READ of a long block whose value goes to so much memory: without the padding
+/// that would not fit there.
+fn read_bytes(block_bytes: u64, key: &[u8], memory_bytes: usize) -> usize {
+    let needed = head_bytes(key) + memory_bytes.saturating_sub(value_bytes_in_head(key));
+    needed.next_multiple_of(WORD_BYTES).min(block_bytes as usize)
 }
 
 /// The error of a target that is too short for this value.
@@ -278,8 +293,11 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         block: BlockRef,
         target: &mut dyn ValueTarget,
     ) -> ProtocolResult<LongGet> {
-        let (mut fabric, bytes) = (self.engine.endpoint.fabric_mut(), read.bytes(block) as u32);
-        let head_bytes = head_bytes(key) as u32;
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        let (head_bytes, mut bytes) = (head_bytes(key) as u32, read.bytes(block) as u32);
+        if let Some(memory) = target.spare() {
+            bytes = read_bytes(bytes.into(), key, memory.len()) as u32;
+        }
         // Otherwise the value may be short: at most a fifth of a block is padding.
         if head_bytes > bytes / 2 {
             return Ok(LongGet::ByBuffer);

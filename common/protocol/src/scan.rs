@@ -64,6 +64,19 @@ pub struct ScanCursor {
 }
 
 impl ScanCursor {
+    /// A cursor that starts at this directory hash.
+    pub fn starting_at(from: u32) -> Self {
+        Self { from: from.into(), to: from.into(), ..Self::default() }
+    }
+
+    /// The end of the parts that were returned completely, if no part is being read now. From there
+    /// another cursor can go on.
+    pub fn completed_to(&self) -> Option<u64> {
+        // After a split, keys behind `to` may have been returned already.
+        let is_complete = self.slots.is_empty() && self.to >= self.returned_to;
+        (is_complete && !self.must_repeat_part).then_some(self.to)
+    }
+
     /// Starts the present part again. Keys of it that were returned are not returned again.
     pub fn restart_part(&mut self) {
         self.slots.clear();

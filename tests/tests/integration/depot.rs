@@ -1,6 +1,8 @@
 //! Proves that no block is lost when a client signs off. Forgotten pipelines are harmless, and so
 //! are pipelines whose server died or is stopped.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use farside::ConnectError::Unreachable;
 use farside::Error;
 use farside::OperationError::OutOfSpace;
@@ -102,6 +104,21 @@ fn a_forgotten_pipeline_does_no_harm() {
         session.put(b"key", round.to_le_bytes()).unwrap();
         assert_eq!(session.get(b"key").unwrap().unwrap().data, round.to_le_bytes());
     }
+    server.assert_verifies();
+}
+
+#[test]
+fn a_pipeline_that_a_panic_ends_does_no_harm() {
+    let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
+    let mut session = server.session();
+    let fails = AssertUnwindSafe(|| {
+        let mut pipeline = session.pipeline().unwrap();
+        pipeline.put(b"key", b"in flight").unwrap();
+        resume_unwind(Box::new("not printed"));
+    });
+    assert!(catch_unwind(fails).is_err());
+    session.put(b"key", b"next").unwrap();
+    assert_eq!(session.get(b"key").unwrap().unwrap(), "next");
     server.assert_verifies();
 }
 

@@ -18,7 +18,8 @@ struct EncryptedServer {
     folder: tempfile::TempDir,
 }
 
-fn write_certificate(folder: &Path) {
+/// Writes `certificate.pem` for this host, which signs itself, and `key.pem`.
+pub(crate) fn write_certificate(folder: &Path) {
     let CertifiedKey { cert, signing_key } =
         generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     fs::write(folder.join("certificate.pem"), cert.pem()).unwrap();

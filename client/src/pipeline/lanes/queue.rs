@@ -53,6 +53,12 @@ impl LaneQueue {
     }
 }
 
+/// Takes the memory of an empty vector for values of another type. If they have the same size, the
+/// memory is not allocated anew.
+pub(super) fn emptied<T, U>(vector: &mut Vec<T>) -> Vec<U> {
+    std::mem::take(vector).into_iter().map(|_| unreachable!("the vector is empty")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::LATENESS_MAX_NS;
 use super::connect::DataLink;
-use super::link::{Lane, Link, WAIT_MAX};
+use super::link::{ArrivedSum, Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_chain::{LaneChain, Stage};
@@ -63,6 +63,7 @@ impl TcpFabric {
         let lane = |_| Lane {
             chain: LaneChain::NONE,
             rest: None,
+            arrived: ArrivedSum::default(),
             buffers: Default::default(),
             counters: Counters::default(),
         };
@@ -213,6 +214,9 @@ impl TcpFabric {
             return self.finish(id, Err(ChainError::Denied));
         }
         lane.chain.post(region, chain, payload_bytes, deadline);
+        if rest.is_some() {
+            lane.arrived = ArrivedSum::default();
+        }
         lane.rest = rest;
         link.posted_bytes += payload_bytes;
         link.posted.push_back(id);
@@ -345,6 +349,20 @@ impl Fabric for TcpFabric {
         rest: LentRest,
     ) {
         self.post_with(lane, region, chain, deadline, Some(rest));
+    }
+
+    fn arrived_sum(&mut self, lane: LaneId) -> (u32, usize) {
+        self.lanes[usize::from(lane.0)].arrived.get()
+    }
+
+    fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        let (buffer, at, bytes) = part;
+        if let (Buffer::Lent, 0, Lane { rest: Some(rest), arrived, .. }) =
+            (buffer, at, &self.lanes[usize::from(lane.0)])
+        {
+            return arrived.of_first(rest.memory.content(), bytes as usize);
+        }
+        crc32fast::hash(&self.buffer(lane, buffer)[at as usize..][..bytes as usize])
     }
 
     /// Room depends on the bytes in flight.

@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 use super::clock_bound::ClockBound;
 use super::connect::DataLink;
 use super::executors::{EndedConnections, Thread};
-use super::link::{Lane, Link};
+use super::link::{ArrivedSum, Lane, Link};
 use super::output::DIRECT_BYTES_MIN;
 use super::record::{
     Header, PendingReply, ReplyKind, WORD_BYTES, changes, decode_request, encode_clock,
@@ -383,7 +383,7 @@ impl FuzzedClient {
             in_flight.post(REGION, &chain, 0, Nanos::MAX - 1);
             in_flight.stage = Stage::InFlight;
             let (rest, buffers, counters) = Default::default();
-            Lane { chain: in_flight, rest, buffers, counters }
+            Lane { chain: in_flight, rest, arrived: ArrivedSum::default(), buffers, counters }
         };
         let lanes: Vec<Lane> = chains_in_flight().map(lane).into();
         let (stream, server) = connected();

@@ -26,6 +26,9 @@ const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
 /// The bytes that one system call receives after a long value. Another one may follow, of which no
 /// more than the beginning should arrive in the input, from where it is copied.
 const INPUT_BYTES_OF_READER: usize = 4 << 10;
+/// A thread that waits for a long value receives and sums it in pieces of this many bytes. While it
+/// sums one, the next ones arrive. A piece stays in the second cache.
+const PIECE_BYTES: usize = 128 << 10;
 /// The longest wait of a system call. A lost wakeup delays the session by as much. So does the end
 /// of a trust.
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
@@ -34,8 +37,52 @@ pub(super) struct Lane {
     pub(super) chain: LaneChain,
     /// The memory of the caller in which the chain ends, if it does.
     pub(super) rest: Option<LentRest>,
+    /// The sum of the first bytes of `rest`, which have arrived.
+    pub(super) arrived: ArrivedSum,
     pub(super) buffers: Buffers,
     pub(super) counters: Counters,
+}
+
+/// The sum of the first bytes of a lane's rest, while they arrive.
+#[derive(Clone, Default)]
+pub(super) struct ArrivedSum {
+    sum: crc32fast::Hasher,
+    bytes: usize,
+}
+
+impl ArrivedSum {
+    /// Adds the bytes of `rest` up to this one.
+    fn extend(&mut self, rest: &[u8], end: usize) {
+        if let Some(more) = rest.get(self.bytes..end) {
+            self.sum.update(more);
+            self.bytes = end;
+        }
+    }
+
+    /// The sum, and the number of bytes.
+    pub(super) fn get(&self) -> (u32, usize) {
+        (self.sum.clone().finalize(), self.bytes)
+    }
+
+    /// The sum of the first `bytes` of `rest`, of which some are summed already.
+    pub(super) fn of_first(&self, rest: &[u8], bytes: usize) -> u32 {
+        if self.bytes > bytes {
+            return crc32fast::hash(&rest[..bytes]);
+        }
+        let mut whole = self.clone();
+        whole.extend(rest, bytes);
+        whole.sum.finalize()
+    }
+}
+
+impl Lane {
+    /// Sums the bytes of the rest that have arrived, `filled` being those of the whole READ.
+    fn sum_arrived(&mut self, filled: usize) {
+        if let Some(LentRest { head_bytes, memory }) = &self.rest {
+            let arrived = filled.saturating_sub(*head_bytes as usize).min(memory.bytes());
+            self.arrived.extend(memory.content(), arrived);
+        }
+    }
 }
 
 /// The results of long READs, which arrive where they belong, without a copy in this process.
@@ -219,8 +266,10 @@ impl Link {
                 if target.is_empty() || target.len() > *bytes - *filled {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                let received = stream.receive_all(target, wait);
+                let piece_bytes = target.len().min(PIECE_BYTES);
+                let received = stream.receive_all(&mut target[..piece_bytes], wait);
                 *filled += *received.as_ref().unwrap_or(&0);
+                lane.sum_arrived(*filled);
                 received
             }
             None => {

@@ -221,9 +221,14 @@ impl TlsServer {
         Ok(Arc::new(config))
     }
 
+    /// The configuration for a new connection, for servers of other protocols.
+    pub fn config_of_next(&self) -> Arc<ServerConfig> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(super) fn connection(&self) -> io::Result<Tls> {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(Tls::over(ServerConnection::new(config).map_err(io::Error::other)?.into()))
+        let connection = ServerConnection::new(self.config_of_next());
+        Ok(Tls::over(connection.map_err(io::Error::other)?.into()))
     }
 }
 

@@ -5,7 +5,9 @@ use farside_fabric::{Buffer, ChainError, Fabric, LaneId, LentMemory, Loan, Nanos
 use farside_layout::hash::KeyHash;
 use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, SizeClass};
 
-use super::{DepartingBlockSum, LONG_VALUE_BYTES, ReadValue, head_bytes, value_bytes_in_head};
+use super::{
+    DepartingBlockSum, LONG_VALUE_BYTES, ReadValue, head_bytes, read_bytes, value_bytes_in_head,
+};
 use crate::get::CachedRead;
 use crate::operation::read_block;
 use crate::put::CachedPut;
@@ -53,7 +55,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let Some((read, block)) = cached.and_then(|read| Some((read, read.only_block()?))) else {
             return Ok(None);
         };
-        let (head_bytes, bytes) = (head_bytes(key), read.bytes(block) as usize);
+        let head_bytes = head_bytes(key);
+        let bytes = read_bytes(read.bytes(block), key, target.len());
         if bytes < LONG_VALUE_BYTES || head_bytes > bytes / 2 {
             return Ok(None);
         }

@@ -74,13 +74,21 @@ pub(super) fn check_chains(server: &Server) {
                 }
                 let mut fabric = endpoint.fabric_mut();
                 let part = (Buffer::Lent, 0, wanted as u32);
-                (0..LANES).map(|lane| fabric.part_sum(LaneId(lane), 0, part)).collect::<Vec<_>>()
+                let sums = |lane| {
+                    let arrived = fabric.arrived_sum(LaneId(lane));
+                    (fabric.part_sum(LaneId(lane), 0, part), arrived)
+                };
+                (0..LANES).map(sums).collect::<Vec<_>>()
             });
-            for ((lane, target), sum) in (0..LANES).zip(&targets).zip(sums) {
+            for ((lane, target), (sum, arrived)) in (0..LANES).zip(&targets).zip(sums) {
                 let source = &sources[usize::from(lane)][1..];
                 assert!(target[1..=wanted] == source[..wanted], "{rest_bytes} {wanted}");
                 assert_eq!((target[0], target[wanted + 1]), (7, 7), "{rest_bytes} {wanted}");
                 assert_eq!(sum, crc32fast::hash(&source[..wanted]));
+                let (sum, summed_bytes) = arrived;
+                assert_eq!(sum, crc32fast::hash(&source[..summed_bytes]));
+                // A reply that is longer than the session's input arrives where it belongs.
+                assert!(rest_bytes < 65_537 || summed_bytes == wanted, "{rest_bytes} {wanted}");
                 let buffer = endpoint.buffer(LaneId(lane), Buffer::ReadBlock);
                 assert_eq!(buffer[..HEAD as usize], [lane as u8 + 9; HEAD as usize]);
                 let behind = &buffer[HEAD as usize..length as usize - wanted];

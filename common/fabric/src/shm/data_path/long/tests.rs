@@ -58,6 +58,10 @@ impl ReadSink for Sink {
         self.wanted
     }
 
+    fn add_summed(&mut self, _sum: u32, _bytes: usize) {
+        panic!("the bytes come from the region in this process");
+    }
+
     fn next(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
         fill(&mut self.memory[1 + self.filled..][..bytes]);
         self.filled += bytes;
