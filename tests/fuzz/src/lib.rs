@@ -18,6 +18,7 @@ mod control;
 mod layout;
 pub mod mutate;
 mod region;
+mod resp;
 pub mod sample;
 mod snapshot;
 mod tools;
@@ -66,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     target("records", snapshot::records, snapshot::some_records),
     target("json_lines", tools::json_lines, tools::some_json_lines),
     target("text", tools::text, tools::texts),
+    target("resp", resp::requests, resp::some_requests),
 ];
 
 /// The environment variable that names one of [`TARGETS`]. libFuzzer reads the arguments itself.

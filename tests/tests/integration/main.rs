@@ -45,6 +45,7 @@ mod public_api;
 mod reader;
 mod reconnect;
 mod refusals;
+mod resp;
 mod server_cli;
 mod several_addresses;
 mod shared_chains;

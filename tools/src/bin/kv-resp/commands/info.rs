@@ -1,0 +1,93 @@
+//! INFO, and the lines of CLIENT LIST.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
+
+use farside_tools::resp::ReplyWriter;
+
+use super::connection::REDIS_VERSION;
+use super::plan::Arguments;
+use super::table::COMMANDS;
+use crate::gateway::{ClientRecord, Gateway};
+
+/// The sections, in their order.
+const SECTIONS: [&str; 6] = ["server", "clients", "memory", "stats", "replication", "cluster"];
+
+/// INFO, for all sections or those that are named.
+pub(crate) fn info(arguments: &impl Arguments, gateway: &Gateway, reply: &mut ReplyWriter<'_>) {
+    let is_wanted = |section: &str| {
+        arguments.count() == 1
+            || (1..arguments.count()).any(|at| {
+                ["default", "all", "everything", section].iter().any(|w| arguments.is(at, w))
+            })
+    };
+    let mut text = String::new();
+    for section in SECTIONS.into_iter().filter(|section| is_wanted(section)) {
+        if !text.is_empty() {
+            text.push_str("\r\n");
+        }
+        let mut name = section.to_owned();
+        name[..1].make_ascii_uppercase();
+        // A string has room for everything; so below.
+        let _ = write!(text, "# {name}\r\n");
+        for (key, value) in entries(section, gateway) {
+            let _ = write!(text, "{key}:{value}\r\n");
+        }
+    }
+    reply.verbatim(&text);
+}
+
+fn entries(section: &str, gateway: &Gateway) -> Vec<(&'static str, String)> {
+    let uptime = gateway.started.elapsed().as_secs();
+    let counts = &gateway.counts;
+    match section {
+        "server" => vec![
+            ("redis_version", REDIS_VERSION.into()),
+            ("redis_mode", "standalone".into()),
+            ("farside_version", env!("CARGO_PKG_VERSION").into()),
+            ("farside_server", gateway.server.clone()),
+            ("os", "Linux".into()),
+            ("arch_bits", usize::BITS.to_string()),
+            ("process_id", std::process::id().to_string()),
+            ("uptime_in_seconds", uptime.to_string()),
+            ("uptime_in_days", (uptime / 86400).to_string()),
+            ("io_threads_active", u8::from(gateway.threads > 1).to_string()),
+        ],
+        "clients" => vec![
+            ("connected_clients", gateway.records().len().to_string()),
+            ("maxclients", gateway.clients_max.to_string()),
+            ("blocked_clients", "0".into()),
+        ],
+        "memory" => vec![
+            ("maxmemory", gateway.limits.region_bytes.to_string()),
+            ("maxmemory_policy", "noeviction".into()),
+        ],
+        "stats" => vec![
+            ("total_connections_received", counts.connections.load(Relaxed).to_string()),
+            ("total_commands_processed", counts.commands.load(Relaxed).to_string()),
+            ("rejected_connections", counts.refused.load(Relaxed).to_string()),
+        ],
+        "replication" => vec![("role", "master".into()), ("connected_slaves", "0".into())],
+        _ => vec![("cluster_enabled", "0".into())],
+    }
+}
+
+/// The line of CLIENT LIST for a connection.
+pub(crate) fn client_line(record: &ClientRecord) -> String {
+    let age_ms = record.age_ms();
+    let idle_ms = age_ms.saturating_sub(record.active_ms.load(Relaxed));
+    let command = COMMANDS.get(usize::from(record.command.load(Relaxed)));
+    format!(
+        "id={} addr={} laddr={} fd={} name={} age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 \
+         multi=-1 events=r cmd={} user=default redir=-1 resp={}\n",
+        record.id,
+        record.address,
+        record.local_address,
+        record.descriptor,
+        record.name(),
+        age_ms / 1000,
+        idle_ms / 1000,
+        command.map_or("NULL", |spec| spec.name),
+        record.protocol.load(Relaxed),
+    )
+}

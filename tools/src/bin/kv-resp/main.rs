@@ -1,0 +1,317 @@
+//! kv-resp: a gateway for the clients of redis. It speaks their protocol, and is itself a client of
+//! the store.
+//!
+//! The main thread accepts connections and gives them to the workers in turn. Workers serve
+//! them (`worker.rs`); `executor.rs` turns requests into operations, `commands` has the commands.
+#![deny(unsafe_code)]
+
+mod args;
+mod commands;
+mod connection;
+mod empty_key;
+mod executor;
+mod gateway;
+mod helper;
+mod lanes;
+mod listen;
+mod stream;
+mod worker;
+
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use farside::{Client, Error, SetupError, TlsFiles};
+use farside_config::command_line::{exit_code, one_line, usage_line};
+use farside_config::{ClientConfig, ConfigError, check_private, signals};
+use farside_fabric::tcp::{TlsError, TlsServer};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGXFSZ};
+use signal_hook::iterator::Signals;
+use tracing::level_filters::LevelFilter;
+
+use args::Args;
+use gateway::{Gateway, Settings};
+use listen::{Accepted, Listener};
+use worker::{Arrival, Worker, WorkerHandle};
+
+/// The environment variable with the password of clients.
+const PASSWORD_VARIABLE: &str = "FARSIDE_RESP_PASSWORD";
+/// Descriptors that are not for connections of clients.
+const DESCRIPTORS_KEPT: usize = 64;
+/// How long the gateway waits when it cannot accept a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) if error.use_stderr() => {
+            report(&usage_line("kv-resp", &error.to_string()));
+            return exit_code::USAGE.into();
+        }
+        // --help or --version: prints and exits.
+        Err(error) => error.exit(),
+    };
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&one_line(error.as_ref()));
+            code_of(&error).into()
+        }
+    }
+}
+
+/// The exit code for an error.
+fn code_of(error: &anyhow::Error) -> u8 {
+    if error.is::<Usage>() || error.is::<ConfigError>() || error.is::<TlsError>() {
+        exit_code::USAGE
+    } else if let Some(error) = error.downcast_ref::<SetupError>() {
+        error.exit_code()
+    } else {
+        error.downcast_ref::<Error>().map_or(exit_code::FAILED, Error::exit_code)
+    }
+}
+
+/// A mistake on the command line, or in a file that it names.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
+fn run(args: Args) -> anyhow::Result<()> {
+    raise_descriptor_limit();
+    start_logging();
+    let config = configure(&args)?;
+    let password = password(&args)?;
+    let files = TlsFiles {
+        certificate: args.tls_certificate.clone(),
+        key: args.tls_key.clone(),
+        ca: args.tls_ca.clone(),
+    };
+    let tls = if files.is_used() { Some(TlsServer::load(files)?) } else { None };
+    let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let signals = register_signals(tls.is_some()).context("cannot wait for signals")?;
+
+    let client = Client::builder().config(&config).pipeline_depth(args.depth).connect()?;
+    let threads = usize::from(args.threads);
+    let sessions = (0..threads).map(|_| client.session()).collect::<Result<Vec<_>, _>>()?;
+    let limits = sessions.first().map(|session| session.limits()).unwrap_or_default();
+    let server = config.server.unwrap_or_default();
+    let clients_max = clients_max(args.clients_max);
+    let settings = Settings { server, password, tls, threads, clients_max };
+    let gateway = Arc::new(Gateway::new(client, limits, settings));
+    let mut listeners = Vec::new();
+    for address in &args.listen {
+        listeners.extend(Listener::bind(address)?);
+    }
+    watch_signals(signals, gateway.clone(), stop.clone());
+
+    let (mut handles, mut workers) = (Vec::new(), Vec::new());
+    for (number, session) in sessions.into_iter().enumerate() {
+        let worker = Worker::new(gateway.clone())?;
+        handles.push(worker.handle());
+        let thread = thread::Builder::new().name(format!("resp-{number}"));
+        let stop = StopOnDrop(stop.clone());
+        workers.push(thread.spawn(move || {
+            let _stop = stop;
+            worker.run(session)
+        })?);
+    }
+    for address in &args.listen {
+        tracing::info!("serving {} at {address}", gateway.server);
+    }
+    let accepted = accept_connections(&gateway, &listeners, &handles, &stop);
+    gateway.is_stopping.store(true, Ordering::Relaxed);
+    handles.iter().for_each(WorkerHandle::wake);
+    for worker in workers {
+        let ended = worker.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?;
+        ended.context("epoll failed")?;
+    }
+    accepted
+}
+
+/// Ends the gateway when a worker ends, also by a panic.
+struct StopOnDrop(Arc<OwnedFd>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        // It fails only if it was written very often.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Accepts connections until the gateway is told to stop.
+fn accept_connections(
+    gateway: &Gateway,
+    listeners: &[Listener],
+    workers: &[WorkerHandle],
+    stop: &OwnedFd,
+) -> anyhow::Result<()> {
+    let mut turn = 0;
+    loop {
+        let mut watched: Vec<_> =
+            listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+        watched.push(PollFd::new(stop, PollFlags::IN));
+        match poll(&mut watched, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for connections"),
+        }
+        let ready: Vec<bool> =
+            watched.iter().map(|watched| !watched.revents().is_empty()).collect();
+        if ready.last() == Some(&true) {
+            return Ok(());
+        }
+        for (listener, _) in listeners.iter().zip(ready).filter(|(_, is_ready)| *is_ready) {
+            match listener.accept() {
+                Ok(accepted) => {
+                    if let Some(arrival) = admit(gateway, accepted) {
+                        workers[turn % workers.len()].give(arrival);
+                        turn += 1;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// Makes an accepted connection one of a worker's, unless there are too many.
+fn admit(gateway: &Gateway, accepted: Accepted) -> Option<Arrival> {
+    let Accepted { socket, peer, local, is_tcp } = accepted;
+    let Some(record) = gateway.admit(peer, local, socket.as_raw_fd()) else {
+        // The client may be gone.
+        let _ = rustix::io::write(&socket, b"-ERR max number of clients reached\r\n");
+        return None;
+    };
+    Some(Arrival { socket, record, uses_tls: is_tcp && gateway.tls.is_some() })
+}
+
+/// Returns the settings of the client, with the server of the command line if it names one.
+fn configure(args: &Args) -> anyhow::Result<ClientConfig> {
+    let mut config = match ClientConfig::file(args.config.as_deref()) {
+        Some(path) => {
+            let config = ClientConfig::load(&path)?;
+            if config.secret.is_some() {
+                check_exposure(&path, args.strict_config)?;
+            }
+            config
+        }
+        None => ClientConfig::default(),
+    };
+    if let Some(server) = args.server.as_ref().filter(|server| !server.is_empty()) {
+        config.server = Some(server.clone());
+    }
+    if config.server.is_none() {
+        return Err(Usage(
+            "which server? Give --server shm:///path/of/kv.sock, set FARSIDE_SERVER, or write \
+             `server = \"...\"` into ~/.config/farside/client.toml"
+                .into(),
+        )
+        .into());
+    }
+    Ok(config)
+}
+
+/// Warns if other users can read a file with a secret; fails if `strict`.
+fn check_exposure(path: &Path, strict: bool) -> anyhow::Result<()> {
+    match check_private(path) {
+        Err(exposed) if strict => Err(exposed.into()),
+        Err(exposed) => {
+            tracing::warn!("{exposed}");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Returns the password of clients, if they need one.
+fn password(args: &Args) -> anyhow::Result<Option<Vec<u8>>> {
+    let Some(path) = &args.password_file else {
+        let password = std::env::var(PASSWORD_VARIABLE).ok();
+        return Ok(password.filter(|password| !password.is_empty()).map(String::into_bytes));
+    };
+    let mut password = std::fs::read(path).map_err(|error| {
+        Usage(format!("cannot read the password file {}: {error}", path.display()))
+    })?;
+    check_exposure(path, args.strict_config)?;
+    if password.ends_with(b"\n") {
+        password.pop();
+    }
+    if password.is_empty() {
+        return Err(Usage(format!("the password file {} is empty", path.display())).into());
+    }
+    Ok(Some(password))
+}
+
+/// Lets the gateway have as many descriptors as the system allows: each connection takes one.
+fn raise_descriptor_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // If this fails, the gateway runs out of descriptors sooner, and says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// The most connections, as far as the system has descriptors for them.
+fn clients_max(wanted: usize) -> usize {
+    let Some(descriptors) = getrlimit(Resource::Nofile).current else { return wanted };
+    let possible = (descriptors as usize).saturating_sub(DESCRIPTORS_KEPT).max(1);
+    if possible < wanted {
+        tracing::warn!(
+            "the system allows {descriptors} descriptors: at most {possible} connections instead \
+             of {wanted}; raise `ulimit -n` for more"
+        );
+    }
+    wanted.min(possible)
+}
+
+/// Registers the signals that end the gateway. With TLS also SIGHUP.
+fn register_signals(uses_tls: bool) -> io::Result<Signals> {
+    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+    signals::explain_bus_errors("kv-resp")?;
+    let mut wanted = signals::ending();
+    if uses_tls && !wanted.contains(&SIGHUP) {
+        wanted.push(SIGHUP);
+    }
+    Signals::new(wanted)
+}
+
+/// Waits for signals on a thread of its own.
+fn watch_signals(mut signals: Signals, gateway: Arc<Gateway>, stop: Arc<OwnedFd>) {
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            let Some(tls) = gateway.tls.as_ref().filter(|_| signal == SIGHUP) else { break };
+            match tls.reload() {
+                Ok(()) => tracing::info!("read the files of TLS again"),
+                Err(error) => tracing::error!("{error}; the former certificate stays in use"),
+            }
+        }
+        // Nothing else is ever written to it, so there is room.
+        let _ = rustix::io::write(&*stop, &1_u64.to_ne_bytes());
+    });
+}
+
+fn start_logging() {
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::INFO)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        // If stderr is closed, reporting that on stderr would panic.
+        .log_internal_errors(false)
+        .with_target(false)
+        .init();
+}
+
+#[allow(clippy::print_stderr, reason = "the one line that says why the gateway does not run")]
+fn report(line: &str) {
+    eprintln!("kv-resp: {line}");
+}
