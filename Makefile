@@ -1,7 +1,8 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help build demo demo-cluster test soak fuzz miri instructions test-verbs vm bench-verbs
-.PHONY: bench-cluster bench-compare bench-tcp slow-link package deny clean
+.PHONY: help build demo demo-cluster demo-python test test-python wheel soak fuzz miri instructions
+.PHONY: test-verbs vm bench-verbs bench-clients bench-cluster bench-compare bench-python bench-resp bench-tcp
+.PHONY: slow-link install-c package deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted. Backtraces
@@ -24,7 +25,8 @@ build: ## Builds the four commands into target/release, and installs the package
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && \
-	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-bench --bin kv-compare
+	    cargo build --release --locked --bin kv-server --bin kv-cli --bin kv-resp --bin kv-bench \
+	        --bin kv-compare
 
 demo: ## Loads a real tree of files (DIR=...), dumps and compares it, runs a short benchmark
 	@tools/scripts/needs.sh
@@ -34,6 +36,26 @@ demo-cluster: build ## Shows a cluster of three servers: loads a tree (DIR=...),
 	@tools/scripts/needs.sh --etcd
 	@PATH="$$PWD/target/release:$$PATH" tools/scripts/demo-cluster.sh
 
+demo-python: build ## Builds the Python package, installs it in a venv, and runs a short program
+	@tools/scripts/demo-python.sh
+
+test-python: ## Builds the Python wheel, installs it in a clean venv, and runs its tests
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && cargo build --locked -p farside-c && cargo build --locked \
+	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client
+	tools/scripts/test-python.sh
+
+wheel: ## Builds the Python wheel for manylinux_2_28, and checks it: target/wheels
+	@tools/scripts/needs.sh
+	@tools/scripts/wheel.sh
+
+bench-python: build ## Compares calls from Python with Rust, redis-py and a raw READ
+	@client/python/needs.sh
+	cargo build --release --locked -p farside-python --examples
+	@tools/scripts/demo-python.sh --install
+	target/python-venv/bin/python client/python/bench/calls.py
+
 test: ## Checks format, lints, packages and documentation; runs the tests, over TCP and RDMA too
 	@tools/scripts/needs.sh --test
 	@tests/vm/needs.sh
@@ -42,13 +64,14 @@ test: ## Checks format, lints, packages and documentation; runs the tests, over 
 	    cargo clippy --workspace --all-targets --locked -- -D warnings && \
 	    CARGO_NET_OFFLINE=true tools/scripts/package.sh --no-build && \
 	    cargo doc --workspace --no-deps --locked && \
-	    cargo build --workspace --bins --tests --locked && \
+	    cargo build --workspace --lib --bins --tests --locked && \
 	    echo "left out until the tests over RDMA run, which keep one core busy:" \
 	        "pairs:: removals:: etcd_failures:: etcd_login::" && \
 	    export FARSIDE_BUILT=1 RUST_TEST_THREADS=$(THREADS) && \
 	    cargo test --workspace --locked -- \
 	        --skip pairs:: --skip removals:: --skip etcd_failures:: --skip etcd_login:: && \
 	    tests/over-tcp
+	tools/scripts/test-python.sh
 	. tools/scripts/verbs-env.sh && tools/scripts/beside.sh sh -c \
 	    'tests/vm/suite --sample && tests/vm/two-hosts "two hosts" "kill -9" stopped power-off'
 
@@ -101,12 +124,29 @@ bench-tcp: ## Measures TCP beside an echo, redis and memcached, servers and clie
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && tools/scripts/bench-tcp.sh
 
+bench-clients: ## Compares a GET through the client libraries of other languages with one in Rust
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && tools/scripts/bench-clients.sh
+
+bench-resp: ## Compares kv-resp with redis-server, by redis-benchmark: target/bench-resp/README.md
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && tools/scripts/bench-resp.sh
+
 slow-link: ## Measures large values over RDMA on a link of 25 MB/s, at each depth, in one guest
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh
 	. tools/scripts/verbs-env.sh && \
 	    cargo build --release --locked --bin kv-server --bin slow-link
 	@tests/vm/slow-link
+
+PREFIX ?= /usr/local
+install-c: ## Builds the client library for C, and installs it (PREFIX=/usr/local, DESTDIR)
+	@tools/scripts/needs.sh
+	@tests/vm/needs.sh --build
+	. tools/scripts/verbs-env.sh && cargo build --release --locked -p farside-c
+	client/c/install.sh --prefix "$(PREFIX)" --built "$${CARGO_TARGET_DIR:-target}/release"
 
 package: ## Packages the crates that users need, and checks their content
 	@tools/scripts/needs.sh

@@ -2,7 +2,8 @@
 # Checks that cargo is installed, and installs a missing C linker on Debian and Ubuntu. For `make
 # test` also installs a browser on Debian. Ubuntu's package only refers to a snap; without a browser
 # one test is skipped, and says so. For `make test` and with --etcd also installs etcd, if the system's
-# packages have it; without it the tests of etcd are left out, and say so.
+# packages have it; without it the tests of etcd are left out, and say so. The same holds for redis and
+# `make test`.
 #
 #   tools/scripts/needs.sh [--test | --etcd]
 set -euo pipefail
@@ -20,6 +21,17 @@ install() {
 if ! command -v cargo >/dev/null; then
     echo "cargo is missing: install Rust with rustup (https://rustup.rs), then run this again" >&2
     exit 1
+fi
+# What tests of the client library for C need beside a linker.
+if [ "${1:-}" = --test ] && command -v apt-get >/dev/null; then
+    missing=()
+    command -v c++ >/dev/null || missing+=(g++)
+    command -v pkg-config >/dev/null || missing+=(pkg-config)
+    command -v valgrind >/dev/null || missing+=(valgrind)
+    if [ ${#missing[@]} -gt 0 ]; then
+        echo "for the tests of the client library for C: installing ${missing[*]}" >&2
+        install "${missing[@]}"
+    fi
 fi
 if ! command -v cc >/dev/null; then
     if ! command -v apt-get >/dev/null; then
@@ -43,6 +55,14 @@ if [ "${1:-}" = --test ] && ! browser; then
         install chromium fonts-dejavu-core
     else
         echo "no Chromium here: kv-bench's report will not be tested in a browser" >&2
+    fi
+fi
+if [ "${1:-}" = --test ] && ! command -v redis-server >/dev/null; then
+    if command -v apt-get >/dev/null && apt-cache show redis-server >/dev/null 2>&1; then
+        echo "redis is missing: installing redis-server" >&2
+        install redis-server || echo "redis cannot be installed: what needs it is left out" >&2
+    else
+        echo "no redis here, and no package of it: kv-resp will not be compared with it" >&2
     fi
 fi
 if [ -n "${1:-}" ] && ! command -v etcd >/dev/null; then

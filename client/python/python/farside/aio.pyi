@@ -1,0 +1,89 @@
+from collections.abc import AsyncIterator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from farside._farside import Outcome, Settings, Value, _Key, _Seconds, _Value
+
+class Client:
+    def __init__(self, server: str | None = None, **settings: Unpack[Settings]) -> None: ...
+    async def connect(self) -> Self: ...
+    async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    async def get(self, key: _Key, /) -> bytes | None: ...
+    async def get_versioned(self, key: _Key, /) -> Value | None: ...
+    async def get_many(self, keys: Iterable[_Key], /) -> list[bytes | None]: ...
+    async def exists(self, key: _Key, /) -> bool: ...
+    async def version(self, key: _Key, /) -> int | None: ...
+    async def ttl(self, key: _Key, /) -> float | None: ...
+    async def put(
+        self,
+        key: _Key,
+        value: _Value,
+        /,
+        *,
+        ttl: _Seconds | None = None,
+        keep_ttl: bool = False,
+        pinned: bool = False,
+    ) -> None: ...
+    async def put_many(
+        self,
+        entries: Mapping[Any, _Value] | Iterable[tuple[_Key, _Value]],
+        /,
+        *,
+        ttl: _Seconds | None = None,
+    ) -> None: ...
+    async def insert(
+        self,
+        key: _Key,
+        value: _Value,
+        /,
+        *,
+        ttl: _Seconds | None = None,
+        pinned: bool = False,
+    ) -> bool: ...
+    async def update(
+        self,
+        key: _Key,
+        value: _Value,
+        /,
+        *,
+        ttl: _Seconds | None = None,
+        keep_ttl: bool = False,
+        pinned: bool = False,
+    ) -> bool: ...
+    async def store(
+        self,
+        key: _Key,
+        value: _Value,
+        /,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        if_value: _Value | None = None,
+        if_version: int | None = None,
+        ttl: _Seconds | None = None,
+        keep_ttl: bool = False,
+        pinned: bool = False,
+        returning: bool = False,
+    ) -> Outcome: ...
+    async def compare_exchange(
+        self, key: _Key, expected: _Value | None, new: _Value, /
+    ) -> Outcome: ...
+    async def compare_exchange_version(
+        self, key: _Key, version: int, new: _Value, /
+    ) -> Outcome: ...
+    async def increment(self, key: _Key, delta: int = 1, /) -> int: ...
+    async def append(self, key: _Key, value: _Value, /) -> int: ...
+    async def touch(self, key: _Key, ttl: _Seconds, /) -> bool: ...
+    async def persist(self, key: _Key, /) -> bool: ...
+    async def delete(self, key: _Key, /) -> bool: ...
+    async def delete_if_version(self, key: _Key, version: int, /) -> bool: ...
+    async def take(self, key: _Key, /) -> bytes | None: ...
+    async def delete_many(self, keys: Iterable[_Key], /) -> int: ...
+    def scan(self, prefix: _Key | None = None, /) -> AsyncIterator[tuple[bytes, bytes]]: ...

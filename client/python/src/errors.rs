@@ -1,0 +1,93 @@
+//! The library's errors as exceptions. The classes are in `farside/_errors.py`.
+
+use farside::{ConnectError, Error, OperationError, SetupError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyModule;
+
+use crate::fork::Forked;
+
+/// The module with the classes.
+static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+
+/// Returns an exception of the class with this name.
+fn raise(py: Python<'_>, class: &str, text: String) -> PyErr {
+    let exception = || {
+        let import = || Ok::<_, PyErr>(py.import("farside._errors")?.unbind());
+        CLASSES.get_or_try_init(py, import)?.bind(py).getattr(class)?.call1((text,))
+    };
+    exception().map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The exception of a call in a child of the process that made the client.
+impl From<Forked> for PyErr {
+    fn from(Forked: Forked) -> Self {
+        let text = "this process is a fork of the one that made the client: make a client in each \
+                    process, after the fork";
+        Python::attach(|py| raise(py, "ForkError", text.into()))
+    }
+}
+
+/// The exception of a call on a closed client.
+pub(crate) fn closed(py: Python<'_>) -> PyErr {
+    raise(py, "ClosedError", "the client is closed".into())
+}
+
+/// The exception of an operation that was under way when its client was closed.
+pub(crate) fn closed_under_way(py: Python<'_>) -> PyErr {
+    let text = "the client was closed during the operation, which may have taken effect";
+    let error = raise(py, "ClosedError", text.into());
+    match error.value(py).setattr("is_indeterminate", true) {
+        Ok(()) => error,
+        Err(failed) => failed,
+    }
+}
+
+/// The exception of an operation.
+#[cold]
+pub(crate) fn of_operation(py: Python<'_>, error: &Error) -> PyErr {
+    use OperationError as Failed;
+    let class = match error {
+        Error::Operation(failed) => match failed {
+            Failed::KeyEmpty | Failed::KeyTooLong { .. } => "KeyLengthError",
+            Failed::ValueTooLong { .. } => "ValueTooLongError",
+            Failed::TargetTooShort { .. } => "BufferTooShortError",
+            Failed::ExpiryTooLate => "ExpiryError",
+            Failed::NotANumber => "NotANumberError",
+            Failed::NumberOverflow => "NumberOverflowError",
+            Failed::OutOfSpace { .. } => "OutOfSpaceError",
+            Failed::Contended { .. } => "ContendedError",
+            Failed::Indeterminate => "IndeterminateError",
+            Failed::Denied => "DeniedError",
+            Failed::Layout(_) => "DamagedError",
+            Failed::Unregistered(_) => "UnregisteredError",
+            _ => "OperationError",
+        },
+        Error::Connect(failed) => of_connect(failed),
+        Error::Unavailable { .. } => "UnavailableError",
+        Error::Disconnected { .. } => "DisconnectedError",
+        Error::Lateness { .. } => "SettingsError",
+        _ => "Error",
+    };
+    raise(py, class, error.to_string())
+}
+
+/// The exception of a client that could not be made.
+pub(crate) fn of_setup(py: Python<'_>, error: &SetupError) -> PyErr {
+    let class = match error {
+        SetupError::PipelineDepth { .. } => "SettingsError",
+        SetupError::Address(_) => "AddressError",
+        SetupError::Connect(failed) => of_connect(failed),
+        _ => "Error",
+    };
+    raise(py, class, error.to_string())
+}
+
+fn of_connect(error: &ConnectError) -> &'static str {
+    match error {
+        ConnectError::Unreachable { .. } => "UnreachableError",
+        ConnectError::Refused { .. } | ConnectError::Untrusted { .. } => "RefusedError",
+        ConnectError::Layout(_) => "DamagedError",
+        _ => "ConnectError",
+    }
+}

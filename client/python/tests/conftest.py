@@ -1,0 +1,106 @@
+"""Servers and clients for the tests. `KV_SERVER` names the program of the server."""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import farside
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+BUILT = [ROOT / "target" / profile / "kv-server" for profile in ("release", "debug")]
+FOUND = [str(path) for path in BUILT if path.exists()]
+KV_SERVER = os.environ.get("KV_SERVER") or shutil.which("kv-server") or next(iter(FOUND), None)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def wait_until(holds):
+    """Waits until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in a minute"
+        time.sleep(0.005)
+
+
+def spawn(command):
+    # A file: nobody would read a pipe, which then fills up.
+    log = tempfile.TemporaryFile()
+    process = subprocess.Popen(command, stderr=log)
+    process.log = log
+    return process
+
+
+def start_server(address, *options, memory="256MiB", settings={}):
+    """Starts a server, and returns its process once it accepts clients with these settings."""
+    assert KV_SERVER, "set KV_SERVER to the path of kv-server"
+    process = spawn([KV_SERVER, "--listen", address, "--memory", memory, *options])
+    try:
+        farside.Client(address, connect_timeout=20, **settings).close()
+    except farside.RefusedError:
+        pass
+    except farside.Error:
+        stop(process)
+        raise
+    return process
+
+
+def stop(process):
+    process.terminate()
+    process.wait(20)
+    process.log.seek(0)
+    sys.stderr.write(process.log.read().decode()[-10_000:])
+    process.log.close()
+
+
+@pytest.fixture(scope="session")
+def folder():
+    with tempfile.TemporaryDirectory(prefix="farside-") as path:
+        yield pathlib.Path(path)
+
+
+def start_cluster(folder, addresses):
+    """Starts the servers of a cluster whose records are in this folder."""
+    cli, records = pathlib.Path(KV_SERVER).with_name("kv-cli"), f"file://{folder}/cluster"
+    create = [cli, "cluster", "create", records, "--shards", str(len(addresses))]
+    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    processes = []
+    for address in addresses:
+        command = [KV_SERVER, "--cluster", records, "--listen", address, "--memory", "256MiB"]
+        processes.append(spawn(command))
+    check = [cli, "cluster", "check", records]
+    wait_until(lambda: subprocess.run(check, capture_output=True).returncode == 0)
+    return processes
+
+
+@pytest.fixture(scope="session", params=["shm", "tcp", "cluster"])
+def server(request, folder):
+    """The address of a server, over each fabric that every machine has, or those of a cluster."""
+    if request.param == "cluster":
+        addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(3)]
+        processes = start_cluster(folder, addresses)
+        yield ",".join(addresses)
+        for process in processes:
+            stop(process)
+        return
+    is_shm = request.param == "shm"
+    address = f"shm://{folder}/kv.sock" if is_shm else f"tcp://127.0.0.1:{free_port()}"
+    process = start_server(address)
+    yield address
+    stop(process)
+
+
+@pytest.fixture
+def client(server):
+    """A client of a server without keys."""
+    with farside.Client(server) as client:
+        client.delete_many([key for key, _ in client.scan()])
+        yield client

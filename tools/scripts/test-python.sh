@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it in a venv that has nothing else, and runs the tests of the Python
+# client against kv-server over shared memory and TCP, and against a cluster of three servers.
+#
+#   tools/scripts/test-python.sh [PYTEST-OPTION...]
+#
+# The wheel is that of the profile dev, without RDMA. KV_SERVER names another kv-server than the
+# one in target/debug; the other programs are taken from its folder.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+root=$PWD
+fail() { echo "test-python: $*" >&2; exit 1; }
+
+client/python/needs.sh || {
+    code=$?
+    [ "$code" -eq 3 ] || exit "$code"
+    echo "left out: the tests of the Python package, for the reason above"
+    exit 0
+}
+target=${CARGO_TARGET_DIR:-target}
+export KV_SERVER=${KV_SERVER:-$(realpath -m "$target")/debug/kv-server}
+for file in kv-server kv-cli kv-resp rust-client libfarside.so; do
+    [ -e "$(dirname "$KV_SERVER")/$file" ] ||
+        fail "$(dirname "$KV_SERVER")/$file is missing: make test-python builds it"
+done
+
+venv=$root/target/python-venv
+wheels=$target/python-wheels
+rm -rf "$wheels"
+PATH=$venv/bin:$PATH maturin build --quiet --locked --profile dev --compatibility linux \
+    --manifest-path client/python/Cargo.toml --out "$wheels"
+wheel=$(echo "$wheels"/farside-*.whl)
+case $wheel in
+*-cp311-abi3-*) ;;
+*) fail "$wheel is not for all versions of Python from 3.11 on" ;;
+esac
+
+# A venv without anything: the wheel needs no other package, and no library of RDMA.
+clean=$root/target/python-clean
+python3 -m venv --clear "$clean"
+"$clean/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel"
+module=$(echo "$clean"/lib/python*/site-packages/farside/_farside.abi3.so)
+libraries=$(ldd "$module")
+if echo "$libraries" | grep -e ibverbs -e rdmacm -e 'not found'; then
+    fail "$module needs these libraries"
+fi
+(cd "$clean" && bin/python -c 'import farside, farside.aio, farside.lmcache')
+
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-index --no-deps \
+    --force-reinstall "$wheel"
+# From another folder, so that the package is the installed one.
+cd client/python/tests
+"$venv/bin/python" -m mypy --strict --no-error-summary --cache-dir "$root/target/mypy" typed.py
+"$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
