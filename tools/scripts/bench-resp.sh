@@ -94,7 +94,7 @@ ratios() {
     echo
     echo "    ROUNDS=$rounds REQUESTS=$requests tools/scripts/bench-resp.sh"
     echo
-    echo "Commit $(git rev-parse --short HEAD), $(redis-server --version | cut -d ' ' -f 3)," \
+    echo "Commit $(git rev-parse --short HEAD), redis $(redis-server --version | sed 's|.*v=\([^ ]*\) .*|\1|')," \
         "$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors," \
         "Linux $(uname -r), on $(date +%F)."
     echo "50 connections, values of 64 bytes, 100,000 keys; one thread each. Medians of $rounds rounds;"
