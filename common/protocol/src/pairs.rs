@@ -6,29 +6,22 @@ use std::ops::Deref;
 use memmap2::{Advice, MmapMut, MmapRaw};
 use portable_atomic::AtomicU128;
 
-/// Fewer pairs than this are on the heap: a page of 4 KiB holds as many.
-const MAPPED_MIN: usize = 256;
-
 /// An array of pairs, all zero at first. The system provides each page when it is first used, and
 /// huge pages if it has some.
-pub(crate) enum Pairs {
-    Heap(Box<[AtomicU128]>),
-    Mapped(MmapRaw),
+pub(crate) struct Pairs {
+    map: MmapRaw,
 }
 
 impl Pairs {
-    /// Returns memory for `count` pairs.
+    /// Maps memory for `count` pairs.
     ///
     /// # Errors
     /// The system's error, usually because there is not enough memory.
     pub(crate) fn new(count: usize) -> io::Result<Self> {
-        if count < MAPPED_MIN {
-            return Ok(Self::Heap((0..count).map(|_| AtomicU128::new(0)).collect()));
-        }
         let map = MmapMut::map_anon(count.saturating_mul(size_of::<AtomicU128>()))?;
         // Without huge pages the location cache works too, a little slower.
         let _ = map.advise(Advice::HugePage);
-        Ok(Self::Mapped(map.into()))
+        Ok(Self { map: map.into() })
     }
 }
 
@@ -37,16 +30,10 @@ impl Deref for Pairs {
 
     #[inline]
     fn deref(&self) -> &[AtomicU128] {
-        match self {
-            Self::Heap(pairs) => pairs,
-            // SAFETY: the mapping is aligned to a page, has this length and lives as long as
-            // `self`. It is private to `self` and accessed only as these atomics, for which all
-            // bits are valid.
-            Self::Mapped(map) => unsafe {
-                let count = map.len() / size_of::<AtomicU128>();
-                std::slice::from_raw_parts(map.as_ptr().cast(), count)
-            },
-        }
+        let count = self.map.len() / size_of::<AtomicU128>();
+        // SAFETY: the mapping is aligned to a page, has this length and lives as long as `self`.
+        // It is private to `self` and accessed only as these atomics, for which all bits are valid.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), count) }
     }
 }
 
