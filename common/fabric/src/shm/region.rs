@@ -22,6 +22,8 @@ pub struct Region {
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 const CACHE_LINE_WORDS: usize = 8;
 const PART_WORDS: usize = PART_BYTES / WORD_BYTES as usize;
+/// As many words as a processor fetches at once.
+const AHEAD_WORDS: usize = 16 * CACHE_LINE_WORDS;
 
 impl Region {
     /// Maps the whole file for reading and writing.
@@ -154,12 +156,8 @@ impl Region {
     pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8]) -> Result<u32, ChainError> {
         let words = self.range(offset, into.len().div_ceil(WORD_BYTES as usize))?;
         let mut sum = crc32fast::Hasher::new();
-        let mut parts = words.chunks(PART_WORDS).peekable();
-        for target in into.chunks_mut(PART_BYTES) {
-            let part = parts.next().unwrap_or_default();
-            let next = parts.peek().copied().unwrap_or_default();
-            lines_of(next).for_each(prefetch);
-            words::read_bytes(part, target);
+        for (part, target) in PartsToRead::new(words).zip(into.chunks_mut(PART_BYTES)) {
+            part.copy_to(target);
             sum.update(target);
         }
         Ok(sum.finalize())
@@ -177,13 +175,10 @@ impl Region {
         sink: &mut dyn ReadSink,
     ) -> Result<(), ChainError> {
         let words = self.range(offset, bytes.div_ceil(WORD_BYTES as usize))?;
-        let mut parts = words.chunks(PART_WORDS).peekable();
         let mut left = bytes;
-        while let Some(part) = parts.next() {
-            let next = parts.peek().copied().unwrap_or_default();
-            lines_of(next).for_each(prefetch);
+        for part in PartsToRead::new(words) {
             let part_bytes = left.min(PART_BYTES);
-            sink.next(part_bytes, &mut |target| words::read_bytes(part, target));
+            sink.next(part_bytes, &mut |target| part.copy_to(target));
             left -= part_bytes;
         }
         Ok(())
@@ -308,6 +303,48 @@ impl Region {
     }
 }
 
+/// The parts of memory that is copied from a region and summed. The memory of later parts arrives
+/// meanwhile. A processor waits for a prefetch if too many are under way, so some are left for the
+/// time when a part is summed, which needs no memory.
+struct PartsToRead<'r> {
+    /// The words of this part and of all later ones.
+    rest: &'r [AtomicU64],
+}
+
+/// A part, and the words that are prefetched before it is summed.
+struct PartToRead<'r> {
+    words: &'r [AtomicU64],
+    ahead: &'r [AtomicU64],
+}
+
+impl<'r> PartsToRead<'r> {
+    fn new(words: &'r [AtomicU64]) -> Self {
+        Self { rest: words }
+    }
+}
+
+impl<'r> Iterator for PartsToRead<'r> {
+    type Item = PartToRead<'r>;
+
+    #[inline]
+    fn next(&mut self) -> Option<PartToRead<'r>> {
+        let (words, rest) = self.rest.split_at(self.rest.len().min(PART_WORDS));
+        let (next, later) = rest.split_at(rest.len().min(PART_WORDS));
+        lines_of(next.get(AHEAD_WORDS..).unwrap_or_default()).for_each(prefetch);
+        self.rest = rest;
+        let ahead = &later[..later.len().min(AHEAD_WORDS)];
+        (!words.is_empty()).then_some(PartToRead { words, ahead })
+    }
+}
+
+impl PartToRead<'_> {
+    #[inline]
+    fn copy_to(&self, target: &mut [u8]) {
+        copy_out(self.words, target);
+        lines_of(self.ahead).for_each(prefetch);
+    }
+}
+
 /// The first word of each cache line of these words.
 #[inline]
 fn lines_of(words: &[AtomicU64]) -> impl Iterator<Item = &AtomicU64> {
@@ -318,6 +355,29 @@ fn lines_of(words: &[AtomicU64]) -> impl Iterator<Item = &AtomicU64> {
 #[cold]
 fn outside(remote: u64, words: usize) -> ChainError {
     ChainError::Outside { remote, bytes: words as u64 * WORD_BYTES }
+}
+
+/// [`words::read_bytes`], with an instruction that copies whole cache lines.
+#[inline]
+fn copy_out(words: &[AtomicU64], into: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    let whole = words.len().min(into.len() / WORD_BYTES as usize);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: both ranges have this number of words. The instruction only loads from words that may
+    // be loaded by atomics, and the language does not see it. Like a READ of a device, it loads them
+    // in no particular order; the fence in `words::read_bytes` orders them before later accesses.
+    unsafe {
+        std::arch::asm!(
+            "rep movsq",
+            inout("rcx") whole => _,
+            inout("rdi") into.as_mut_ptr() => _,
+            inout("rsi") words.as_ptr() => _,
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let whole = 0;
+    words::read_bytes(&words[whole..], &mut into[whole * WORD_BYTES as usize..]);
 }
 
 /// [`words::write_bytes`], with an instruction that copies whole cache lines.
