@@ -37,6 +37,9 @@ const NAP: Duration = Duration::from_micros(20);
 const NAPS: u32 = 50;
 /// The longest nap. Events of sockets end it, unlike shorter ones.
 const NAP_MAX: Duration = Duration::from_millis(1);
+/// How long a worker looks for events before it sleeps, if its last sleep was as short. To wake a
+/// processor takes a client several microseconds.
+const LOOK: Duration = Duration::from_micros(50);
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Output of more bytes is sent before all requests of the connection have begun.
 const OUTPUT_BYTES_EARLY: usize = 64 << 10;
@@ -121,6 +124,8 @@ pub(crate) struct Worker {
     sending: Vec<usize>,
     /// Turns without progress while operations are in flight.
     idle_turns: u32,
+    /// Whether events are likely within [`LOOK`].
+    looks: bool,
     /// Those that have to log in, in the order of their ends.
     logins: VecDeque<Login>,
     limits: ParserLimits,
@@ -150,6 +155,7 @@ impl Worker {
             touched: Vec::new(),
             sending: Vec::new(),
             idle_turns: 0,
+            looks: false,
             logins: VecDeque::new(),
             limits,
             reconnecting: None,
@@ -298,10 +304,28 @@ impl Worker {
             // The thread wakes this one, if it could be started.
             Some(Timespec { tv_sec: 0, tv_nsec: i64::from(RECONNECT_INTERVAL.subsec_nanos()) })
         } else {
-            until_login
+            let began = Instant::now();
+            while self.looks && began.elapsed() < LOOK {
+                self.take_events(events, Some(&NO_TIME))?;
+                if !events.is_empty() {
+                    return Ok(());
+                }
+            }
+            let began = Instant::now();
+            self.take_events(events, until_login.as_ref())?;
+            self.looks = began.elapsed() < LOOK;
+            return Ok(());
         };
+        self.take_events(events, timeout.as_ref())
+    }
+
+    fn take_events(
+        &self,
+        events: &mut Vec<epoll::Event>,
+        timeout: Option<&Timespec>,
+    ) -> io::Result<()> {
         let space = rustix::buffer::spare_capacity(events);
-        match epoll::wait(&self.epoll, space, timeout.as_ref()) {
+        match epoll::wait(&self.epoll, space, timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
