@@ -197,6 +197,26 @@ fn concurrent_increments_and_appends_are_all_there() {
     server.assert_verifies();
 }
 
+/// Each client has its own session of the server, so nothing is combined before the slot.
+#[test]
+fn a_key_that_many_clients_increment_is_not_given_up() {
+    let server = server();
+    let each = scaled(60) as i64;
+    const CLIENTS: i64 = 24;
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                let mut session = server.session();
+                for _ in 0..each {
+                    session.increment("sum", 1).unwrap();
+                }
+            });
+        }
+    });
+    let sum = (CLIENTS * each).to_string();
+    assert_eq!(server.session().get("sum").unwrap().unwrap(), sum.as_str());
+}
+
 #[test]
 fn a_pipeline_has_all_operations() {
     let server = server();
