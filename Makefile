@@ -21,7 +21,7 @@ THREADS ?= $(shell expr 2 '*' $$(nproc))
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-build: ## Builds the four commands into target/release, and installs the packages that this needs
+build: ## Builds the commands into target/release, and installs the packages that this needs
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && \
@@ -66,12 +66,11 @@ test: ## Checks format, lints, packages and documentation; runs the tests, over 
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --lib --bins --tests --locked && \
 	    echo "left out until the tests over RDMA run, which keep one core busy:" \
-	        "pairs:: removals:: etcd_failures:: etcd_login::" && \
+	        "pairs:: removals:: etcd_failures:: etcd_login::, and the Python package" && \
 	    export FARSIDE_BUILT=1 RUST_TEST_THREADS=$(THREADS) && \
 	    cargo test --workspace --locked -- \
 	        --skip pairs:: --skip removals:: --skip etcd_failures:: --skip etcd_login:: && \
 	    tests/over-tcp
-	tools/scripts/test-python.sh
 	. tools/scripts/verbs-env.sh && tools/scripts/beside.sh sh -c \
 	    'tests/vm/suite --sample && tests/vm/two-hosts "two hosts" "kill -9" stopped power-off'
 
@@ -85,6 +84,9 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
 	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
 	    tests/over-tcp --all && tests/vm/suite && tests/vm/two-hosts
+	. tools/scripts/verbs-env.sh && cargo build --locked -p farside-c && cargo build --locked \
+	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client && \
+	    tools/scripts/test-python.sh --rdma
 
 SECONDS ?= 60
 fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; needs nightly and cargo-fuzz

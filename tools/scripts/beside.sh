@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command, and at the same time with one core: the longest tests of the simulator, random
-# schedules for a minute, the tests with an etcd that fails, lints without RDMA, and the build with
-# the oldest supported Rust. A test with a virtual machine keeps only one core busy. Fails if any of
+# schedules for a minute, the tests with an etcd that fails, those of the Python package, lints
+# without RDMA, and the build with the oldest supported Rust. A test with a virtual machine keeps only one core busy. Fails if any of
 # them fails.
 #
 #   tools/scripts/beside.sh COMMAND...
@@ -19,6 +19,7 @@ export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-60}
         # They wait most of the time.
         nice cargo test --locked --workspace --test stores -- \
             --test-threads=4 etcd_failures:: etcd_login:: &&
+        CARGO_BUILD_JOBS=1 nice tools/scripts/test-python.sh &&
         CARGO_BUILD_JOBS=1 nice cargo clippy --workspace --no-default-features --lib --bins \
             --locked -- -D warnings &&
         CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
