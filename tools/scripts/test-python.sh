@@ -3,12 +3,19 @@
 # client against kv-server over shared memory and TCP, and against a cluster of three servers.
 #
 #   tools/scripts/test-python.sh [PYTEST-OPTION...]
+#   tools/scripts/test-python.sh --rdma [PYTEST-OPTION...]
 #
-# The wheel is that of the profile dev, without RDMA. KV_SERVER names another kv-server than the
+# With --rdma the wheel has RDMA, and the tests run over it, in a guest with soft-RoCE. These tests
+# compare all clients: Python, Rust, C, redis' and kv-cli. The environment of a build with verbs is
+# then the caller's: . tools/scripts/verbs-env.sh
+#
+# The wheel is that of the profile dev. KV_SERVER names another kv-server than the
 # one in target/debug; the other programs are taken from its folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$PWD
+rdma=
+[ "${1:-}" != --rdma ] || { rdma=yes; shift; }
 fail() { echo "test-python: $*" >&2; exit 1; }
 
 client/python/needs.sh || {
@@ -28,12 +35,26 @@ venv=$root/target/python-venv
 wheels=$target/python-wheels
 rm -rf "$wheels"
 PATH=$venv/bin:$PATH maturin build --quiet --locked --profile dev --compatibility linux \
-    --manifest-path client/python/Cargo.toml --out "$wheels"
+    --manifest-path client/python/Cargo.toml --out "$wheels" ${rdma:+--features verbs}
 wheel=$(echo "$wheels"/farside-*.whl)
 case $wheel in
 *-cp311-abi3-*) ;;
 *) fail "$wheel is not for all versions of Python from 3.11 on" ;;
 esac
+
+install() {
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-index --no-deps \
+        --force-reinstall "$wheel"
+}
+if [ -n "$rdma" ]; then
+    install
+    tests/vm/build.sh
+    [ $# -gt 0 ] || set -- test_client.py test_clients.py test_buffers.py test_aio.py
+    cd client/python/tests
+    FARSIDE_TEST_DEVICE=10.9.0.1 exec "$root/tests/vm/run" --memory 4G --timeout 1500 -- \
+        "$root/tests/vm/steady" env "KV_SERVER=$KV_SERVER" \
+        "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+fi
 
 # A venv without anything: the wheel needs no other package, and no library of RDMA.
 clean=$root/target/python-clean
@@ -46,8 +67,7 @@ if echo "$libraries" | grep -e ibverbs -e rdmacm -e 'not found'; then
 fi
 (cd "$clean" && bin/python -c 'import farside, farside.aio, farside.lmcache')
 
-"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-index --no-deps \
-    --force-reinstall "$wheel"
+install
 # From another folder, so that the package is the installed one.
 cd client/python/tests
 "$venv/bin/python" -m mypy --strict --no-error-summary --cache-dir "$root/target/mypy" typed.py

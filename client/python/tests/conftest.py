@@ -15,6 +15,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[3]
 BUILT = [ROOT / "target" / profile / "kv-server" for profile in ("release", "debug")]
 FOUND = [str(path) for path in BUILT if path.exists()]
+# The address of an RDMA device. The tests use it in the place of shared memory and TCP.
+DEVICE = os.environ.get("FARSIDE_TEST_DEVICE")
 KV_SERVER = os.environ.get("KV_SERVER") or shutil.which("kv-server") or next(iter(FOUND), None)
 
 
@@ -32,11 +34,16 @@ def wait_until(holds):
 
 
 def spawn(command):
-    # A file: nobody would read a pipe, which then fills up.
+    # stderr goes to a file. A pipe without a reader fills up, and then the server waits.
     log = tempfile.TemporaryFile()
     process = subprocess.Popen(command, stderr=log)
     process.log = log
     return process
+
+
+def free_address():
+    """An address of a network for a server."""
+    return f"rdma://{DEVICE}:{free_port()}" if DEVICE else f"tcp://127.0.0.1:{free_port()}"
 
 
 def start_server(address, *options, memory="256MiB", settings={}):
@@ -81,18 +88,17 @@ def start_cluster(folder, addresses):
     return processes
 
 
-@pytest.fixture(scope="session", params=["shm", "tcp", "cluster"])
+@pytest.fixture(scope="session", params=["rdma", "cluster"] if DEVICE else ["shm", "tcp", "cluster"])
 def server(request, folder):
-    """The address of a server, over each fabric that every machine has, or those of a cluster."""
+    """The address of a server, over each fabric, or those of a cluster."""
     if request.param == "cluster":
-        addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(3)]
+        addresses = [free_address() for _ in range(3)]
         processes = start_cluster(folder, addresses)
         yield ",".join(addresses)
         for process in processes:
             stop(process)
         return
-    is_shm = request.param == "shm"
-    address = f"shm://{folder}/kv.sock" if is_shm else f"tcp://127.0.0.1:{free_port()}"
+    address = f"shm://{folder}/kv.sock" if request.param == "shm" else free_address()
     process = start_server(address)
     yield address
     stop(process)
