@@ -35,6 +35,9 @@ struct Flags {
     /// Refuse a config file with secrets that other users can read, instead of a warning
     #[arg(long)]
     strict_config: bool,
+    /// Check the config file, the other flags and the files of TLS, and exit
+    #[arg(long)]
+    check_config: bool,
     /// Where clients connect, such as shm:///run/farside/kv.sock; can be given several times
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     listen: Vec<Address>,
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
 fn run(flags: Flags) -> Result<()> {
     raise_descriptor_limit();
     let (file, is_strict) = (flags.config.clone(), flags.strict_config);
+    let only_checks = flags.check_config;
     let config = configure(flags)?;
     start_logging(&config);
     let has_secret = config.secret.is_some() || config.cluster_store.password.is_some();
@@ -111,6 +115,9 @@ fn run(flags: Flags) -> Result<()> {
             return Err(exposed.into());
         }
         tracing::warn!("{exposed}");
+    }
+    if only_checks {
+        return Ok(Server::check(&config)?);
     }
     // Before the start, which may take minutes: a signal during a restore ends it cleanly.
     let (stop, mut signals) =

@@ -52,16 +52,9 @@ impl Server {
     /// The errors of [`Server::start`], and
     /// [`RestoreError::Stopped`](crate::RestoreError::Stopped).
     pub fn start_unless(config: &ServerConfig, stop: &AtomicBool) -> Result<Self, ServerError> {
-        config.validate()?;
+        let tls = check(config)?.map(Arc::new);
         let addresses = config.listen.clone();
         let is_rdma = config.listens_at(Address::is_rdma);
-        let is_new = !config.region_file.as_deref().is_some_and(Path::exists);
-        if is_new {
-            // Checked before memory for the region is allocated.
-            config.check_grace()?;
-        }
-        let tls = config.tls.is_used().then(|| TlsServer::load(config.tls.clone()));
-        let tls = tls.transpose()?.map(Arc::new);
         // Waits for the records, so nothing listens yet: clients try other servers meanwhile.
         let joining = cluster::join(config, stop)?;
         // The device's first, because the others use the device.
@@ -111,6 +104,14 @@ impl Server {
             None => huge_pages::advise(&memory),
         }
         Ok(server)
+    }
+
+    /// Checks the settings, and the files of TLS, as [`Server::start`] does before it takes memory.
+    ///
+    /// # Errors
+    /// The error of the start.
+    pub fn check(config: &ServerConfig) -> Result<(), ServerError> {
+        check(config).map(drop)
     }
 
     /// Returns the addresses at which clients connect.
@@ -202,6 +203,16 @@ impl fmt::Debug for TlsReloader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TlsReloader(..)")
     }
+}
+
+/// Checks the settings before anything listens, and before memory for a region is allocated.
+/// Returns TLS, if the settings have it.
+fn check(config: &ServerConfig) -> Result<Option<TlsServer>, ServerError> {
+    config.validate()?;
+    if !config.region_file.as_deref().is_some_and(Path::exists) {
+        config.check_grace()?;
+    }
+    Ok(config.tls.is_used().then(|| TlsServer::load(config.tls.clone())).transpose()?)
 }
 
 impl Drop for Server {

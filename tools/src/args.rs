@@ -1,6 +1,7 @@
 //! The command line of `kv-cli`.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -81,12 +82,20 @@ pub(crate) enum Command {
     /// Raw keys and values are escaped so that each stays on its line: \t, \n, \r, \\ and \xNN.
     /// Keys that are inserted or deleted meanwhile may or may not be printed.
     Scan(Scan),
+    /// Print the keys with the longest values, longest first: bytes, tab, key, one a line
+    ///
+    /// Reads all values, as `scan` does. Clients may continue to work.
+    Bigkeys(BigKeys),
     /// Show memory, keys, load and clients
     Stat {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
+    /// Ask the server for an answer, and print how long that took; exit 3 when there is none
+    ///
+    /// For probes and scripts. In a cluster each shard's server is asked.
+    Ping,
     /// Store every file below a folder under its relative path, or every record of a file
     ///
     /// A .jsonl file has {"key":..,"value":..} on each line, or key_base64 and value_base64 for
@@ -268,6 +277,13 @@ pub(crate) struct Cas {
     /// The new value; - reads it from stdin
     #[arg(allow_negative_numbers = true)]
     pub(crate) new: OsString,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BigKeys {
+    /// How many keys to print
+    #[arg(long, value_name = "N", default_value = "10")]
+    pub(crate) count: NonZeroUsize,
 }
 
 #[derive(Debug, clap::Args)]

@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod bigkeys;
 mod cluster;
 mod confined_paths;
 mod connect;
@@ -15,6 +16,7 @@ mod keys;
 mod load;
 mod output;
 mod parallel;
+mod ping;
 mod puts;
 mod raw;
 mod restore;
@@ -96,7 +98,9 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Ttl(options) => keys::ttl(args, options),
         Command::Cas(options) => keys::compare_and_swap(args, options),
         Command::Scan(options) => scan::scan(args, options),
+        Command::Bigkeys(options) => bigkeys::bigkeys(args, options),
         Command::Stat { json } => stat::stat(args, *json),
+        Command::Ping => ping::ping(args),
         Command::Load(options) => load::load(args, options),
         Command::Dump(options) => dump::dump(args, options),
         Command::Gc => gc::gc(args),

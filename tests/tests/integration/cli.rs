@@ -139,6 +139,18 @@ fn scan_prints_lines() {
 }
 
 #[test]
+fn bigkeys_prints_the_longest_values() {
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
+    for (key, bytes) in [("short", 3), ("long", 70_000), ("b\t", 500), ("a", 500), ("empty", 0)] {
+        session.put(key, vec![b'x'; bytes]).unwrap();
+    }
+    server.cli(&["bigkeys", "--count", "3"]).expect(0, "70000\tlong\n500\ta\n500\tb\\t\n");
+    server.cli(&["bigkeys"]).expect(0, "70000\tlong\n500\ta\n500\tb\\t\n3\tshort\n0\tempty\n");
+    server.cli(&["bigkeys", "--count", "0"]).expect_line(2, &["--count"]);
+}
+
+#[test]
 fn stat_reports_keys_clients_and_memory() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
@@ -350,9 +362,20 @@ fn each_mistake_is_reported_in_one_line() {
 }
 
 #[test]
+fn ping_tells_whether_a_server_answers() {
+    let server = ServerProcess::start("--memory 16MiB");
+    let output = server.cli(&["ping"]).succeeded();
+    let answer = output.text();
+    let numbers: Vec<u64> = answer.split_whitespace().flat_map(str::parse).collect();
+    assert!(matches!(numbers[..], [took_us, _up_s] if took_us > 0), "{answer}");
+    assert!(answer.starts_with("answered in ") && answer.ends_with(" s\n"), "{answer}");
+}
+
+#[test]
 fn no_server_is_reported_in_one_line() {
     let nowhere = "shm:///nonexistent/kv.sock";
-    for command in [&["get", "key"][..], &["put", "key", "v"], &["scan"], &["stat"], &["verify"]] {
+    for command in ["get key", "put key v", "scan", "stat", "ping", "verify"] {
+        let command: &[_] = &command.split(' ').collect::<Vec<_>>();
         let arguments = [&["--server", nowhere], command].concat();
         cli_alone(&arguments).expect_line(3, &["/nonexistent/kv.sock"]);
         cli_alone(command).expect_line(2, &["which server?", "--server", "FARSIDE_SERVER"]);

@@ -234,6 +234,20 @@ fn each_mistake_is_reported_in_one_line() {
 }
 
 #[test]
+fn settings_are_checked_without_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let listen = address(folder.path());
+    server(&format!("--check-config --listen {listen} --memory 16MiB")).expect(0, "");
+    assert!(!folder.path().join("kv.sock").exists(), "nothing listens");
+    let few = server(&format!("--check-config --listen {listen} --memory 1MiB"));
+    few.expect_line(1, &["kv-server: ", "memory"]);
+    let config = folder.path().join("server.toml");
+    fs::write(&config, "memory = \"16MiB\"\nlog_level = \"loud\"\n").unwrap();
+    let unknown = server(&format!("--check-config --config {}", config.display()));
+    unknown.expect_line(1, &["server.toml:2", "log_level"]);
+}
+
+#[test]
 fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
