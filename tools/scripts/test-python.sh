@@ -49,7 +49,7 @@ install() {
 if [ -n "$rdma" ]; then
     install
     tests/vm/build.sh
-    [ $# -gt 0 ] || set -- test_client.py test_clients.py test_buffers.py test_aio.py
+    [ $# -gt 0 ] || set -- test_client.py test_clients.py test_aio.py
     cd client/python/tests
     FARSIDE_TEST_DEVICE=10.9.0.1 exec "$root/tests/vm/run" --memory 4G --timeout 1500 -- \
         "$root/tests/vm/steady" env "KV_SERVER=$KV_SERVER" \

@@ -364,8 +364,9 @@ fn copy_out(words: &[AtomicU64], into: &mut [u8]) {
     let whole = words.len().min(into.len() / WORD_BYTES as usize);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: both ranges have this number of words. The instruction only loads from words that may
-    // be loaded by atomics, and the language does not see it. Like a READ of a device, it loads them
-    // in no particular order; the fence in `words::read_bytes` orders them before later accesses.
+    // be loaded by atomics, and the language does not see it. Like a READ of a device, it loads
+    // them in no particular order; the fence in `words::read_bytes` orders them before later
+    // accesses.
     unsafe {
         std::arch::asm!(
             "rep movsq",
