@@ -33,6 +33,7 @@ mod extents;
 mod growth;
 mod histories;
 mod huge_pages;
+mod invariants;
 mod left_out;
 mod limits;
 mod long_puts;
