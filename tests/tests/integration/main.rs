@@ -41,6 +41,7 @@ mod long_values;
 mod model;
 mod modifications;
 mod network;
+mod pages;
 mod pins;
 mod public_api;
 mod reader;
