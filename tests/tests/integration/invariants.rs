@@ -16,7 +16,7 @@ const PAGE: &str = "docs/invariants.md";
 const BEGIN: &str = "<!-- printed by the test in tests/tests/integration/invariants.rs -->\n";
 /// The head of the table.
 const HEAD: &str =
-    "\n| | kept by | also cited in | tests | mutants | proof |\n|---|---|---|---|---|---|\n";
+    "\n| proof | kept by | also cited in | tests | mutants |\n|---|---|---|---|---|\n";
 const MUTANTS: &str = "tests/simulator/src/mutant.rs";
 
 /// An invariant, as the table of docs/protocol.md has it.
@@ -206,8 +206,8 @@ fn table() -> (String, Vec<String>) {
             lacks.push(format!("no test and no mutant cites I{number}"));
         }
         let proof = proof.replace("](#", "](protocol.md#");
-        let cells = [placed(kept), file_links(&others), file_links(tests), placed(breaking), proof];
-        writeln!(rows, "| I{number} | {} |", cells.join(" | ")).unwrap();
+        let cells = [placed(kept), file_links(&others), file_links(tests), placed(breaking)];
+        writeln!(rows, "| **I{number}** {proof} | {} |", cells.join(" | ")).unwrap();
     }
     (rows, lacks)
 }
