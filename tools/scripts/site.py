@@ -4,9 +4,9 @@
     tools/scripts/site.py prepare FOLDER    # writes FOLDER/source with SUMMARY.md, FOLDER/book.toml
     tools/scripts/site.py check BOOK        # fails if a link of the book leads nowhere
 
-docs/README.md decides about the pages and their order. Pages keep their paths, so links between them
-work as they do in the repository. Other files that pages link to become pages of their text, and
-folders become lists of their files.
+docs/README.md decides about the pages and their order. Pages keep their paths, so links between
+them work as they do in the repository. Other files that pages link to become pages of their text,
+and folders become lists of their files.
 """
 
 import html
@@ -78,8 +78,8 @@ def linked_pages(page):
 
 def summary(files):
     """The table of contents, and the pages in it."""
-    lines = ["# Summary", "", f"[{title('README.md')}](README.md)", f"[{title(INDEX)}]({INDEX})", ""]
     known = ["README.md", INDEX]
+    lines = ["# Summary", "", *(f"[{title(page)}]({page})" for page in known), ""]
 
     def add(page, depth):
         if page in known or page not in files:
@@ -161,8 +161,8 @@ def prepare(folder):
             write(os.path.join(source, path + ".html"), file_page(path, files))
     write(os.path.join(source, API),
           "# API of the Rust library\n\n[The documentation of the crate `farside`]"
-          "(../api/farside/index.html) has every type and method, with examples. The other pages of\n"
-          "this book are those of the repository.\n")
+          "(../api/farside/index.html) has every type and method, with examples. The other pages\n"
+          "of this book are those of the repository.\n")
     for name in ("book.toml", "site.css"):
         shutil.copy(os.path.join("tools/site", name), folder)
     print(f"{len(pages)} pages, {len(others)} other files")
