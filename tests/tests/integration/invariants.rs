@@ -229,6 +229,31 @@ fn every_invariant_is_traced_to_code_and_tests() {
     }
 }
 
+/// The table of docs/simulator.md names a test by its mutant, which `_is_caught` follows.
+#[test]
+fn the_mutants_of_the_simulators_page_have_tests() {
+    let page = std::fs::read_to_string(root().join("docs/simulator.md")).unwrap();
+    let (_, table) = page.split_once("## Mutants").expect("the heading is there");
+    let tests: Vec<String> = with_extension(".rs")
+        .filter(|(path, _)| path.starts_with("tests/simulator/tests/"))
+        .map(|(_, content)| content)
+        .collect();
+    // The first row is the head.
+    let rows = table.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let (mut count, mut missing) = (0, Vec::new());
+    for name in rows.flat_map(quoted) {
+        let function = name.rsplit("::").next().unwrap();
+        let caught = format!("{function}_is_caught");
+        let is_test = |test: &String| defines(test, function) || defines(test, &caught);
+        count += 1;
+        if !tests.iter().any(is_test) {
+            missing.push(format!("docs/simulator.md: `{name}` is no test"));
+        }
+    }
+    assert!(count >= 60, "only {count} mutants were found");
+    report("the mutants of docs/simulator.md have tests", &missing);
+}
+
 #[test]
 fn citations_and_items_are_found() {
     let rust = "let I9 = 1; // (invariants I2, I10\n    /// and I4) in the I5 to I7, I12x\n";
