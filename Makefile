@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help build demo demo-cluster demo-python test test-python wheel soak fuzz miri instructions
 .PHONY: test-verbs vm bench-verbs bench-clients bench-cluster bench-compare bench-python bench-resp bench-tcp
-.PHONY: slow-link install-c package deny clean
+.PHONY: slow-link install-c package site tour-test deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted. Backtraces
@@ -154,6 +154,16 @@ package: ## Packages the crates that users need, and checks their content
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh --build
 	tools/scripts/package.sh
+
+site: ## Builds a site of all pages and of the API, with search, and checks its links: target/site/book
+	@tools/scripts/needs.sh
+	tools/scripts/site.sh
+
+tour-test: build ## Runs the commands of docs/tour.md, and compares what they print with the page
+	tools/scripts/demo-python.sh --install
+	. tools/scripts/verbs-env.sh && cargo build --release --locked -p farside-c
+	client/c/install.sh --prefix "$$PWD/target/tour" --built "$${CARGO_TARGET_DIR:-target}/release"
+	tools/scripts/tour.py
 
 deny: ## Checks licences, sources and known vulnerabilities of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

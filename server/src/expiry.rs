@@ -219,7 +219,7 @@ impl Reaper {
         // The next content of the block gets another generation (invariant I2).
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
         removed.push(RemovedBlock { class, block });
-        // The head rests, so its table is there.
+        // The head rests, so its table is there, and so do its extents (invariant I26).
         for_each_extent(&self.reader.region, unlinked, |block| {
             removed.push(RemovedBlock { class: SizeClass::EXTENT, block });
             Ok(())

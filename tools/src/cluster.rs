@@ -396,7 +396,8 @@ fn revoke(
 }
 
 /// Tells the former server of a shard that it lost the shard, and waits until no client trusts it
-/// any more. Returns whether the server has answered. Otherwise calls `silent` once.
+/// any more (invariant I25). Returns whether the server has answered. Otherwise calls `silent`
+/// once.
 fn tell(
     config: &ClientConfig,
     former: &ServedCopy,

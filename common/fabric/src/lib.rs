@@ -106,7 +106,8 @@ pub enum Verb {
     ReadPart { remote: u64, into: Buffer, at: u32, bytes: u32 },
     /// As `Write`, from the offset `at` of the buffer, which has to be long enough.
     WritePart { remote: u64, from: Buffer, at: u32, bytes: u32 },
-    /// Writes the four bytes of `value` at `remote`, a multiple of 4.
+    /// Writes the four bytes of `value` at `remote`, a multiple of 4, and none beside them
+    /// (invariant I9).
     WriteU32 { remote: u64, value: u32 },
     /// Writes the eight bytes of `value` at `remote`.
     WriteWord { remote: u64, value: u64 },

@@ -88,7 +88,8 @@ pub struct KeyHash {
     identity: u64,
 }
 
-/// The hint of a slot that was used and now belongs to no key. A slot that was never used has 0.
+/// The hint of a slot that was used and now belongs to no key. A slot that was never used has 0,
+/// and no slot has 0 again (invariant I21).
 pub const NO_HINT: u64 = u64::MAX;
 
 impl KeyHash {

@@ -262,7 +262,8 @@ impl Allocator {
         old.extend(extents);
     }
 
-    /// Adds the extents that the lane unlinked at `now` to the resting blocks.
+    /// Adds the extents that the lane unlinked at `now` to the resting blocks. They rest for GRACE,
+    /// as their head does (invariant I26).
     pub(crate) fn retire_old_extents(&mut self, lane: LaneId, now: Nanos) {
         let Self { held_blocks, source, grace_ns, .. } = self;
         let Lists { lane_extents, classes, .. } = &mut *held_blocks.lists();

@@ -337,6 +337,7 @@ impl<F: Fabric> Operation<'_, F> {
         new: &NewBlock,
         condition: Condition,
     ) -> ProtocolResult<Inserted> {
+        // The word of a value with a TTL is conditional (invariant I19).
         let conditional = condition != Condition::None || new.expires();
         let incarnation = claim.word.incarnation().max(FIRST_INCARNATION);
         let fingerprint = self.hash.fingerprint();

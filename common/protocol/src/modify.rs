@@ -180,6 +180,7 @@ impl<F: Fabric> Operation<'_, F> {
     ) -> ProtocolResult<Option<Answer>> {
         let (taken, value) = self.take_block(value_bytes, lifetime).await?;
         let new = self.seal_block(taken, value, lifetime)?;
+        // Conditional also because the value may have a TTL (invariant I19).
         let desired = target.word.live(new.block, true);
         let swung = self.swing(target, Some(&new), desired, self.now()).await;
         let outcome = swung.map(|result| match result {

@@ -138,7 +138,8 @@ impl OpenRegion {
         self.directory.borrow()
     }
 
-    /// Notes that keys with this directory hash are in this subtable, which a READ saw complete.
+    /// Notes that keys with this directory hash are in this subtable, which a READ saw complete. So
+    /// the client may rely on it from now on (invariant I17).
     pub fn update_directory(&self, directory_hash: u32, subtable: Subtable) -> Result<(), Failure> {
         let entry = DirectoryEntry::new(subtable.offset, subtable.local_depth);
         Ok(self.directory.borrow_mut().update(directory_hash, entry, &self.geometry)?)

@@ -452,7 +452,8 @@ pub(crate) fn read_block(block: BlockRef, bytes: u64) -> Verb {
     Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes: bytes as u32 }
 }
 
-/// Whether a split is moving the entry: the operation has to wait and read the word again.
+/// Whether a split is moving the entry, which only the splitter changes now (invariant I15): the
+/// operation has to wait and read the word again.
 pub(crate) fn is_moving(word: SlotWord) -> bool {
     matches!(word.state(), SlotState::Frozen | SlotState::Copy)
 }

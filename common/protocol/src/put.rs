@@ -422,6 +422,7 @@ impl<F: Fabric> Operation<'_, F> {
         condition: Condition,
         posted: Nanos,
     ) -> ProtocolResult<SwingResult> {
+        // The word of a value with a TTL is conditional (invariant I19).
         let conditional = condition != Condition::None || new.expires();
         let desired = target.word.live(new.block, conditional);
         self.swing(target, Some(new), desired, posted).await

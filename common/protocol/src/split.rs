@@ -307,8 +307,9 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
     /// Carries FROZEN entries to the same slots of their new subtables: COPY, then the hint, then
     /// MOVED in the old subtable, then LIVE.
     ///
-    /// In this order the hint is in place before a client can rely on the word (decision 0002), and
-    /// no key is LIVE twice (I1).
+    /// In this order the hint is in place before a client can rely on the word (I6, decision 0002),
+    /// the new subtable has the entry before the old one loses it (I14), and no key is LIVE twice
+    /// (I1).
     async fn carry(
         &self,
         split: &Split,

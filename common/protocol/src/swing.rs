@@ -234,7 +234,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.swing_from(target, new, desired, posted).await
     }
 
-    /// Swings a slot whose block is a head: learns its extents before, and retires them after.
+    /// Swings a slot whose block is a head: learns its extents before, and retires them after
+    /// (invariant I27).
     async fn swing_from_head(
         &self,
         target: &ProvenSlot,

@@ -173,7 +173,7 @@ impl<F: Fabric> Operation<'_, F> {
         let offset = forward[side_of(directory_hash, seen.local_depth)];
         self.region.geometry.check_subtable(offset)?;
         // Exactly one level deeper: meanwhile the subtable may have been split again, and its
-        // memory reused.
+        // memory reused (invariant I17).
         let local_depth = seen.local_depth + 1;
         let base = offset + self.hash.window_offset();
         self.read_window_at((base, local_depth), seen).await?;
@@ -297,7 +297,7 @@ impl<F: Fabric> Operation<'_, F> {
     ///
     /// A hint that does not match is another key's, however long the READ took. This key's
     /// incarnation of the slot may have begun or ended between the moments at which the READ saw
-    /// word and hint. Then the key was absent at a moment of this operation (docs/decisions/0002).
+    /// word and hint. Then the key was absent at a moment of this operation (invariant I12).
     /// A matching hint is exact only within T_hint, because incarnation numbers recur.
     ///
     /// An exact hint proves that the word is the key's, whatever its block holds (invariants I6,
@@ -311,6 +311,7 @@ impl<F: Fabric> Operation<'_, F> {
     ) -> ProtocolResult<KeyLookup> {
         for (at, slot) in seen.matching(&ENTRY_STATES) {
             let word = slot.word();
+            // Only the splitter changes the entry now (invariant I15).
             if is_moving(word) {
                 return Ok(if seen.fits_split(word) {
                     KeyLookup::Moving

@@ -81,7 +81,8 @@ impl Depot {
     }
 
     /// Writes the block headers of a new class into chunks that had another use, because any bytes
-    /// may be there. The headers are marked, so that no old cached location is valid there.
+    /// may be there. The headers are marked, so that no old cached location is valid there. Their
+    /// generation is behind every one that the chunk had (invariants I10, I13).
     fn write_headers(
         &self,
         chunk: u32,

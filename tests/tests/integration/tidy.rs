@@ -14,12 +14,12 @@ const COLUMNS_MAX: usize = 100;
 /// The longest file of Rust, in lines.
 const LINES_MAX: usize = 600;
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
 /// Every file that belongs to the repository, by its path in it.
-fn files() -> BTreeSet<String> {
+pub(super) fn files() -> BTreeSet<String> {
     let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let listed = Command::new("git").args(arguments).current_dir(root()).output();
     match listed {
@@ -48,7 +48,7 @@ fn walk(folder: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-fn with_extension(extension: &str) -> impl Iterator<Item = (String, String)> {
+pub(super) fn with_extension(extension: &str) -> impl Iterator<Item = (String, String)> {
     let wanted = files().into_iter().filter(move |path| path.ends_with(extension));
     wanted.map(|path| {
         let content = std::fs::read_to_string(root().join(&path)).unwrap();
@@ -57,7 +57,7 @@ fn with_extension(extension: &str) -> impl Iterator<Item = (String, String)> {
 }
 
 /// Fails if there are any violations of the rule, and lists them.
-fn report(rule: &str, broken: &[String]) {
+pub(super) fn report(rule: &str, broken: &[String]) {
     assert!(broken.is_empty(), "{rule}:\n{}\n", broken.join("\n"));
 }
 
@@ -113,13 +113,13 @@ fn no_file_names_a_machine_or_workplace() {
 }
 
 /// The texts between backticks, outside of fenced blocks.
-fn quoted(content: &str) -> Vec<&str> {
+pub(super) fn quoted(content: &str) -> Vec<&str> {
     let prose = content.split("```").step_by(2);
     prose.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
 }
 
 /// The targets of links.
-fn links(content: &str) -> Vec<&str> {
+pub(super) fn links(content: &str) -> Vec<&str> {
     let prose = content.split("```").step_by(2);
     let after = prose.flat_map(|text| text.split("](").skip(1));
     after.filter_map(|rest| rest.split([')', ' ', '\n']).next()).collect()
@@ -138,7 +138,7 @@ fn placed(content: &str) -> Vec<(&str, &str)> {
 }
 
 /// Whether this Rust defines the item, by its name or the last part of its path.
-fn defines(content: &str, item: &str) -> bool {
+pub(super) fn defines(content: &str, item: &str) -> bool {
     let name = item.rsplit("::").next().unwrap_or(item);
     ["struct", "enum", "trait", "type", "fn", "const", "mod", "pub"].iter().any(|kind| {
         content
@@ -156,13 +156,13 @@ fn is_path(text: &str, files: &BTreeSet<String>) -> bool {
     text.chars().all(plain) && !first.is_empty() && is_folder()
 }
 
-fn exists(path: &str, files: &BTreeSet<String>) -> bool {
+pub(super) fn exists(path: &str, files: &BTreeSet<String>) -> bool {
     let folder = format!("{}/", path.trim_end_matches('/'));
     files.contains(path) || files.iter().any(|file| file.starts_with(&folder))
 }
 
 /// Returns a link of a file, which is relative to it, as a path from the top of the repository.
-fn resolve(from: &str, link: &str) -> String {
+pub(super) fn resolve(from: &str, link: &str) -> String {
     let mut parts = Vec::new();
     let joined = Path::new(from).parent().unwrap().join(link);
     for component in joined.components() {
@@ -216,7 +216,7 @@ fn flowing(content: &str) -> String {
 }
 
 /// The number of `I7` at the start of this text, and the rest of the text.
-fn number(text: &str) -> Option<(u32, &str)> {
+pub(super) fn number(text: &str) -> Option<(u32, &str)> {
     let digits = text.strip_prefix('I')?;
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
     Some((digits[..end].parse().ok()?, &digits[end..]))

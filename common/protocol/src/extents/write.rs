@@ -53,7 +53,7 @@ impl<F: Fabric> Operation<'_, F> {
     /// Takes blocks for the extents of a value of this length, and WRITEs them. The value is behind
     /// the key in [`Buffer::NewBlock`], and stays there. Returns the offset in the buffer at which
     /// the image of the head begins, with key and table, and the length of the table. One round
-    /// trip for each two extents.
+    /// trip for each two extents. All of them are complete when the head is linked (invariant I26).
     pub(crate) async fn write_extents(
         &self,
         bytes: usize,
