@@ -2,7 +2,7 @@
 //!
 //! Clients cost little whatever they do. There are at most [`CONNECTIONS_MAX`] connections, each
 //! with a request of bounded length, and each ends after [`LIFE_MAX`]. If there is one more, the
-//! oldest is closed, so that silent ones keep nobody out.
+//! oldest is closed, so that silent ones do not keep others out.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use super::http::{REQUEST_BYTES_MAX, Received, Refusal, metrics_response, parse}
 /// Limit on connections.
 const CONNECTIONS_MAX: usize = 32;
 /// How long a connection may take, from its first byte to its end.
-const LIFE_MAX: Duration = Duration::from_secs(5);
+const LIFE_MAX: Duration = Duration::from_secs(10);
 /// How long the thread accepts no connection after the system refused it a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Limit on the bytes that are read and ignored after the request, so that the response arrives.
@@ -37,8 +37,9 @@ impl MetricsConnections {
         Self { listener, connections: Vec::with_capacity(CONNECTIONS_MAX), accept_at: None }
     }
 
-    /// Waits until a connection can go on, or until `stop` is readable, and lets all go on that can.
-    /// `answer` makes the response with the metrics. Returns false if `stop` is readable.
+    /// Waits until a connection can go on, or until `stop` is readable. Lets all connections go on
+    /// that can. `answer` returns the text of the metrics; `None` if there is none at present.
+    /// Returns false if `stop` is readable.
     pub(super) fn step(
         &mut self,
         stop: &impl std::os::fd::AsFd,

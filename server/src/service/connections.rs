@@ -27,8 +27,8 @@ use super::probing::probe_first;
 use crate::error::{ServerError, system};
 
 /// How many events one call of epoll returns: one for each connection, the listener, the stop
-/// descriptor, the news of the cluster and the questions of the metrics thread. So every client with
-/// an unread message is in the queue before a chore may declare it unresponsive.
+/// descriptor, the news of the cluster and the questions of the metrics thread. So every client
+/// with an unread message is in the queue before a chore may declare it unresponsive.
 pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + MAP_CONNECTIONS_MAX + 4;
 
 /// The number of the listener in epoll's events.
