@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farside_tests::command::CommandOutput;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, binary, fill, is_over_shm, left_out_without_shm, scaled,
+    ServerProcess, TEST_TIMEOUT, binary, device, fill, is_over_shm, left_out_without_shm, scaled,
     wait_until,
 };
 use rustix::process::Signal;
@@ -52,6 +52,9 @@ fn metrics_show_what_clients_and_the_server_do() {
     let kind = |kind| later.labelled("farside_control_messages_total", ("kind", kind));
     assert!(kind("take_blocks") > 0.0 && kind("goodbye") >= 1.0, "{:?}", later.samples);
     assert!(later.value("process_cpu_seconds_total") > empty.value("process_cpu_seconds_total"));
+    if device().is_some() {
+        wait_for(&server, |now| now.value("farside_probes_total") > 0.0);
+    }
     drop((session, client));
     wait_for(&server, |now| now.labelled("farside_clients", ("role", "writer")) == 0.0);
 }
