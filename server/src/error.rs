@@ -2,6 +2,7 @@
 //! region.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use farside_config::ConfigError;
@@ -37,6 +38,8 @@ pub enum ServerError {
     PortInUse { listen: String },
     #[error("{listen} is no address of this host: `ip address` shows its addresses")]
     OtherHost { listen: String },
+    #[error("cannot serve metrics at {address}: {why}")]
+    Metrics { address: SocketAddr, why: String },
     #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]
     SocketInUse { path: PathBuf },
     #[error("{} exists and is not a socket: remove it or listen elsewhere", .path.display())]

@@ -35,6 +35,7 @@ mod formatting;
 mod huge_pages;
 mod index;
 mod memory_level;
+mod metrics;
 mod own_endpoint;
 mod rate_limited_warning;
 mod recovery;
@@ -44,6 +45,9 @@ mod service;
 mod splits;
 mod sweep;
 mod walk;
+
+/// The version of the package, which `kv-server --version` prints, too.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub use cluster::ClusterError;
 pub use error::{Damage, RestoreError, ServerError};

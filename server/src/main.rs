@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use farside_config::command_line::{one_line, usage_line};
 use farside_config::size::ByteSize;
-use farside_config::{LogFormat, LogLevel, ServerConfig, check_private, signals};
+use farside_config::{LogFormat, LogLevel, ServerConfig, check_private, metrics_address, signals};
 use farside_control::address::Address;
 use farside_fabric::shm::HugePages;
 use farside_server::Server;
@@ -74,6 +75,9 @@ struct Flags {
     /// What fails together with this server, such as its rack; for the operator of a cluster
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
+    /// Where to serve metrics for Prometheus over HTTP, such as 127.0.0.1:9400
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
+    metrics: Option<SocketAddr>,
     /// Format of log lines: human or json
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,
@@ -184,6 +188,7 @@ fn configure(flags: Flags) -> Result<ServerConfig> {
     config.index = flags.index.or(config.index);
     config.cluster = flags.cluster.or(config.cluster);
     config.label = flags.label.or(config.label);
+    config.metrics = flags.metrics.or(config.metrics);
     override_with(&mut config.huge_pages, flags.huge_pages);
     override_with(&mut config.grace_ms, flags.grace_ms);
     config.key_bytes_max = flags.key_bytes_max.or(config.key_bytes_max);

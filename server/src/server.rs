@@ -1,11 +1,13 @@
 //! Starts and stops a server.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use farside_config::size::ByteSize;
 use farside_config::{ServerConfig, addresses_text};
@@ -17,6 +19,7 @@ use rustix::event::EventfdFlags;
 use crate::cluster::{self, Joining, Membership, Watcher};
 use crate::error::{ServerError, system};
 use crate::huge_pages::{self, BackgroundCollapse};
+use crate::metrics::{self, MetricsRegion, MetricsServer};
 use crate::recovery::{self, ServedRegion, region_memory};
 use crate::restore::restored_memory;
 use crate::service::{ControlService, listen};
@@ -33,6 +36,7 @@ pub struct Server {
     thread: Option<JoinHandle<Result<(), ServerError>>>,
     /// Makes 2 MiB pages of a large region.
     background: Option<BackgroundCollapse>,
+    metrics: Option<MetricsServer>,
 }
 
 impl Server {
@@ -55,6 +59,7 @@ impl Server {
         let tls = check(config)?.map(Arc::new);
         let addresses = config.listen.clone();
         let is_rdma = config.listens_at(Address::is_rdma);
+        let (metrics, questions) = config.metrics.map(metrics::bind).transpose()?.unzip();
         // Waits for the records, so nothing listens yet: clients try other servers meanwhile.
         let joining = cluster::join(config, stop)?;
         // The device's first, because the others use the device.
@@ -69,7 +74,10 @@ impl Server {
         };
         let address = addresses_text(&addresses);
         let replaces_unfinished = memory.replaces_unfinished();
+        let opening = Instant::now();
         let (opened, joined) = open_region(&memory, config, joining)?;
+        let (region, geometry) = (opened.region.clone(), opened.geometry);
+        let region = MetricsRegion { region, geometry, recovery: opening.elapsed() };
         memory.name_file()?;
         if replaces_unfinished {
             tracing::warn!(
@@ -86,8 +94,9 @@ impl Server {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(system("create an event"))?;
         let (membership, watcher) = joined.unzip();
+        let events = (&stop, questions);
         let service =
-            ControlService::new(config, listeners, memory.clone(), opened, membership, &stop)?;
+            ControlService::new(config, listeners, memory.clone(), opened, membership, events)?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         let thread = thread::Builder::new()
@@ -96,7 +105,9 @@ impl Server {
             .map_err(system("start a thread"))?;
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
         let tls = tls.map(TlsReloader);
-        let mut server = Self { addresses, tls, stop, thread, background: None };
+        let mut server = Self { addresses, tls, stop, thread, background: None, metrics: None };
+        let metrics = metrics.map(|listener| MetricsServer::start(listener, region));
+        server.metrics = metrics.transpose()?;
         // The server's address must not be in the records before it listens.
         watcher.map_or(Ok(()), Watcher::start).map_err(system("start a thread"))?;
         match pages_left {
@@ -117,6 +128,11 @@ impl Server {
     /// Returns the addresses at which clients connect.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
+    }
+
+    /// Returns the address at which the server answers requests for its metrics, if it does.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(MetricsServer::address)
     }
 
     /// Disconnects all clients, closes the region, and waits until both are done.
@@ -144,7 +160,7 @@ impl Server {
 
     fn join(&mut self) -> Result<(), ServerError> {
         let joined = self.thread.take().map(JoinHandle::join);
-        self.background = None;
+        (self.background, self.metrics) = (None, None);
         match joined {
             Some(Ok(result)) => result,
             Some(Err(_)) => Err(ServerError::Panicked),

@@ -13,6 +13,7 @@ mod connections;
 mod device;
 #[cfg(feature = "verbs")]
 mod device_atomics;
+mod metrics_answers;
 mod probing;
 mod recalls;
 mod region_keeper;
@@ -38,13 +39,15 @@ use rustix::event::Timespec;
 use crate::cluster::Membership;
 use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
+use crate::metrics::MetricsQuestions;
 use crate::recovery::ServedRegion;
 use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
 use client_connection::{ClientIdentity, DisconnectReason};
 use connections::{
-    CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, ReceivedMessage, STOP,
+    CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, METRICS, ReceivedMessage, STOP,
 };
+use metrics_answers::MetricsCounts;
 use probing::Probing;
 use region_keeper::RegionKeeper;
 use roll_call::{DueClients, RollCall};
@@ -90,6 +93,7 @@ pub(crate) struct ControlService {
     memory: Arc<RegionMemory>,
     started_at: Nanos,
     clients_lost: u64,
+    counts: MetricsCounts,
 }
 
 impl ControlService {
@@ -100,12 +104,15 @@ impl ControlService {
         memory: Arc<RegionMemory>,
         opened: ServedRegion,
         cluster: Option<Membership>,
-        stop: &OwnedFd,
+        (stop, questions): (&OwnedFd, Option<MetricsQuestions>),
     ) -> Result<Self, ServerError> {
         let connections = Connections::new()?;
         connections.watch(stop, STOP).map_err(system("watch for the end"))?;
         if let Some(cluster) = &cluster {
             connections.watch(cluster, CLUSTER).map_err(system("watch for the cluster"))?;
+        }
+        if let Some(questions) = &questions {
+            connections.watch(questions, METRICS).map_err(system("watch for the metrics"))?;
         }
         let (mut acceptors, mut own) = (Vec::<Box<dyn Acceptor>>::new(), None);
         for listener in listeners {
@@ -130,6 +137,7 @@ impl ControlService {
             memory,
             started_at: boot_time_ns(),
             clients_lost: 0,
+            counts: MetricsCounts::new(questions),
         })
     }
 
@@ -170,6 +178,10 @@ impl ControlService {
             }
             self.take_turn()?;
             self.do_chores()?;
+            // Last, so that no client waits for it.
+            if events.iter().any(|event| event.data.u64() == METRICS) {
+                self.answer_metrics();
+            }
         }
     }
 
@@ -294,9 +306,11 @@ impl ControlService {
                 self.close_surplus();
             }
             Some(ReceivedMessage::Request(id, role, request)) => {
+                self.counts.count_message(&request);
                 self.answer(connection_number, (id, role), request, boot_time_ns())?;
             }
             Some(ReceivedMessage::MapRequest(request)) => {
+                self.counts.count_message(&request);
                 self.answer_about_cluster(connection_number, request, boot_time_ns())?;
             }
         }
@@ -399,7 +413,7 @@ impl ControlService {
         self.admission.resume(&self.connections, now)?;
         if self.next_probe_at().is_some_and(|at| at <= now) {
             self.probing.begin(now);
-            self.connections.probe();
+            self.counts.count_probes(self.connections.probe());
         }
         if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
             self.call_roll(now);
@@ -484,7 +498,7 @@ impl ControlService {
         self.keeper.take_back(connection.take_undelivered());
         let ClientIdentity::Client { id, role, .. } = connection.client else {
             match reason {
-                DisconnectReason::Refused(refusal) => self.admission.log_refusal(*refusal),
+                DisconnectReason::Refused(refusal) => self.admission.note_refusal(*refusal),
                 other => tracing::debug!("a connection ended: {other}"),
             }
             return;
@@ -498,6 +512,7 @@ impl ControlService {
             clients.forget(id);
         }
         self.clients_lost += 1;
+        self.counts.count_fence(reason);
         tracing::warn!(client = id, ?role, "lost a client and fenced it: {reason}");
     }
 

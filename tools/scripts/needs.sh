@@ -2,8 +2,8 @@
 # Checks that cargo is installed, and installs a missing C linker on Debian and Ubuntu. For `make
 # test` also installs a browser on Debian. Ubuntu's package only refers to a snap; without a browser
 # one test is skipped, and says so. For `make test` and with --etcd also installs etcd, if the system's
-# packages have it; without it the tests of etcd are left out, and say so. The same holds for redis and
-# `make test`.
+# packages have it; without it the tests of etcd are left out, and say so. The same holds for redis, for
+# promtool, which comes with Prometheus, and `make test`.
 #
 #   tools/scripts/needs.sh [--test | --etcd]
 set -euo pipefail
@@ -63,6 +63,18 @@ if [ "${1:-}" = --test ] && ! command -v redis-server >/dev/null; then
         install redis-server || echo "redis cannot be installed: what needs it is left out" >&2
     else
         echo "no redis here, and no package of it: kv-resp will not be compared with it" >&2
+    fi
+fi
+if [ "${1:-}" = --test ] && ! command -v promtool >/dev/null; then
+    if command -v apt-get >/dev/null && apt-cache show prometheus >/dev/null 2>&1; then
+        echo "promtool is missing: installing prometheus" >&2
+        install prometheus || echo "Prometheus cannot be installed: what needs promtool is left out" >&2
+        # Only promtool is needed. The package starts a server at port 9090 where systemd runs.
+        if [ -d /run/systemd/system ]; then
+            "${as_root[@]}" systemctl disable --now --quiet prometheus || true
+        fi
+    else
+        echo "no promtool here, and no package of it: metrics and alerts will not be checked by it" >&2
     fi
 fi
 if [ -n "${1:-}" ] && ! command -v etcd >/dev/null; then

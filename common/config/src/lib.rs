@@ -4,6 +4,7 @@
 
 mod cluster;
 pub mod command_line;
+mod metrics;
 mod rdma;
 mod secret;
 pub mod signals;
@@ -14,6 +15,7 @@ mod tls;
 
 use std::fmt;
 use std::fs;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -34,6 +36,7 @@ use crate::size::ByteSize;
 
 pub use cluster::ClusterStoreConfig;
 pub use farside_control::Secret;
+pub use metrics::metrics_address;
 pub use rdma::RdmaConfig;
 pub use secret::check_private;
 pub use socket::{SocketGroup, SocketMode};
@@ -182,6 +185,9 @@ pub struct ServerConfig {
     pub secret: Option<Secret>,
     /// A secret that only lets readers connect.
     pub reader_secret: Option<Secret>,
+    /// The address at which the server answers requests for its metrics over HTTP, if any.
+    #[serde(deserialize_with = "metrics::from_text")]
+    pub metrics: Option<SocketAddr>,
     /// The format of log lines.
     pub log: LogFormat,
     /// The least severe level that is logged.
@@ -213,6 +219,7 @@ impl Default for ServerConfig {
             cluster_store: ClusterStoreConfig::default(),
             secret: None,
             reader_secret: None,
+            metrics: None,
             log: LogFormat::default(),
             log_level: LogLevel::default(),
         }

@@ -143,6 +143,11 @@ impl Membership {
         Welcome::for_map(self.map.cluster, shard, number)
     }
 
+    /// The view that this server owns, if any.
+    pub(crate) fn own(&self) -> Option<OwnView> {
+        self.own
+    }
+
     /// The map.
     pub(crate) fn map(&self) -> &ClusterMap {
         &self.map

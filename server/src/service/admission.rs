@@ -17,9 +17,11 @@ use farside_fabric::{Nanos, boot_time_ns};
 use super::acceptor::{Acceptor, Arrival, ConnectionRequest};
 use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
 use super::connections::{Connections, LISTENER};
+use super::metrics_answers::{REFUSALS, refusal_label};
 use crate::clients::Clients;
 use crate::cluster::{Membership, OwnView};
 use crate::error::{ServerError, system};
+use crate::metrics::LabelledCounts;
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
 use crate::recovery::ServedRegion;
 
@@ -43,6 +45,8 @@ pub(super) struct Admission {
     secrets: SecretTokens,
     /// The fields of the welcome message that are the same for all clients.
     welcome: Welcome,
+    /// The refusals, by their reason.
+    pub(super) refusals: LabelledCounts,
     refused: RateLimitedWarning,
     crowded: RateLimitedWarning,
     failed: RateLimitedWarning,
@@ -66,6 +70,7 @@ impl Admission {
                 region_bytes: format.region_bytes,
                 ..Default::default()
             },
+            refusals: LabelledCounts::new(REFUSALS),
             refused: RateLimitedWarning::default(),
             crowded: RateLimitedWarning::default(),
             failed: RateLimitedWarning::default(),
@@ -242,7 +247,7 @@ impl Admission {
             },
         };
         accepted.unwrap_or_else(|(incoming, refusal)| {
-            self.log_refusal(refusal);
+            self.note_refusal(refusal);
             incoming.reject(&encode_reply(&Err(refusal)));
             None
         })
@@ -414,8 +419,9 @@ impl Admission {
         }
     }
 
-    /// Logs a refusal: as a warning, or for debugging only.
-    pub(super) fn log_refusal(&mut self, refusal: Refusal) {
+    /// Counts a refusal and logs it: as a warning, or for debugging only.
+    pub(super) fn note_refusal(&mut self, refusal: Refusal) {
+        self.refusals.count(refusal_label(refusal));
         match refusal {
             // Routine: a client whose session comes after its fence reconnects.
             Refusal::UnknownClient { .. }

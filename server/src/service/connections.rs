@@ -27,9 +27,9 @@ use super::probing::probe_first;
 use crate::error::{ServerError, system};
 
 /// How many events one call of epoll returns: one for each connection, the listener, the stop
-/// descriptor and the news of the cluster. So every client with an unread message is in the queue
-/// before a chore may declare it unresponsive.
-pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + MAP_CONNECTIONS_MAX + 3;
+/// descriptor, the news of the cluster and the questions of the metrics thread. So every client
+/// with an unread message is in the queue before a chore may declare it unresponsive.
+pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + MAP_CONNECTIONS_MAX + 4;
 
 /// The number of the listener in epoll's events.
 pub(super) const LISTENER: u64 = 0;
@@ -37,8 +37,10 @@ pub(super) const LISTENER: u64 = 0;
 pub(super) const STOP: u64 = 1;
 /// The number of the news of the cluster in epoll's events.
 pub(super) const CLUSTER: u64 = 2;
+/// The number of the questions of the metrics thread in epoll's events.
+pub(super) const METRICS: u64 = 3;
 /// The number of the first connection. Each later connection has the next number.
-pub(super) const FIRST_CONNECTION: u64 = 3;
+pub(super) const FIRST_CONNECTION: u64 = 4;
 
 /// A message of a connection.
 pub(super) enum ReceivedMessage {
@@ -294,13 +296,17 @@ impl Connections {
 
     /// Probes every client's device. It probes through a session if one answers, because an answer
     /// on the control channel wakes this thread. If a device stays silent, its connection fails by
-    /// itself.
-    pub(super) fn probe(&mut self) {
+    /// itself. Returns the number of clients, and how many of their sessions were found dead.
+    pub(super) fn probe(&mut self) -> (u64, u64) {
+        let mut dead = 0;
         for connection in self.by_number.values_mut() {
+            let before = connection.data.len();
             if !probe_first(&mut connection.data) {
                 let _ = connection.channel.probe();
             }
+            dead += (before - connection.data.len()) as u64;
         }
+        (self.by_number.len() as u64, dead)
     }
 
     /// Returns the number of the connection to close if too many connections have no client. Those

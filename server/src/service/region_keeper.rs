@@ -338,6 +338,16 @@ impl RegionKeeper {
         }
     }
 
+    /// Whether the last split found no memory for two more subtables.
+    pub(super) fn is_growth_blocked(&self) -> bool {
+        self.stuck_at_splits.is_some()
+    }
+
+    /// Whether the region is a cache.
+    pub(super) fn evicts(&self) -> bool {
+        self.evictor.is_some()
+    }
+
     /// Returns the statistics of the region, for a client of this role.
     pub(super) fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
         let is_recent = |at: Nanos| now.saturating_sub(at) < FIGURES_AGE_NS_MAX;

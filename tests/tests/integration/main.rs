@@ -38,6 +38,7 @@ mod left_out;
 mod limits;
 mod long_puts;
 mod long_values;
+mod metrics;
 mod model;
 mod modifications;
 mod network;

@@ -1,0 +1,194 @@
+//! What the serving thread tells the metrics thread, and how: the metrics thread signals an event,
+//! and the serving thread answers with a copy of its numbers. Neither waits for the other longer
+//! than [`ANSWER_MAX`].
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use farside_control::ServerStatistics;
+use rustix::event::EventfdFlags;
+
+use crate::cluster::OwnView;
+
+/// How long the metrics thread waits for the serving thread. Prometheus waits 10 s by default.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// For how long the metrics thread gives the same numbers again. So requests for metrics wake the
+/// serving thread ten times a second at most, however many there are.
+const AGE_MAX: Duration = Duration::from_millis(100);
+
+/// Counts of events, one for each of a fixed set of labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LabelledCounts(Vec<(&'static str, u64)>);
+
+impl LabelledCounts {
+    /// All counts begin with 0, so that every label is there from the start. Prometheus cannot
+    /// compute the increase of a count whose first value it has not seen.
+    pub(crate) fn new(labels: &[&'static str]) -> Self {
+        Self(labels.iter().map(|label| (*label, 0)).collect())
+    }
+
+    /// Counts one event.
+    pub(crate) fn count(&mut self, label: &'static str) {
+        let found = self.0.iter_mut().find(|(known, _)| *known == label);
+        debug_assert!(found.is_some(), "{label} is not among the labels");
+        if let Some((_, count)) = found {
+            *count += 1;
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.0.iter().copied()
+    }
+}
+
+/// The numbers of the serving thread at one moment. Counts of events start with the server.
+#[derive(Clone, Debug)]
+pub(crate) struct ServiceSnapshot {
+    pub(crate) statistics: ServerStatistics,
+    pub(crate) clients_max: u32,
+    pub(crate) readers: u64,
+    pub(crate) writers: u64,
+    /// The sessions with a connection of their own, which those on shared memory have not.
+    pub(crate) sessions: u64,
+    /// Lost clients, by the reason.
+    pub(crate) fences: LabelledCounts,
+    /// Refused connections, by the reason.
+    pub(crate) refusals: LabelledCounts,
+    /// Messages of clients on the control channel, by their kind.
+    pub(crate) messages: LabelledCounts,
+    pub(crate) probes: u64,
+    pub(crate) probe_failures: u64,
+    /// Whether the last split found no memory for two more subtables.
+    pub(crate) is_growth_blocked: bool,
+    /// Whether the region is a cache.
+    pub(crate) evicts: bool,
+    /// The view of a cluster's shard that the server owns.
+    pub(crate) view: Option<OwnView>,
+}
+
+/// The serving thread's end.
+pub(crate) struct MetricsQuestions {
+    event: Arc<OwnedFd>,
+    answers: SyncSender<ServiceSnapshot>,
+}
+
+impl MetricsQuestions {
+    /// Notes that the question is being answered.
+    pub(crate) fn take(&self) {
+        // Nothing to read is no error: the thread woke for another event.
+        let _ = rustix::io::read(&*self.event, &mut [0; 8]);
+    }
+
+    /// Answers a question. Never waits: the metrics thread takes each answer before it asks again.
+    pub(crate) fn answer(&self, snapshot: ServiceSnapshot) {
+        let _ = self.answers.try_send(snapshot);
+    }
+}
+
+impl AsFd for MetricsQuestions {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// The metrics thread's end.
+pub(crate) struct ServiceLink {
+    event: Arc<OwnedFd>,
+    answers: Receiver<ServiceSnapshot>,
+    last: Option<(Instant, ServiceSnapshot)>,
+}
+
+/// Returns both ends.
+pub(crate) fn link() -> io::Result<(MetricsQuestions, ServiceLink)> {
+    let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let event = Arc::new(event);
+    let (sender, answers) = sync_channel(1);
+    let questions = MetricsQuestions { event: event.clone(), answers: sender };
+    Ok((questions, ServiceLink { event, answers, last: None }))
+}
+
+impl ServiceLink {
+    /// Returns the numbers of the serving thread, which are at most [`AGE_MAX`] old. `None` if the
+    /// thread does not answer.
+    pub(crate) fn snapshot(&mut self) -> Option<&ServiceSnapshot> {
+        let is_recent = |(at, _): &(Instant, ServiceSnapshot)| at.elapsed() < AGE_MAX;
+        if !self.last.as_ref().is_some_and(is_recent) {
+            self.last = self.ask().map(|snapshot| (Instant::now(), snapshot));
+        }
+        self.last.as_ref().map(|(_, snapshot)| snapshot)
+    }
+
+    fn ask(&self) -> Option<ServiceSnapshot> {
+        // An answer that came too late for the last question.
+        while self.answers.try_recv().is_ok() {}
+        // Fails only if the event counter is full, and then the thread is awake anyway.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.answers.recv_timeout(ANSWER_MAX).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn snapshot(uptime_ms: u64) -> ServiceSnapshot {
+        let none = || LabelledCounts::new(&[]);
+        ServiceSnapshot {
+            statistics: ServerStatistics { uptime_ms, ..Default::default() },
+            clients_max: 1,
+            readers: 0,
+            writers: 0,
+            sessions: 0,
+            fences: none(),
+            refusals: none(),
+            messages: none(),
+            probes: 0,
+            probe_failures: 0,
+            is_growth_blocked: false,
+            evicts: false,
+            view: None,
+        }
+    }
+
+    fn shown(link: &mut ServiceLink) -> Option<u64> {
+        link.snapshot().map(|snapshot| snapshot.statistics.uptime_ms)
+    }
+
+    #[test]
+    fn an_answer_is_given_again_for_a_while_and_a_late_one_is_never_given() {
+        let (questions, mut link) = link().unwrap();
+        // Answers to a question of which the metrics thread has given up. The second finds no room.
+        [1, 2].into_iter().for_each(|uptime_ms| questions.answer(snapshot(uptime_ms)));
+        let answered = thread::spawn(move || {
+            for uptime_ms in [3, 4] {
+                let polled = &mut [rustix::event::PollFd::new(&questions, POLLED)];
+                rustix::event::poll(polled, None).unwrap();
+                questions.take();
+                questions.answer(snapshot(uptime_ms));
+            }
+        });
+        assert_eq!([shown(&mut link), shown(&mut link)], [Some(3), Some(3)]);
+        thread::sleep(AGE_MAX);
+        assert_eq!(shown(&mut link), Some(4));
+        answered.join().unwrap();
+    }
+
+    const POLLED: rustix::event::PollFlags = rustix::event::PollFlags::IN;
+
+    #[test]
+    fn a_serving_thread_that_does_not_answer_or_has_ended_is_not_waited_for_without_end() {
+        let (questions, mut link) = link().unwrap();
+        let started = Instant::now();
+        assert_eq!(shown(&mut link), None);
+        assert!(started.elapsed() >= ANSWER_MAX);
+        drop(questions);
+        let started = Instant::now();
+        assert_eq!(shown(&mut link), None);
+        assert!(started.elapsed() < ANSWER_MAX);
+    }
+}

@@ -1,0 +1,299 @@
+//! Proves that documentation, dashboard and alerts name the metrics that a server has, with their
+//! labels, and that promtool accepts metrics, alerts and queries. Without promtool the tests that
+//! need it are left out.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use farside_tests::cluster::TestCluster;
+use farside_tests::command::CommandOutput;
+use farside_tests::{ServerProcess, fill, left_out, left_out_without_shm};
+use serde_json::Value;
+
+use super::OPEN_METRICS;
+use super::scrape::{METRICS, Scrape, metrics};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap()
+}
+
+/// A cache that has evicted keys, so that it has all metrics except those of a cluster.
+fn full_cache() -> ServerProcess {
+    let server = ServerProcess::start(&format!("--memory 16MiB --grace-ms 10 --evict {METRICS}"));
+    fill(&mut server.session(), 0..30_000, |_| [1; 1000]);
+    server
+}
+
+/// The metrics of a cache, and of a server of a cluster.
+fn all_metrics() -> Scrape {
+    let mut all = Scrape::of(&full_cache());
+    let cluster = TestCluster::create(1);
+    let server = cluster.start(METRICS);
+    cluster.wait_for_servers();
+    all.merge(Scrape::of(&server));
+    all
+}
+
+/// The rows of the table of metrics in docs/operations.md: name, type and labels.
+fn documented() -> Vec<(String, String, BTreeSet<String>)> {
+    let page = text("docs/operations.md");
+    let (_, section) = page.split_once("\n## Metrics\n").unwrap();
+    let (_, table) = section.split_once("| metric | type | labels |").unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let labels = cells[2].split(", ").filter(|label| !label.is_empty());
+        let labels = labels.map(|label| label.trim_matches('`').to_owned()).collect();
+        (cells[0].trim_matches('`').to_owned(), cells[1].to_owned(), labels)
+    };
+    rows.map(row).collect()
+}
+
+#[test]
+fn the_documented_metrics_are_those_of_a_server() {
+    if left_out_without_shm("the names are the same") {
+        return;
+    }
+    let all = all_metrics();
+    let documented = documented();
+    assert!(documented.len() > 40, "{documented:?}");
+    let exported: Vec<_> = all
+        .types
+        .iter()
+        .map(|(name, kind)| {
+            let labels = all.labels(name).into_iter().map(str::to_owned).collect();
+            (name.clone(), kind.clone(), labels)
+        })
+        .collect();
+    let known: BTreeSet<_> = documented.into_iter().collect();
+    let exported: BTreeSet<_> = exported.into_iter().collect();
+    let missing: Vec<_> = exported.difference(&known).collect();
+    let absent: Vec<_> = known.difference(&exported).collect();
+    assert!(
+        missing.is_empty() && absent.is_empty(),
+        "not in docs/operations.md: {missing:#?}\nnot exported: {absent:#?}"
+    );
+    // Each value of `reason` has a row.
+    let page = text("docs/operations.md");
+    for name in ["farside_fences_total", "farside_refusals_total"] {
+        for (labels, _) in &all.samples[name] {
+            let reason = format!("`{}`", labels["reason"]);
+            assert!(page.contains(&reason), "docs/operations.md does not explain {reason}");
+        }
+    }
+}
+
+/// The `expr` of each query and the `query` of each variable in the dashboard.
+fn dashboard_queries() -> Vec<String> {
+    fn collect(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(query) if ["expr", "definition"].contains(&name.as_str()) => {
+                            found.push(query.clone());
+                        }
+                        other => collect(other, found),
+                    }
+                }
+            }
+            Value::Array(values) => values.iter().for_each(|value| collect(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    let dashboard: Value = serde_json::from_str(&text("config/grafana/farside.json")).unwrap();
+    collect(&dashboard, &mut found);
+    found
+}
+
+/// A metric in a query, and the matchers in braces behind it: label, operator and value.
+type Selected = (String, Vec<(String, String, String)>);
+
+/// The metrics of this server that a text names.
+fn selected(text: &str) -> Vec<Selected> {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some(start) = rest.find(is_word) {
+        let word = &rest[start..];
+        let end = word.find(|c| !is_word(c)).unwrap_or(word.len());
+        let (name, behind) = word.split_at(end);
+        rest = behind;
+        if !name.starts_with("farside_") && !name.starts_with("process_") {
+            continue;
+        }
+        let inside = behind.strip_prefix('{').and_then(|inside| inside.split_once('}'));
+        let (inside, behind) = inside.unwrap_or(("", behind));
+        rest = behind;
+        let matchers = inside.split(',').map(str::trim);
+        let matchers = matchers.filter(|matcher| !matcher.is_empty()).map(|matcher| {
+            let (label, value) = matcher.split_once('"').expect(matcher);
+            let (value, label) = (value.trim_end_matches('"'), label.trim());
+            let name = label.trim_end_matches(['=', '!', '~']);
+            (name.to_owned(), label[name.len()..].to_owned(), value.to_owned())
+        });
+        found.push((name.to_owned(), matchers.collect()));
+    }
+    found
+}
+
+/// The labels that Prometheus adds.
+const OF_PROMETHEUS: [&str; 2] = ["job", "instance"];
+
+#[test]
+fn dashboard_and_alerts_name_only_metrics_that_exist() {
+    if left_out_without_shm("the names are the same") {
+        return;
+    }
+    let all = all_metrics();
+    let queries = dashboard_queries();
+    assert!(queries.len() > 40, "{queries:?}");
+    let alerts = text("config/prometheus/alerts.yml");
+    let tests = text("config/prometheus/alerts_test.yml");
+    let tests = tests.lines().filter(|line| line.contains("- series: "));
+    let tests = tests.collect::<Vec<_>>().join("\n");
+    for query in queries.iter().chain([&alerts, &tests]) {
+        for (name, matchers) in selected(query) {
+            assert!(all.samples.contains_key(&name), "there is no metric {name}: {query}");
+            for (label, operator, value) in matchers {
+                if OF_PROMETHEUS.contains(&label.as_str()) {
+                    continue;
+                }
+                assert!(all.labels(&name).contains(label.as_str()), "{name} has no label {label}");
+                let has_value = ["state", "reason", "role", "result", "kind"].contains(&&*label);
+                if has_value && ["=", "!="].contains(&&*operator) {
+                    all.labelled(&name, (&label, &value));
+                }
+            }
+        }
+    }
+    let of_dashboard: BTreeSet<_> =
+        queries.iter().flat_map(|query| selected(query)).map(|(name, _)| name).collect();
+    let unused: Vec<_> = all.types.keys().filter(|name| !of_dashboard.contains(*name)).collect();
+    assert!(unused.is_empty(), "the dashboard shows none of these: {unused:?}");
+}
+
+#[test]
+fn metrics_in_queries_are_found() {
+    let query = r#"sum by (state) (farside_a{x="1", y!~"$z"}) / farside_b[5m] > process_c"#;
+    let (x, y) = (("x", "=", "1"), ("y", "!~", "$z"));
+    let owned = |(a, b, c): (&str, &str, &str)| (a.to_owned(), b.to_owned(), c.to_owned());
+    let expected = [
+        ("farside_a".to_owned(), vec![owned(x), owned(y)]),
+        ("farside_b".to_owned(), vec![]),
+        ("process_c".to_owned(), vec![]),
+    ];
+    assert_eq!(selected(query), expected);
+}
+
+/// Returns a command of promtool. Without it, prints that the test is left out.
+fn promtool(arguments: &[&str]) -> Option<Command> {
+    let found = Command::new("promtool").arg("--version").output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        left_out("without promtool", "it comes with Prometheus: apt-get install prometheus");
+        return None;
+    }
+    let mut command = Command::new("promtool");
+    command.args(arguments).current_dir(root());
+    Some(command)
+}
+
+/// Runs a command with this stdin.
+fn run(mut command: Command, stdin: &str) -> CommandOutput {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    CommandOutput::new(child.wait_with_output().unwrap())
+}
+
+/// `promtool check metrics` also checks names against the conventions.
+#[test]
+fn promtool_accepts_the_text_of_prometheus() {
+    let Some(command) = promtool(&["check", "metrics"]) else { return };
+    if left_out_without_shm("the names are the same") {
+        return;
+    }
+    let checked = run(command, &metrics(&full_cache(), ""));
+    checked.expect(0, "");
+    // Canaries: it has no eye for what is wrong otherwise.
+    for wrong in ["# TYPE a counter\na 1\n", "# HELP a A.\n# TYPE a info\na_info 1\n", "a{b} 1\n"] {
+        let checked = run(promtool(&["check", "metrics"]).unwrap(), wrong);
+        assert_ne!(checked.code, Some(0), "{wrong}");
+    }
+}
+
+/// promtool reads OpenMetrics only to make blocks of them, and then every sample needs a time.
+#[test]
+fn promtool_accepts_open_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("metrics");
+    let (from, into) = (input.to_str().unwrap(), folder.path().join("blocks"));
+    let arguments = ["tsdb", "create-blocks-from", "openmetrics", from, into.to_str().unwrap()];
+    let Some(command) = promtool(&arguments) else { return };
+    if left_out_without_shm("the names are the same") {
+        return;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let timed = |text: &str| -> String {
+        let timed = |line: &str| match line.starts_with('#') {
+            true => format!("{line}\n"),
+            false => format!("{line} {now}\n"),
+        };
+        text.lines().map(timed).collect()
+    };
+    let open = timed(&metrics(&full_cache(), OPEN_METRICS));
+    std::fs::write(&input, &open).unwrap();
+    let checked = run(command, "");
+    assert_eq!(checked.code, Some(0), "{}", checked.stderr);
+    // Canaries.
+    let no_end = open.replace("# EOF\n", "");
+    let other_unit = open.replace("# UNIT farside_region_bytes bytes", "# UNIT farside_keys bytes");
+    let other_type = open.replace("# TYPE farside_keys gauge", "# TYPE farside_keys untyped");
+    for wrong in [no_end, other_unit, other_type] {
+        assert_ne!(wrong, open);
+        std::fs::write(&input, wrong).unwrap();
+        let checked = run(promtool(&arguments).unwrap(), "");
+        assert_ne!(checked.code, Some(0), "{}", checked.text());
+    }
+}
+
+#[test]
+fn promtool_accepts_the_alerts_and_their_tests_pass() {
+    const ALERTS: &str = "config/prometheus/alerts.yml";
+    const TESTS: &str = "config/prometheus/alerts_test.yml";
+    let Some(command) = promtool(&["check", "rules", ALERTS]) else { return };
+    run(command, "").succeeded();
+    run(promtool(&["test", "rules", TESTS]).unwrap(), "").succeeded();
+    let (alerts, tests) = (text(ALERTS), text(TESTS));
+    let names = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let untested: Vec<_> =
+        names.filter(|name| !tests.contains(&format!("alertname: {name}\n"))).collect();
+    assert!(untested.is_empty(), "no test has these alerts: {untested:?}");
+}
+
+/// Makes a rule of each query.
+#[test]
+fn promtool_accepts_the_queries_of_the_dashboard() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rules.yml");
+    let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
+    let queries = dashboard_queries();
+    let queries = queries.iter().filter(|query| !query.starts_with("label_values("));
+    for (number, query) in queries.enumerate() {
+        let query = query.replace("$__rate_interval", "1m");
+        assert!(query.contains("$instance"), "{query}");
+        let query = serde_json::to_string(&query).unwrap();
+        rules += &format!("      - record: query:{number}\n        expr: {query}\n");
+    }
+    std::fs::write(&file, rules).unwrap();
+    let Some(command) = promtool(&["check", "rules", file.to_str().unwrap()]) else { return };
+    run(command, "").succeeded();
+}
