@@ -83,21 +83,23 @@ for name in kv-server kv-cli kv-resp kv-bench; do
 done
 [ "$(inside stat -c '%U:%G %a' /etc/farside/server.toml)" = 'farside:farside 600' ] ||
     fail "the server's config is not for the server alone"
-cp client/c/examples/quickstart.c "$root/tmp"
+# Not in /tmp, which a booted system empties.
+mkdir "$root/test"
+cp client/c/examples/quickstart.c "$root/test"
 # shellcheck disable=SC2016 # the other shell expands it
-inside sh -c 'cc /tmp/quickstart.c $(pkg-config --cflags --libs farside) -o /tmp/quickstart'
+inside sh -c 'cc /test/quickstart.c $(pkg-config --cflags --libs farside) -o /test/quickstart'
 # shellcheck disable=SC2016
-inside sh -c 'cc /tmp/quickstart.c $(pkg-config --cflags farside) -l:libfarside.a \
-    $(pkg-config --static --libs farside | sed s/-lfarside//) -o /tmp/quickstart-static'
+inside sh -c 'cc /test/quickstart.c $(pkg-config --cflags farside) -l:libfarside.a \
+    $(pkg-config --static --libs farside | sed s/-lfarside//) -o /test/quickstart-static'
 
 # What both of the following parts run.
-cat >"$root/tmp/use" <<'EOF'
+cat >"$root/test/use" <<'EOF'
 set -e
 export FARSIDE_SERVER=shm:///run/farside/kv.sock
 kv-cli put greeting hello
 [ "$(kv-cli get greeting)" = hello ]
-/tmp/quickstart "$FARSIDE_SERVER"
-/tmp/quickstart-static "$FARSIDE_SERVER"
+/test/quickstart "$FARSIDE_SERVER"
+/test/quickstart-static "$FARSIDE_SERVER"
 kv-cli verify
 EOF
 
@@ -107,31 +109,31 @@ inside sh -c 'set -e
     systemd-tmpfiles --create farside.conf
     umask 0007
     setpriv --reuid=farside --regid=farside --clear-groups \
-        kv-server --config /etc/farside/server.toml --memory 64MiB 2>/tmp/log &
+        kv-server --config /etc/farside/server.toml --memory 64MiB 2>/test/log &
     server=$!
     for n in $(seq 100); do [ -S /run/farside/kv.sock ] && break; sleep 0.1; done
-    setpriv --reuid=farside-resp --regid=farside-resp --groups=farside sh /tmp/use
-    kill $server; wait $server' || { cat "$root/tmp/log"; fail "the installed server does not serve"; }
+    setpriv --reuid=farside-resp --regid=farside-resp --groups=farside sh /test/use
+    kill $server; wait $server' || { cat "$root/test/log"; fail "the installed server does not serve"; }
 
 say "services in a booted Debian"
 # Ends by a poweroff, whatever fails.
-cat >"$root/tmp/boot-test" <<'EOF'
+cat >"$root/test/boot-test" <<'EOF'
 set -ex
 sed -i 's/^memory = .*/memory = "64MiB"/' /etc/farside/server.toml
 if systemctl is-enabled farside; then exit 1; fi
 systemctl start farside farside-resp
-sh /tmp/use
+sh /test/use
 [ "$(stat -c '%U:%G %a' /run/farside)" = 'farside:farside 750' ]
 # The gateway answers a client of redis.
 exec 3<>/dev/tcp/127.0.0.1/6379
 printf '*2\r\n$3\r\nGET\r\n$8\r\ngreeting\r\n' >&3
 read -r line <&3
 read -r line <&3
-[ "${line%?}" = hello ]
+[ "${line%?}" = hi ]
 # A region file survives a restart of the service, also one by a crash.
-printf 'region_file = "/dev/shm/farside.region"\n' >/tmp/config
-cat /etc/farside/server.toml >>/tmp/config
-cat /tmp/config >/etc/farside/server.toml
+printf 'region_file = "/dev/shm/farside.region"\n' >/test/config
+cat /etc/farside/server.toml >>/test/config
+cat /test/config >/etc/farside/server.toml
 systemctl restart farside
 FARSIDE_SERVER=shm:///run/farside/kv.sock kv-cli put kept yes
 systemctl restart farside
@@ -150,14 +152,9 @@ FailureAction=poweroff-force
 [Service]
 Type=oneshot
 PrivateTmp=no
-ExecStart=/bin/bash -c 'bash /var/boot-test >/var/boot-log 2>&1 && touch /var/boot-passed'
-ExecStopPost=/bin/sh -c 'journalctl --no-pager -u farside -u farside-resp >>/var/boot-log'
+ExecStart=/bin/bash -c 'bash /test/boot-test >/test/boot-log 2>&1 && touch /test/boot-passed'
+ExecStopPost=/bin/sh -c 'journalctl --no-pager -u farside -u farside-resp >>/test/boot-log'
 EOF
-# A booted system empties /tmp.
-mv "$root/tmp/boot-test" "$root/var/boot-test"
-mkdir "$root/var/boot-tmp"
-cp "$root"/tmp/{use,quickstart,quickstart-static} "$root/var/boot-tmp"
-sed -i 's|/tmp/\(use\|quickstart\)|/var/boot-tmp/\1|' "$root/var/boot-test" "$root/var/boot-tmp/use"
 wants=$root/etc/systemd/system/multi-user.target.wants
 ln -s ../boot-test.service "$wants/boot-test.service"
 if ! command -v systemd-nspawn >/dev/null; then
@@ -168,16 +165,16 @@ elif ! timeout 20 systemd-nspawn --quiet --register=no --keep-unit --directory="
 else
     timeout 120 systemd-nspawn --quiet --register=no --keep-unit --private-network \
         --directory="$root" --boot >"$work/boot" 2>&1 </dev/null || true
-    if [ ! -f "$root/var/boot-log" ]; then
+    if [ ! -f "$root/test/boot-log" ]; then
         tail -n 5 "$work/boot" >&2
         left_out "the services: systemd does not boot here"
     else
-        [ -f "$root/var/boot-passed" ] || { cat "$root/var/boot-log"; fail "a service fails"; }
-        grep -E 'serving|redis' "$root/var/boot-log" || true
+        [ -f "$root/test/boot-passed" ] || { cat "$root/test/boot-log"; fail "a service fails"; }
+        grep -E 'serving|redis' "$root/test/boot-log" || true
         echo "farside and farside-resp serve with the protection of their units"
     fi
 fi
-rm -rf "$root"/var/boot-* "$root/etc/systemd/system/boot-test.service" "$wants/boot-test.service"
+rm -rf "$root/test" "$root/etc/systemd/system/boot-test.service" "$wants/boot-test.service"
 
 say "remove and purge"
 inside dpkg --remove farside libfarside-dev libfarside0.1 2>&1 | grep -v '^(Reading'
@@ -195,22 +192,20 @@ image=$work/image
 rm -rf "$image"
 tools/scripts/image-root.sh "$image" "${CARGO_TARGET_DIR:-target}/release"
 install -d -m 2777 "$image/region"
-install -d "$image/dev" && mknod -m 666 "$image/dev/null" c 1 3
-# As in a pod: any user, a folder with all permissions, and no other file system.
+install -d "$image/dev" "$image/proc" && mknod -m 666 "$image/dev/null" c 1 3
+# As in a pod: any user, a folder with all permissions, and no other file system than /proc.
 export image
 # shellcheck disable=SC2016 # the other shell expands it
-unshare --net --fork bash -c 'set -e
+unshare --mount --pid --net --fork --mount-proc="$image/proc" bash -c 'set -e
     ip link set lo up
-    in_image() { chroot --userspec=65532:65532 --groups= "$image" "$@"; }
+    in_image=(chroot --userspec=65532:65532 --groups= "$image")
     export PATH=/usr/bin:$PATH FARSIDE_SERVER=tcp://127.0.0.1:7499
-    in_image /usr/bin/kv-server --listen tcp://127.0.0.1:7499 --memory 64MiB \
+    "${in_image[@]}" /usr/bin/kv-server --listen tcp://127.0.0.1:7499 --memory 64MiB \
         --region-file /region/farside.region 2>"$image/log" &
     server=$!
-    for n in $(seq 50); do
-        in_image /usr/bin/kv-cli put greeting hello 2>/dev/null && break
-        sleep 0.1
-    done
-    [ "$(in_image /usr/bin/kv-cli get greeting)" = hello ]
+    for n in $(seq 100); do grep -q serving "$image/log" && break; sleep 0.1; done
+    "${in_image[@]}" /usr/bin/kv-cli put greeting hello
+    [ "$("${in_image[@]}" /usr/bin/kv-cli get greeting)" = hello ]
     kill $server; wait $server' || { cat "$image/log"; fail "the commands do not run in the image"; }
 du -sh "$image" | sed 's|\t.*| of files; the commands run in it as user 65532|'
 rm -rf "$image" "$root"
