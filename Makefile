@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help build demo demo-cluster demo-python test test-python wheel soak fuzz miri instructions
 .PHONY: test-verbs vm bench-verbs bench-clients bench-cluster bench-compare bench-python bench-resp bench-tcp
-.PHONY: slow-link install-c package site tour-test deny clean
+.PHONY: slow-link install install-c deb deb-test check-configs package site tour-test deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted. Backtraces
@@ -149,6 +149,19 @@ install-c: ## Builds the client library for C, and installs it (PREFIX=/usr/loca
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && cargo build --release --locked -p farside-c
 	client/c/install.sh --prefix "$(PREFIX)" --built "$${CARGO_TARGET_DIR:-target}/release"
+
+install: build ## Installs commands, manual pages, completions and units (PREFIX=/usr/local, DESTDIR)
+	tools/scripts/install.sh --prefix "$(PREFIX)" --built "$${CARGO_TARGET_DIR:-target}/release"
+
+deb: build ## Packages commands, services and the client library for C for Debian: target/deb
+	. tools/scripts/verbs-env.sh && cargo build --release --locked -p farside-c
+	tools/scripts/deb.sh
+
+deb-test: deb ## Tests the packages with lintian, in a clean Debian and its systemd, and the image; as root
+	tools/scripts/test-deb.sh
+
+check-configs: ## Checks units, Dockerfile, Helm chart, Kubernetes manifests and workflows
+	tools/scripts/check-configs.sh
 
 package: ## Packages the crates that users need, and checks their content
 	@tools/scripts/needs.sh

@@ -3,12 +3,14 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::CommandFactory;
 use farside_bench::allocations::CountingAllocator;
 use farside_bench::args::{Args, Command};
 use farside_bench::command::Interrupt;
 use farside_bench::publish::IntervalLog;
 use farside_bench::report::YcsbReport;
 use farside_bench::{Error, Result, command, html, policies, publish, run, verbs};
+use farside_config::generate::generate;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -16,6 +18,9 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const COMMAND: command::Command = command::Command("kv-bench");
 
 fn main() -> ExitCode {
+    if let Some(code) = generate(Args::command) {
+        return code;
+    }
     COMMAND.run(Args::read(std::env::args_os()), measure)
 }
 

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use farside_config::command_line::{one_line, usage_line};
+use farside_config::generate::generate;
 use farside_config::size::ByteSize;
 use farside_config::{LogFormat, LogLevel, ServerConfig, check_private, metrics_address, signals};
 use farside_control::address::Address;
@@ -87,6 +88,9 @@ struct Flags {
 const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
+    if let Some(code) = generate(Flags::command) {
+        return code;
+    }
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
         Err(error) if error.use_stderr() => {

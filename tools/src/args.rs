@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueHint};
-use clap_complete::Shell;
 use farside_config::size::{ByteSize, ByteSizeError};
 use farside_layout::{CHUNK_BYTES, REGION_BYTES_MAX};
 use farside_tools::encoding::Encoding;
@@ -151,11 +150,6 @@ pub(crate) enum Command {
         #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "8GiB")]
         #[arg(value_parser = parse_measured)]
         measure: Option<ByteSize>,
-    },
-    /// Print a completion script for a shell
-    Completions {
-        /// The shell
-        shell: Shell,
     },
 }
 

@@ -35,11 +35,15 @@ use std::sync::Arc;
 use clap::{CommandFactory, Parser};
 use farside::Store;
 use farside_config::command_line::{exit_code, one_line, usage_line};
+use farside_config::generate::generate;
 
 use args::{Args, Command};
 use output::ExitStatus;
 
 fn main() -> ExitCode {
+    if let Some(code) = generate(Args::command) {
+        return code;
+    }
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if is_usage_error(&error) => {
@@ -110,17 +114,5 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Verify { region } => verify::verify(args, region.as_deref()),
         Command::Cluster(command) => cluster::cluster(args, command),
         Command::Doctor { measure } => doctor::doctor(args, *measure),
-        Command::Completions { shell } => print_completions(*shell),
     }
-}
-
-fn print_completions(shell: clap_complete::Shell) -> anyhow::Result<ExitStatus> {
-    let mut command = Args::command();
-    let name = command.get_name().to_owned();
-    // Into memory first, because the generator panics if its writer fails.
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command, name, &mut script);
-    let mut stdout = output::stdout();
-    std::io::Write::write_all(&mut stdout, &script)?;
-    output::finish(stdout)
 }

@@ -4,6 +4,8 @@
 
 mod cluster;
 pub mod command_line;
+#[cfg(feature = "commands")]
+pub mod generate;
 mod metrics;
 mod rdma;
 mod secret;

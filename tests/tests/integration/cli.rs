@@ -386,7 +386,7 @@ fn no_server_is_reported_in_one_line() {
 }
 
 #[test]
-fn help_doctor_and_completions_need_no_server() {
+fn help_and_doctor_need_no_server() {
     let doctor = cli_alone(&["doctor"]).succeeded();
     for what in ["processors", "huge pages", "locked memory", "RDMA", "server"] {
         assert!(doctor.text().contains(what), "{}", doctor.text());
@@ -400,13 +400,21 @@ fn help_doctor_and_completions_need_no_server() {
         let has_line = doctor.text().contains(line);
         assert!(doctor.code == Some(code) && has_line, "{}", doctor.text());
     }
-    for shell in ["bash", "zsh", "fish"] {
-        let script = cli_alone(&["completions", shell]);
-        assert_eq!((script.code, script.stderr.as_str()), (Some(0), ""));
-        assert!(script.text().contains("kv-cli"), "{shell}");
-    }
     let help = cli_alone(&["--help"]);
     assert!(help.code == Some(0) && help.text().contains("Exit codes"));
+}
+
+#[test]
+fn every_command_generates_its_manual_and_completions() {
+    for name in ["kv-bench", "kv-cli", "kv-resp", "kv-server"] {
+        for kind in ["man", "complete-bash", "complete-fish", "complete-zsh"] {
+            let document = CommandOutput::of(command(name).args(["--generate", kind])).succeeded();
+            let part = if kind == "man" { ".SH SEE ALSO" } else { name };
+            assert!(document.text().contains(part), "{name} {kind}");
+        }
+        let wrong = CommandOutput::of(command(name).args(["--generate", "html"]));
+        wrong.expect_line(2, &["takes man or complete-bash"]);
+    }
 }
 
 #[test]

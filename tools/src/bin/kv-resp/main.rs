@@ -27,9 +27,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use farside::{Client, Error, SetupError, TlsFiles};
 use farside_config::command_line::{exit_code, one_line, usage_line};
+use farside_config::generate::generate;
 use farside_config::{ClientConfig, ConfigError, check_private, signals};
 use farside_fabric::tcp::{TlsError, TlsServer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -51,6 +52,9 @@ const DESCRIPTORS_KEPT: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 fn main() -> ExitCode {
+    if let Some(code) = generate(Args::command) {
+        return code;
+    }
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if error.use_stderr() => {
