@@ -1,7 +1,7 @@
 # An image with the four commands and nothing else: no shell, no package manager, no root.
 #
 #   docker build --tag farside:0.1.0 .
-#   docker run --publish 7400:7400 farside:0.1.0 kv-server --listen tcp://0.0.0.0:7400 --memory 1GiB
+#   docker run --publish 127.0.0.1:7400:7400 farside:0.1.0 kv-server --listen tcp://0.0.0.0:7400 --memory 1GiB
 FROM rust:1.93-slim-bookworm AS build
 WORKDIR /source
 COPY . .

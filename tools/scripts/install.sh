@@ -6,6 +6,8 @@
 # DESTDIR is put before the prefix, as packages need it. Nothing is written to /etc: the config files
 # are in PREFIX/share/doc/farside/examples. client/c/install.sh installs the library for C.
 set -euo pipefail
+# All users may read what is installed.
+umask 022
 top=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 
 prefix=/usr/local built=$top/target/release strip=

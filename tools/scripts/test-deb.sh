@@ -26,7 +26,11 @@ fi
 say "completions"
 for shell in bash zsh fish; do
     command -v $shell >/dev/null || { left_out "$shell is not installed"; continue; }
-    find target/deb/staged/usr/share -path "*$shell*" -type f -exec $shell -n {} \;
+    mapfile -t files < <(find target/deb/staged/usr/share -path "*$shell*" -type f)
+    [ ${#files[@]} -eq 4 ] || fail "${#files[@]} completions for $shell"
+    for file in "${files[@]}"; do
+        "$shell" -n "$file" || fail "$shell cannot read $file"
+    done
     echo "$shell reads its completions"
 done
 

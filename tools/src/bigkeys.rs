@@ -14,7 +14,7 @@ use crate::output::{self, ExitStatus};
 pub(crate) fn bigkeys(args: &Args, options: &BigKeys) -> anyhow::Result<ExitStatus> {
     let mut session = connect::reader(args)?.session()?;
     let mut outcome = ExitStatus::Done;
-    // The least of the longest so far is on top. Equal lengths are in the order of the keys.
+    // The shortest of the values kept is on top. Equal lengths are in the order of the keys.
     let mut longest = BinaryHeap::new();
     let bar = output::progress("reading the values");
     for entry in session.scan()? {

@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::connect;
 use crate::output::{self, ExitStatus};
 
-/// `ping`: a request to each server, which its thread answers.
+/// `ping`: sends a request to each server, and prints how long its thread took to answer.
 pub(crate) fn ping(args: &Args) -> anyhow::Result<ExitStatus> {
     let client = connect::reader(args)?;
     let (mut stdout, mut status) = (output::stdout(), ExitStatus::Done);

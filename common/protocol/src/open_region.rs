@@ -24,6 +24,11 @@ pub(crate) const UNUSED_SHARE_MAX: u32 = 1 << 10;
 /// [`OpenRegion::unused_share`] is a moving average over about this many windows.
 const SHARE_WINDOWS: u32 = 8;
 
+/// The least and the greatest [`Constants::backoff_ns`]. No pause is longer than 1024 times the
+/// greatest.
+const BACKOFF_NS_MIN: Nanos = 250;
+const BACKOFF_NS_MAX: Nanos = 20_000;
+
 /// The constants of `docs/protocol.md`, for one region over one fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct Constants {
@@ -38,6 +43,10 @@ pub struct Constants {
     pub proof_age_ns_max: Nanos,
     /// The longest time after its post at which a chain can take effect.
     pub lateness_ns: Nanos,
+    /// The longest random pause before the second attempt of an operation that other clients
+    /// disturbed: a usual round trip, which is several times the shortest one. Many clients that
+    /// change the same key need pauses of many round trips.
+    pub backoff_ns: Nanos,
 }
 
 impl Constants {
@@ -49,6 +58,7 @@ impl Constants {
             exact_hint_read_ns_max: (INCARNATIONS - 1) * timing.round_trip_min_ns,
             proof_age_ns_max: proof_age_max_ns(grace_ns, timing.lateness_max_ns),
             lateness_ns: timing.lateness_max_ns,
+            backoff_ns: (4 * timing.round_trip_min_ns).clamp(BACKOFF_NS_MIN, BACKOFF_NS_MAX),
         }
     }
 }

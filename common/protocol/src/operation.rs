@@ -26,14 +26,10 @@ use crate::{Action, Change, Lifetime, Modification, OperationError, Version};
 pub(crate) const ATTEMPTS_MAX: u32 = 128;
 /// The longest pause between two READs of a word that a split is moving.
 const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
-/// The longest random pause before the second attempt. Before a later attempt it is as long as the
-/// last attempt has taken, doubled with each attempt.
-const BACKOFF_NS: Nanos = 250;
-/// The longest time of an attempt by which a pause is chosen. A longer attempt waited for other
-/// reasons.
-const BACKOFF_ATTEMPT_NS_MAX: Nanos = 1_000_000;
-/// Limit on the doublings of a pause.
-const BACKOFF_DOUBLINGS_MAX: u32 = 9;
+/// Limit on the doublings of a pause between attempts.
+const BACKOFF_DOUBLINGS_MAX: u32 = 10;
+/// The shortest pause between two READs of a word that a split is moving.
+const MOVING_PAUSE_NS_MIN: Nanos = 250;
 
 pub(crate) type ProtocolResult<T> = Result<T, Failure>;
 
@@ -322,9 +318,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Pauses before the next attempt, after other clients disturbed this one. The pause is random,
-    /// so that two clients do not disturb each other again and again. It grows with the attempts,
-    /// and with the time that one takes: on a network, many clients that change the same key need
-    /// pauses of many round trips.
+    /// so that two clients do not disturb each other again and again. It doubles with each attempt.
     ///
     /// # Errors
     /// [`OperationError::Contended`] after [`ATTEMPTS_MAX`] attempts, or if the attempts have READ
@@ -335,11 +329,10 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if attempts == ATTEMPTS_MAX || tries.have_read_too_much(read_bytes) {
             return Err(OperationError::Contended { attempts }.into());
         }
-        let now = self.now();
-        let attempt_ns = tries.attempt_ns(now).clamp(BACKOFF_NS, BACKOFF_ATTEMPT_NS_MAX);
-        let pause = self.engine.random.below(attempt_ns << attempts.min(BACKOFF_DOUBLINGS_MAX));
-        self.engine.endpoint.sleep_until(self.lane, now + pause).await;
-        *tries = tries.next(self.now());
+        let backoff = self.region.constants.backoff_ns << attempts.min(BACKOFF_DOUBLINGS_MAX);
+        let pause = self.engine.random.below(backoff);
+        self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
+        *tries = tries.next();
         Ok(())
     }
 
@@ -358,7 +351,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if has_timed_out(move_wait) {
             return Err(self.contended());
         }
-        let pause = move_wait.waited().clamp(BACKOFF_NS, MOVING_PAUSE_NS_MAX);
+        let pause = move_wait.waited().clamp(MOVING_PAUSE_NS_MIN, MOVING_PAUSE_NS_MAX);
         self.engine.endpoint.sleep_until(self.lane, now + pause).await;
         Ok(())
     }

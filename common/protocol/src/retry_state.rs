@@ -1,7 +1,6 @@
 //! The limits on an operation that is tried again, because other operations changed its slots or
 //! its READs took too long.
 
-use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
 
 /// The maximum number of bytes that the retries READ, all together. A value that does not arrive
@@ -13,8 +12,6 @@ const RETRIED_BYTES_MAX: u64 = 64 << 20;
 #[derive(Default)]
 pub(super) struct RetryState {
     pub(super) attempts: u32,
-    /// When this attempt began. `None` for the first one.
-    began: Option<Nanos>,
     /// The bytes that the lane had READ when the first attempt failed.
     read_bytes: Option<u64>,
     /// The wait for a split that is moving the key.
@@ -31,15 +28,8 @@ impl RetryState {
         read_bytes.wrapping_sub(bytes_at_first) > RETRIED_BYTES_MAX
     }
 
-    /// How long this attempt has taken; 0 for the first one.
-    pub(super) fn attempt_ns(&self, now: Nanos) -> Nanos {
-        self.began.map_or(0, |began| now.saturating_sub(began))
-    }
-
-    /// The state of the next attempt, which begins now and has not waited yet.
-    pub(super) fn next(&self, now: Nanos) -> Self {
-        let attempts = self.attempts + 1;
-        let (began, read_bytes) = (Some(now), self.read_bytes);
-        Self { attempts, began, read_bytes, ..Self::default() }
+    /// The state of the next attempt, which has not waited yet.
+    pub(super) fn next(&self) -> Self {
+        Self { attempts: self.attempts + 1, read_bytes: self.read_bytes, ..Self::default() }
     }
 }

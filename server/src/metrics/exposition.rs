@@ -84,7 +84,6 @@ fn prometheus_text(open_metrics: &str) -> String {
             let (suffix, kind) = match kind {
                 "counter" => ("_total", kind),
                 "info" => ("_info", "gauge"),
-                "unknown" => ("", "untyped"),
                 _ => ("", kind),
             };
             text += &format!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}\n");

@@ -32,7 +32,9 @@ impl ProcessFigures {
             cpu: Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32),
             memory: memory(),
             // Without the descriptor that reads the folder.
-            open_fds: fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64 - 1),
+            open_fds: fs::read_dir("/proc/self/fd")
+                .ok()
+                .map(|all| (all.count() as u64).saturating_sub(1)),
             max_fds: getrlimit(Resource::Nofile).current,
         }
     }

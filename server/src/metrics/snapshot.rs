@@ -98,7 +98,8 @@ impl AsFd for MetricsQuestions {
 pub(crate) struct ServiceLink {
     event: Arc<OwnedFd>,
     answers: Receiver<ServiceSnapshot>,
-    last: Option<(Instant, ServiceSnapshot)>,
+    /// The last answer, or that there was none, and when.
+    last: Option<(Instant, Option<ServiceSnapshot>)>,
 }
 
 /// Returns both ends.
@@ -114,11 +115,17 @@ impl ServiceLink {
     /// Returns the numbers of the serving thread, which are at most [`AGE_MAX`] old. `None` if the
     /// thread does not answer.
     pub(crate) fn snapshot(&mut self) -> Option<&ServiceSnapshot> {
-        let is_recent = |(at, _): &(Instant, ServiceSnapshot)| at.elapsed() < AGE_MAX;
-        if !self.last.as_ref().is_some_and(is_recent) {
-            self.last = self.ask().map(|snapshot| (Instant::now(), snapshot));
+        self.snapshot_at(Instant::now())
+    }
+
+    /// As [`ServiceLink::snapshot`], at this time.
+    fn snapshot_at(&mut self, now: Instant) -> Option<&ServiceSnapshot> {
+        let age = self.last.as_ref().map(|(at, _)| now.saturating_duration_since(*at));
+        if age.is_none_or(|age| age >= AGE_MAX) {
+            let answer = self.ask();
+            self.last = Some((Instant::now(), answer));
         }
-        self.last.as_ref().map(|(_, snapshot)| snapshot)
+        self.last.as_ref()?.1.as_ref()
     }
 
     fn ask(&self) -> Option<ServiceSnapshot> {
@@ -132,6 +139,7 @@ impl ServiceLink {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::RecvTimeoutError;
     use std::thread;
 
     use super::*;
@@ -155,8 +163,8 @@ mod tests {
         }
     }
 
-    fn shown(link: &mut ServiceLink) -> Option<u64> {
-        link.snapshot().map(|snapshot| snapshot.statistics.uptime_ms)
+    fn shown(link: &mut ServiceLink, now: Instant) -> Option<u64> {
+        link.snapshot_at(now).map(|snapshot| snapshot.statistics.uptime_ms)
     }
 
     #[test]
@@ -172,23 +180,23 @@ mod tests {
                 questions.answer(snapshot(uptime_ms));
             }
         });
-        assert_eq!([shown(&mut link), shown(&mut link)], [Some(3), Some(3)]);
-        thread::sleep(AGE_MAX);
-        assert_eq!(shown(&mut link), Some(4));
+        let now = Instant::now();
+        assert_eq!([shown(&mut link, now), shown(&mut link, now)], [Some(3), Some(3)]);
+        assert_eq!(shown(&mut link, Instant::now() + AGE_MAX), Some(4));
         answered.join().unwrap();
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const POLLED: rustix::event::PollFlags = rustix::event::PollFlags::IN;
 
     #[test]
     fn a_serving_thread_that_does_not_answer_or_has_ended_is_not_waited_for_without_end() {
         let (questions, mut link) = link().unwrap();
         let started = Instant::now();
-        assert_eq!(shown(&mut link), None);
+        assert_eq!(shown(&mut link, started), None);
         assert!(started.elapsed() >= ANSWER_MAX);
         drop(questions);
-        let started = Instant::now();
-        assert_eq!(shown(&mut link), None);
-        assert!(started.elapsed() < ANSWER_MAX);
+        assert_eq!(link.answers.recv_timeout(TIMEOUT).err(), Some(RecvTimeoutError::Disconnected));
+        assert_eq!(shown(&mut link, Instant::now() + AGE_MAX), None);
     }
 }

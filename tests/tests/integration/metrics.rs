@@ -235,20 +235,19 @@ fn silent_slow_and_garbage_connections_keep_no_one_out() {
     let threads = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().count();
     assert!(threads < 16, "{threads}");
     // A silent connection is closed although no other comes.
-    let (mut silent, started) = (connect(&server), Instant::now());
+    let started = Instant::now();
+    let mut silent = connect(&server);
     assert_eq!(silent.read(&mut [0; 8]).unwrap(), 0, "the server closes it");
-    assert!(started.elapsed() >= Duration::from_secs(8), "{:?}", started.elapsed());
+    assert!(started.elapsed() >= Duration::from_secs(10), "{:?}", started.elapsed());
     wait_until("the descriptors are back", TEST_TIMEOUT, || server.descriptors().len() <= before);
 }
 
 #[test]
-fn a_server_stops_at_once_although_requests_are_pending() {
+fn a_server_stops_although_requests_are_pending() {
     let mut server = ServerProcess::start(&format!("--memory 16MiB {METRICS}"));
     let pending: Vec<_> = (0..10).map(|_| connect(&server)).collect();
-    let started = Instant::now();
     server.signal(Signal::TERM);
     assert!(server.wait().success());
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     drop(pending);
 }
 

@@ -22,7 +22,8 @@ pub struct Region {
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 const CACHE_LINE_WORDS: usize = 8;
 const PART_WORDS: usize = PART_BYTES / WORD_BYTES as usize;
-/// As many words as a processor fetches at once.
+/// The first words of a part, which are prefetched one part earlier than its rest. A processor
+/// stalls if many more cache lines are in flight.
 const AHEAD_WORDS: usize = 16 * CACHE_LINE_WORDS;
 
 impl Region {
@@ -303,9 +304,9 @@ impl Region {
     }
 }
 
-/// The parts of memory that is copied from a region and summed. The memory of later parts arrives
-/// meanwhile. A processor waits for a prefetch if too many are under way, so some are left for the
-/// time when a part is summed, which needs no memory.
+/// Splits words of a region into parts that are copied, then summed. While one part is copied, the
+/// rest of the next one is prefetched. Before a part is summed, the first words of the part after
+/// the next are prefetched: summing loads nothing from the region, so it hides this wait.
 struct PartsToRead<'r> {
     /// The words of this part and of all later ones.
     rest: &'r [AtomicU64],

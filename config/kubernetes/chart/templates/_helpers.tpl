@@ -14,5 +14,5 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* tmpfs counts as memory of the container, huge pages have a limit of their own. */ -}}
 {{- define "farside.memory" -}}
-{{ if .Values.hugePages }}{{ .Values.overheadMiB }}{{ else }}{{ add .Values.memoryMiB .Values.overheadMiB }}{{ end }}Mi
+{{ if .Values.hugePages }}{{ int64 .Values.overheadMiB }}{{ else }}{{ add .Values.memoryMiB .Values.overheadMiB }}{{ end }}Mi
 {{- end }}

@@ -37,7 +37,7 @@ const NAP: Duration = Duration::from_micros(20);
 const NAPS: u32 = 50;
 /// The longest nap. Events of sockets end it, unlike shorter ones.
 const NAP_MAX: Duration = Duration::from_millis(1);
-/// How long a worker looks for events before it sleeps, if its last sleep was as short. To wake a
+/// How long a worker looks for events before it sleeps, if its last wait was as short. To wake a
 /// processor takes a client several microseconds.
 const LOOK: Duration = Duration::from_micros(50);
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -311,7 +311,7 @@ impl Worker {
                     return Ok(());
                 }
             }
-            let began = Instant::now();
+            // After a look in vain the next wait begins with sleep.
             self.take_events(events, until_login.as_ref())?;
             self.looks = began.elapsed() < LOOK;
             return Ok(());
