@@ -71,7 +71,7 @@ test: ## Checks format, lints, packages and documentation; runs the tests, over 
 	    cargo test --workspace --locked -- \
 	        --skip pairs:: --skip removals:: --skip etcd_failures:: --skip etcd_login:: && \
 	    tests/over-tcp
-	. tools/scripts/verbs-env.sh && tools/scripts/beside.sh sh -c \
+	. tools/scripts/verbs-env.sh && FARSIDE_BUILT=1 tools/scripts/beside.sh sh -c \
 	    'tests/vm/suite --sample && tests/vm/two-hosts "two hosts" "kill -9" stopped power-off'
 
 MINUTES ?= 10
