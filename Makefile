@@ -43,8 +43,8 @@ test-python: ## Builds the Python wheel, installs it in a clean venv, and runs i
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && cargo build --locked -p farside-c && cargo build --locked \
-	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client
-	tools/scripts/test-python.sh
+	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client && \
+	    tools/scripts/test-python.sh $(PYTHON_TEST)
 
 wheel: ## Builds the Python wheel for manylinux_2_28, and checks it: target/wheels
 	@tools/scripts/needs.sh
@@ -84,9 +84,7 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
 	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
 	    tests/over-tcp --all && tests/vm/suite && tests/vm/two-hosts
-	. tools/scripts/verbs-env.sh && cargo build --locked -p farside-c && cargo build --locked \
-	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client && \
-	    tools/scripts/test-python.sh --rdma
+	$(MAKE) test-python PYTHON_TEST=--rdma
 
 SECONDS ?= 60
 fuzz: ## Fuzzes every decoder with libFuzzer, SECONDS=60 each; needs nightly and cargo-fuzz
@@ -174,8 +172,7 @@ site: ## Builds a site of all pages and of the API, with search, and checks its 
 
 tour-test: build ## Runs the commands of docs/tour.md, and compares what they print with the page
 	tools/scripts/demo-python.sh --install
-	. tools/scripts/verbs-env.sh && cargo build --release --locked -p farside-c
-	client/c/install.sh --prefix "$$PWD/target/tour" --built "$${CARGO_TARGET_DIR:-target}/release"
+	$(MAKE) install-c PREFIX="$$PWD/target/tour" DESTDIR=
 	tools/scripts/tour.py
 
 deny: ## Checks licences, sources and known vulnerabilities of all dependencies

@@ -18,6 +18,7 @@ mod membership;
 mod watcher;
 
 pub use error::ClusterError;
+pub(crate) use identity::own_start;
 pub(crate) use joining::{Joining, join};
 pub(crate) use membership::{Changes, Membership, OwnView};
 pub(crate) use watcher::Watcher;

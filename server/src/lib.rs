@@ -29,6 +29,7 @@ mod collect;
 mod content;
 pub mod depot;
 mod error;
+mod event;
 mod eviction;
 mod expiry;
 mod formatting;
@@ -45,9 +46,6 @@ mod service;
 mod splits;
 mod sweep;
 mod walk;
-
-/// The version of the package, which `kv-server --version` prints, too.
-pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub use cluster::ClusterError;
 pub use error::{Damage, RestoreError, ServerError};

@@ -2,7 +2,6 @@
 #![deny(unsafe_code)]
 
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use clap::{CommandFactory, Parser};
 use farside_config::command_line::{one_line, usage_line};
 use farside_config::generate::generate;
 use farside_config::size::ByteSize;
-use farside_config::{LogFormat, LogLevel, ServerConfig, check_private, metrics_address, signals};
+use farside_config::{LogFormat, LogLevel, MetricsAddress, ServerConfig, check_private, signals};
 use farside_control::address::Address;
 use farside_fabric::shm::HugePages;
 use farside_server::Server;
@@ -77,8 +76,8 @@ struct Flags {
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
     /// Where to serve metrics for Prometheus over HTTP, such as 127.0.0.1:9400
-    #[arg(long, value_name = "ADDRESS", value_parser = metrics_address)]
-    metrics: Option<SocketAddr>,
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<MetricsAddress>,
     /// Format of log lines: human or json
     #[arg(long, value_name = "FORMAT")]
     log: Option<LogFormat>,

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use farside_fabric::shm::Region;
 use farside_layout::Geometry;
-use rustix::event::EventfdFlags;
 
 use crate::error::{ServerError, system};
+use crate::event::{new_event, signal};
 use connections::MetricsConnections;
 use exposition::Format;
 use families::Figures;
@@ -92,9 +92,8 @@ impl MetricsServer {
         region: MetricsRegion,
     ) -> Result<Self, ServerError> {
         let MetricsListener { listener, address, link } = listener;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let what = "start the thread for metrics";
-        let stop = rustix::event::eventfd(0, flags).map_err(system(what))?;
+        let stop = new_event().map_err(system(what))?;
         let stopped = stop.try_clone().map_err(system(what))?;
         let mut source = Source { link, region, started_at: process::started_at() };
         let mut connections = MetricsConnections::new(listener);
@@ -122,8 +121,7 @@ impl MetricsServer {
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
-        // Fails only if the event counter is full, and then the thread is awake anyway.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        signal(&self.stop);
         // A panic of the thread has been reported, and the server works without metrics.
         let _ = self.thread.take().map(JoinHandle::join);
     }

@@ -14,10 +14,10 @@ use farside_config::{ServerConfig, addresses_text};
 use farside_control::address::Address;
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::TlsServer;
-use rustix::event::EventfdFlags;
 
 use crate::cluster::{self, Joining, Membership, Watcher};
 use crate::error::{ServerError, system};
+use crate::event::{new_event, signal};
 use crate::huge_pages::{self, BackgroundCollapse};
 use crate::metrics::{self, MetricsRegion, MetricsServer};
 use crate::recovery::{self, ServedRegion, region_memory};
@@ -59,7 +59,8 @@ impl Server {
         let tls = check(config)?.map(Arc::new);
         let addresses = config.listen.clone();
         let is_rdma = config.listens_at(Address::is_rdma);
-        let (metrics, questions) = config.metrics.map(metrics::bind).transpose()?.unzip();
+        let (metrics, questions) =
+            config.metrics.map(|at| metrics::bind(at.0)).transpose()?.unzip();
         // Waits for the records, so nothing listens yet: clients try other servers meanwhile.
         let joining = cluster::join(config, stop)?;
         // The device's first, because the others use the device.
@@ -91,8 +92,7 @@ impl Server {
         // Makes the pages before a device pins the memory, because pinned pages cannot be replaced.
         let pages_left = huge_pages::make(&memory, is_rdma, stop);
         let memory = Arc::new(memory);
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(system("create an event"))?;
+        let stop = new_event().map_err(system("create an event"))?;
         let (membership, watcher) = joined.unzip();
         let events = (&stop, questions);
         let service =
@@ -196,8 +196,7 @@ pub struct Stopper(Arc<OwnedFd>);
 impl Stopper {
     /// Tells the server to stop. Returns at once.
     pub fn stop(&self) {
-        // Fails only if the event counter is full, and then the thread is awake anyway.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        signal(&self.0);
     }
 }
 

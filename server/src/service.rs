@@ -179,7 +179,7 @@ impl ControlService {
             self.take_turn()?;
             self.do_chores()?;
             // Last, so that no client waits for it.
-            if events.iter().any(|event| event.data.u64() == METRICS) {
+            if numbers().any(|number| number == METRICS) {
                 self.answer_metrics();
             }
         }

@@ -1,5 +1,6 @@
 //! Commands of Farside that run to their end, and checks of their output.
 
+use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use crate::binary;
@@ -33,6 +34,14 @@ impl CommandOutput {
     /// Runs the command to its end.
     pub fn of(command: &mut Command) -> Self {
         Self::new(command.output().unwrap())
+    }
+
+    /// Runs the command to its end, with this stdin.
+    pub fn with_stdin(command: &mut Command, stdin: &[u8]) -> Self {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(stdin).unwrap();
+        Self::new(child.wait_with_output().unwrap())
     }
 
     /// Its stdout as text.

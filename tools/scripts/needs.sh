@@ -57,31 +57,24 @@ if [ "${1:-}" = --test ] && ! browser; then
         echo "no Chromium here: kv-bench's report will not be tested in a browser" >&2
     fi
 fi
-if [ "${1:-}" = --test ] && ! command -v redis-server >/dev/null; then
-    if command -v apt-get >/dev/null && apt-cache show redis-server >/dev/null 2>&1; then
-        echo "redis is missing: installing redis-server" >&2
-        install redis-server || echo "redis cannot be installed: what needs it is left out" >&2
+
+# optional COMMAND PACKAGE WHAT: installs the package if the command is missing and the system has it.
+optional() {
+    ! command -v "$1" >/dev/null || return 0
+    if command -v apt-get >/dev/null && apt-cache show "$2" >/dev/null 2>&1; then
+        echo "$1 is missing: installing $2" >&2
+        install "$2" || echo "$2 cannot be installed: $3 is left out" >&2
     else
-        echo "no redis here, and no package of it: kv-resp will not be compared with it" >&2
+        echo "no $1 here, and no package of it: $3 is left out" >&2
+    fi
+}
+if [ "${1:-}" = --test ]; then
+    optional redis-server redis-server "what compares kv-resp with redis"
+    had_promtool=$(command -v promtool || true)
+    optional promtool prometheus "what checks metrics and alerts"
+    # Only promtool is needed. The package starts a server at port 9090 where systemd runs.
+    if [ -z "$had_promtool" ] && command -v promtool >/dev/null && [ -d /run/systemd/system ]; then
+        "${as_root[@]}" systemctl disable --now --quiet prometheus || true
     fi
 fi
-if [ "${1:-}" = --test ] && ! command -v promtool >/dev/null; then
-    if command -v apt-get >/dev/null && apt-cache show prometheus >/dev/null 2>&1; then
-        echo "promtool is missing: installing prometheus" >&2
-        install prometheus || echo "Prometheus cannot be installed: what needs promtool is left out" >&2
-        # Only promtool is needed. The package starts a server at port 9090 where systemd runs.
-        if [ -d /run/systemd/system ]; then
-            "${as_root[@]}" systemctl disable --now --quiet prometheus || true
-        fi
-    else
-        echo "no promtool here, and no package of it: metrics and alerts will not be checked by it" >&2
-    fi
-fi
-if [ -n "${1:-}" ] && ! command -v etcd >/dev/null; then
-    if ! command -v apt-get >/dev/null || ! apt-cache show etcd-server >/dev/null 2>&1; then
-        echo "no etcd here, and no package of it: what needs it is left out" >&2
-    else
-        echo "etcd is missing: installing etcd-server" >&2
-        install etcd-server || echo "etcd cannot be installed: what needs it is left out" >&2
-    fi
-fi
+[ -z "${1:-}" ] || optional etcd etcd-server "what needs it"

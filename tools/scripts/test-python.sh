@@ -51,8 +51,7 @@ if [ -n "$rdma" ]; then
     tests/vm/build.sh
     [ $# -gt 0 ] || set -- test_client.py test_clients.py test_aio.py
     cd client/python/tests
-    FARSIDE_TEST_DEVICE=10.9.0.1 exec "$root/tests/vm/run" --memory 4G --timeout 1500 -- \
-        "$root/tests/vm/steady" env "KV_SERVER=$KV_SERVER" \
+    FARSIDE_TEST_DEVICE=10.9.0.1 exec "$root/tests/vm/in-guest" env "KV_SERVER=$KV_SERVER" \
         "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
 fi
 

@@ -27,7 +27,7 @@ pub(crate) fn bigkeys(args: &Args, options: &BigKeys) -> anyhow::Result<ExitStat
                 }
             }
             Err(error) => {
-                output::print_message(one_line(&error));
+                bar.suspend(|| output::print_message(one_line(&error)));
                 outcome = outcome.or_failed(error.exit_code());
             }
         }

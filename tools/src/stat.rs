@@ -4,7 +4,7 @@ use std::io::Write;
 
 use farside_config::command_line::exit_code;
 use farside_control::ServerStatistics;
-use farside_layout::{CHUNK_BYTES, SizeClass};
+use farside_layout::CHUNK_BYTES;
 use farside_tools::check::{ClassUse, Report, Scope};
 use farside_tools::encoding::{printable, to_json};
 use serde::Serialize;
@@ -144,7 +144,7 @@ struct Snapshots {
 struct Class {
     block_bytes: u64,
     /// What the blocks hold. Two classes of the same length hold different contents.
-    content: Content,
+    content: &'static str,
     chunks: u64,
     blocks: u64,
     /// Blocks that hold a key.
@@ -159,37 +159,6 @@ struct Class {
     evicted: u64,
     /// How long after their write keys are evicted: the mean of the latest evictions.
     evicted_after_ms: u64,
-}
-
-/// What the blocks of a class hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Content {
-    /// A key and its value.
-    Value,
-    /// A key, and the list of its value's extents.
-    Head,
-    /// A part of a value.
-    Extent,
-}
-
-impl Content {
-    fn of(class: SizeClass) -> Self {
-        match class {
-            SizeClass::EXTENT => Self::Extent,
-            class if class.is_head() => Self::Head,
-            _ => Self::Value,
-        }
-    }
-
-    /// The word before the length of the blocks.
-    fn label(self) -> &'static str {
-        match self {
-            Self::Value => "",
-            Self::Head => "head ",
-            Self::Extent => "extent ",
-        }
-    }
 }
 
 impl Overview {
@@ -350,7 +319,8 @@ impl Overview {
                 _ => format!("{:.1} s", class.evicted_after_ms as f64 / 1000.0),
             };
             let numbers = numbers.into_iter().map(|number| number.to_string());
-            let block = format!("{}{}", class.content.label(), bytes(class.block_bytes));
+            let content = if class.content == "value" { "" } else { class.content };
+            let block = format!("{content} {}", bytes(class.block_bytes));
             table += &row(&block, numbers.chain([after]));
         }
         table
@@ -377,7 +347,7 @@ fn classes(statistics: &ServerStatistics, report: &Report) -> Vec<Class> {
         let (blocks, linked) = (class_use.blocks(), class_use.blocks_linked);
         Class {
             block_bytes: class_use.class.block_bytes(),
-            content: Content::of(class_use.class),
+            content: class_use.class.content(),
             chunks: class_use.chunks,
             blocks,
             linked,

@@ -17,7 +17,6 @@ mod tls;
 
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -38,7 +37,7 @@ use crate::size::ByteSize;
 
 pub use cluster::ClusterStoreConfig;
 pub use farside_control::Secret;
-pub use metrics::metrics_address;
+pub use metrics::MetricsAddress;
 pub use rdma::RdmaConfig;
 pub use secret::check_private;
 pub use socket::{SocketGroup, SocketMode};
@@ -188,8 +187,8 @@ pub struct ServerConfig {
     /// A secret that only lets readers connect.
     pub reader_secret: Option<Secret>,
     /// The address at which the server answers requests for its metrics over HTTP, if any.
-    #[serde(deserialize_with = "metrics::from_text")]
-    pub metrics: Option<SocketAddr>,
+    #[serde(deserialize_with = "from_text")]
+    pub metrics: Option<MetricsAddress>,
     /// The format of log lines.
     pub log: LogFormat,
     /// The least severe level that is logged.

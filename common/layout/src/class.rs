@@ -134,6 +134,17 @@ impl SizeClass {
         VALUE_CLASSES <= self.0 && self.0 < Self::EXTENT.0
     }
 
+    /// What blocks of this class hold: `value` for keys with their values, `head` for keys with the
+    /// lists of their values' extents, `extent` for parts of values. Two classes of the same length
+    /// hold different contents.
+    pub const fn content(self) -> &'static str {
+        match self {
+            Self::EXTENT => "extent",
+            _ if self.is_head() => "head",
+            _ => "value",
+        }
+    }
+
     /// Whether a block of this class can hold a key and this many bytes of a value, or of a table
     /// of extents, in a slot.
     #[inline]

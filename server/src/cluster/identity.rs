@@ -25,8 +25,15 @@ pub(super) fn boot_id() -> io::Result<String> {
 /// The system's error.
 pub(super) fn own_process() -> io::Result<String> {
     let pid = std::process::id();
-    let stat = stat(pid)?.ok_or(io::ErrorKind::NotFound)?;
-    Ok(format!("{} {} {pid} {}", boot_id()?, pid_namespace()?, stat.started))
+    Ok(format!("{} {} {pid} {}", boot_id()?, pid_namespace()?, own_start()?))
+}
+
+/// Returns when this process began, in ticks since the boot.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn own_start() -> io::Result<u64> {
+    Ok(stat(std::process::id())?.ok_or(io::ErrorKind::NotFound)?.started)
 }
 
 /// Returns the name of a file.

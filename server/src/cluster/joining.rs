@@ -18,9 +18,10 @@ use farside_layout::Superblock;
 
 use super::error::ClusterError;
 use super::identity;
-use super::membership::{Membership, WatcherLink, new_event};
+use super::membership::{Membership, WatcherLink};
 use super::watcher::{OwnCopy, Watcher};
 use crate::error::{ServerError, system};
+use crate::event::new_event;
 use crate::formatting::superblock_bytes;
 use crate::recovery::ServedRegion;
 

@@ -11,7 +11,6 @@
 //! gives each of its questions a number, and an answer has the number of the last question before
 //! the read.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -280,26 +279,12 @@ impl AsFd for Membership {
     }
 }
 
-/// Returns an event for a [`WatcherLink`].
-///
-/// # Errors
-/// The system's error.
-pub(crate) fn new_event() -> io::Result<OwnedFd> {
-    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-    Ok(rustix::event::eventfd(0, flags)?)
-}
-
-/// Makes an event readable.
-pub(crate) fn signal(event: &OwnedFd) {
-    // Fails only if the counter is full, and then the event is readable.
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use farside_control::cluster::{Id, ShardView};
 
     use super::*;
+    use crate::event::new_event;
 
     const SECOND: Nanos = 1_000_000_000;
 

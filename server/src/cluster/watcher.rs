@@ -26,7 +26,8 @@ use farside_control::cluster::{ClusterMap, Id};
 use super::error::{ClusterError, GivenUp};
 use super::identity;
 use super::joining::may_continue;
-use super::membership::{Command, News, OwnView, signal};
+use super::membership::{Command, News, OwnView};
+use crate::event::signal;
 use trouble::Trouble;
 
 /// The records are read at least this often, without any hint, and at most half as long later.

@@ -82,7 +82,7 @@ impl MetricsConnections {
     fn timeout(&self) -> Option<Timespec> {
         let due = self.connections.iter().map(|connection| connection.ends_at);
         let left = due.chain(self.accept_at).min()?.saturating_duration_since(Instant::now());
-        Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) })
+        Timespec::try_from(left).ok()
     }
 
     fn accept(&mut self, now: Instant) {

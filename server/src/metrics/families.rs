@@ -6,16 +6,17 @@
 use std::fmt;
 use std::time::Duration;
 
-use farside_control::ClassStatistics;
-use farside_layout::{CHUNK_BYTES, SLOTS_PER_SUBTABLE, SizeClass};
+use farside_layout::{CHUNK_BYTES, SLOTS_PER_SUBTABLE};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Unit;
 
 use super::process::ProcessFigures;
-use super::snapshot::{LabelledCounts, ServiceSnapshot};
+use super::snapshot::ServiceSnapshot;
 
 /// All numbers of one answer.
 #[derive(Clone, Debug)]
@@ -47,7 +48,11 @@ impl Collector for Figures {
 impl Figures {
     fn server(&self, to: &mut Families<'_>) -> fmt::Result {
         let statistics = &self.service.statistics;
-        to.info("farside_build", "The version of kv-server.", ("version", crate::VERSION))?;
+        to.info(
+            "farside_build",
+            "The version of kv-server.",
+            ("version", env!("CARGO_PKG_VERSION")),
+        )?;
         to.gauge(
             "farside_incarnation",
             "How many times a server has started on the region.",
@@ -129,17 +134,6 @@ impl Figures {
 
     fn classes(&self, to: &mut Families<'_>) -> fmt::Result {
         let classes = &self.service.statistics.classes;
-        let named = || classes.iter().map(|class| (ClassName::of(class), class));
-        let samples = named().flat_map(|(name, class)| {
-            let blocks = |count: u64| count * class.class.block_bytes();
-            let free = class.blocks_free.saturating_sub(class.blocks_resting);
-            let states = [
-                ("used", class.blocks.saturating_sub(class.blocks_free)),
-                ("free", free),
-                ("resting", class.blocks_resting),
-            ];
-            states.map(|(state, count)| (name.clone(), state, blocks(count)))
-        });
         let mut metric = to.family(
             "farside_class",
             "Blocks of each class: used ones hold keys or are with clients, free ones are in the \
@@ -147,13 +141,20 @@ impl Figures {
             Some(&Unit::Bytes),
             MetricType::Gauge,
         )?;
-        for (name, state, bytes) in samples {
-            let labels = [
-                ("block_bytes", name.block_bytes.as_str()),
-                ("content", name.content),
-                ("state", state),
+        for class in classes {
+            let free = class.blocks_free.saturating_sub(class.blocks_resting);
+            let states = [
+                ("used", class.blocks.saturating_sub(class.blocks_free)),
+                ("free", free),
+                ("resting", class.blocks_resting),
             ];
-            metric.encode_family(&labels)?.encode_gauge(&gauge_value(bytes))?;
+            let (bytes, content) = (class.class.block_bytes(), class.class.content());
+            let block_bytes = bytes.to_string();
+            for (state, blocks) in states {
+                let labels =
+                    [("block_bytes", &*block_bytes), ("content", content), ("state", state)];
+                metric.encode_family(&labels)?.encode_gauge(&(blocks * bytes))?;
+            }
         }
         let mut metric = to.family(
             "farside_eviction_age",
@@ -161,8 +162,9 @@ impl Figures {
             Some(&Unit::Seconds),
             MetricType::Gauge,
         )?;
-        for (name, class) in named().filter(|(_, class)| class.evicted > 0) {
-            let labels = [("block_bytes", name.block_bytes.as_str()), ("content", name.content)];
+        for class in classes.iter().filter(|class| class.evicted > 0) {
+            let block_bytes = class.class.block_bytes().to_string();
+            let labels = [("block_bytes", &*block_bytes), ("content", class.class.content())];
             let age = class.evicted_after_ms as f64 / 1000.0;
             metric.encode_family(&labels)?.encode_gauge(&age)?;
         }
@@ -221,13 +223,13 @@ impl Figures {
             "farside_fences",
             "Clients that were lost and fenced, by the reason.",
             "reason",
-            &service.fences,
+            service.fences.iter(),
         )?;
         to.counts(
             "farside_refusals",
             "Connections that were refused, by the reason.",
             "reason",
-            &service.refusals,
+            service.refusals.iter(),
         )?;
         let help = "Connections that the server probed, over RDMA only.";
         to.counter("farside_probes", help, service.probes)?;
@@ -255,17 +257,12 @@ impl Figures {
             "Keys that were removed because their values had expired.",
             statistics.keys_expired,
         )?;
-        let mut metric = to.family(
+        to.counts(
             "farside_reported_reads",
             "Reads of keys by their result, as clients report them while the server evicts.",
-            None,
-            MetricType::Counter,
-        )?;
-        let (found, absent) = (statistics.reads_found, statistics.reads_absent);
-        for (result, count) in [("found", found), ("absent", absent)] {
-            encode_count(&mut metric.encode_family(&[("result", result)])?, count)?;
-        }
-        Ok(())
+            "result",
+            [("found", statistics.reads_found), ("absent", statistics.reads_absent)],
+        )
     }
 
     fn control(&self, to: &mut Families<'_>) -> fmt::Result {
@@ -274,7 +271,7 @@ impl Figures {
             "farside_control_messages",
             "Messages of clients on the control channel, by their kind.",
             "kind",
-            &self.service.messages,
+            self.service.messages.iter(),
         )?;
         to.counter(
             "farside_reported_operations",
@@ -295,10 +292,7 @@ impl Figures {
         let help = "The time of the process on processors, in user mode and in the kernel.";
         let seconds = Some(&Unit::Seconds);
         let mut metric = to.family("process_cpu", help, seconds, MetricType::Counter)?;
-        metric.encode_counter::<NoLabelSet, _, f64>(
-            &process.cpu.as_secs_f64(),
-            None::<&Exemplar<NoLabelSet, f64>>,
-        )?;
+        encode_count(&mut metric, process.cpu.as_secs_f64())?;
         if let Some(memory) = &process.memory {
             let help = "Memory of the process that is present, the region included.";
             to.bytes("process_resident_memory", help, memory.resident_bytes)?;
@@ -321,24 +315,6 @@ impl Figures {
     }
 }
 
-/// The labels of a class. Two classes of the same length hold different contents.
-#[derive(Clone)]
-struct ClassName {
-    block_bytes: String,
-    content: &'static str,
-}
-
-impl ClassName {
-    fn of(class: &ClassStatistics) -> Self {
-        let content = match class.class {
-            SizeClass::EXTENT => "extent",
-            class if class.is_head() => "head",
-            _ => "value",
-        };
-        Self { block_bytes: class.class.block_bytes().to_string(), content }
-    }
-}
-
 /// Writes families of metrics. A unit is appended to a family's name.
 struct Families<'a>(DescriptorEncoder<'a>);
 
@@ -358,12 +334,11 @@ impl Families<'_> {
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.family(name, help, None, MetricType::Gauge)?.encode_gauge(&gauge_value(value))
+        self.family(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
     }
 
     fn bytes(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let mut metric = self.family(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
-        metric.encode_gauge(&gauge_value(value))
+        self.family(name, help, Some(&Unit::Bytes), MetricType::Gauge)?.encode_gauge(&value)
     }
 
     fn seconds(&mut self, name: &str, help: &str, value: Duration) -> fmt::Result {
@@ -383,7 +358,7 @@ impl Families<'_> {
     ) -> fmt::Result {
         let mut metric = self.family(name, help, unit, MetricType::Gauge)?;
         for (labels, value) in samples {
-            metric.encode_family(&labels)?.encode_gauge(&gauge_value(value))?;
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
         }
         Ok(())
     }
@@ -397,21 +372,16 @@ impl Families<'_> {
         name: &str,
         help: &str,
         label: &'static str,
-        counts: &LabelledCounts,
+        counts: impl IntoIterator<Item = (&'static str, u64)>,
     ) -> fmt::Result {
         let mut metric = self.family(name, help, None, MetricType::Counter)?;
-        for (value, count) in counts.iter() {
+        for (value, count) in counts {
             encode_count(&mut metric.encode_family(&[(label, value)])?, count)?;
         }
         Ok(())
     }
 }
 
-fn encode_count(metric: &mut MetricEncoder<'_>, count: u64) -> fmt::Result {
+fn encode_count(metric: &mut MetricEncoder<'_>, count: impl EncodeCounterValue) -> fmt::Result {
     metric.encode_counter::<NoLabelSet, _, f64>(&count, None::<&Exemplar<NoLabelSet, f64>>)
-}
-
-/// The encoder refuses greater numbers.
-fn gauge_value(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -34,30 +34,19 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    fn status(self) -> &'static str {
-        match self {
-            Self::Malformed => "400 Bad Request",
-            Self::OtherPath => "404 Not Found",
-            Self::OtherMethod => "405 Method Not Allowed",
-            Self::TooLarge => "431 Request Header Fields Too Large",
-            Self::Unavailable => "503 Service Unavailable",
-        }
-    }
-
-    fn text(self) -> &'static str {
-        match self {
-            Self::Malformed => "this is no request of HTTP/1.1\n",
-            Self::OtherPath => "the metrics are at /metrics\n",
-            Self::OtherMethod => "the metrics are read with GET\n",
-            Self::TooLarge => "the request is too long\n",
-            Self::Unavailable => "the server's thread does not answer at present\n",
-        }
-    }
-
     /// Returns the response.
     pub(super) fn response(self) -> Vec<u8> {
+        let (status, text) = match self {
+            Self::Malformed => ("400 Bad Request", "this is no request of HTTP/1.1\n"),
+            Self::OtherPath => ("404 Not Found", "the metrics are at /metrics\n"),
+            Self::OtherMethod => ("405 Method Not Allowed", "the metrics are read with GET\n"),
+            Self::TooLarge => ("431 Request Header Fields Too Large", "the request is too long\n"),
+            Self::Unavailable => {
+                ("503 Service Unavailable", "the server's thread does not answer at present\n")
+            }
+        };
         let allow = if self == Self::OtherMethod { "Allow: GET\r\n" } else { "" };
-        response(self.status(), "text/plain; charset=utf-8", allow, self.text())
+        response(status, "text/plain; charset=utf-8", allow, text)
     }
 }
 

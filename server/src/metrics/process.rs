@@ -3,9 +3,12 @@
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use farside_fabric::boot_time_ns;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::cluster::own_start;
 
 /// The process at one moment.
 #[derive(Clone, Debug)]
@@ -49,14 +52,9 @@ fn memory() -> Option<Memory> {
 
 /// Returns when the process started, since the epoch of Unix.
 pub(super) fn started_at() -> Option<Duration> {
-    let text = fs::read_to_string("/proc/self/stat").ok()?;
-    // The program's name is in parentheses, and may have any characters. The start is the 22nd
-    // field, and the name the second.
-    let (_, fields) = text.rsplit_once(')')?;
-    let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    let ticks = own_start().ok()?;
     let after_boot = Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64);
-    let up = clock_gettime(ClockId::Boottime);
-    let up = Duration::new(up.tv_sec as u64, up.tv_nsec as u32);
+    let up = Duration::from_nanos(boot_time_ns());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     now.checked_sub(up.checked_sub(after_boot)?)
 }

@@ -9,9 +9,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use farside_control::ServerStatistics;
-use rustix::event::EventfdFlags;
 
 use crate::cluster::OwnView;
+use crate::event::{new_event, signal};
 
 /// How long the metrics thread waits for the serving thread. Prometheus waits 10 s by default.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -20,7 +20,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 const AGE_MAX: Duration = Duration::from_millis(100);
 
 /// Counts of events, one for each of a fixed set of labels.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LabelledCounts(Vec<(&'static str, u64)>);
 
 impl LabelledCounts {
@@ -45,7 +45,7 @@ impl LabelledCounts {
 }
 
 /// The numbers of the serving thread at one moment. Counts of events start with the server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ServiceSnapshot {
     pub(crate) statistics: ServerStatistics,
     pub(crate) clients_max: u32,
@@ -76,14 +76,10 @@ pub(crate) struct MetricsQuestions {
 }
 
 impl MetricsQuestions {
-    /// Notes that the question is being answered.
-    pub(crate) fn take(&self) {
-        // Nothing to read is no error: the thread woke for another event.
-        let _ = rustix::io::read(&*self.event, &mut [0; 8]);
-    }
-
     /// Answers a question. Never waits: the metrics thread takes each answer before it asks again.
     pub(crate) fn answer(&self, snapshot: ServiceSnapshot) {
+        // Nothing to read is no error: the metrics thread has given up.
+        let _ = rustix::io::read(&*self.event, &mut [0; 8]);
         let _ = self.answers.try_send(snapshot);
     }
 }
@@ -104,8 +100,7 @@ pub(crate) struct ServiceLink {
 
 /// Returns both ends.
 pub(crate) fn link() -> io::Result<(MetricsQuestions, ServiceLink)> {
-    let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let event = Arc::new(event);
+    let event = Arc::new(new_event()?);
     let (sender, answers) = sync_channel(1);
     let questions = MetricsQuestions { event: event.clone(), answers: sender };
     Ok((questions, ServiceLink { event, answers, last: None }))
@@ -131,8 +126,7 @@ impl ServiceLink {
     fn ask(&self) -> Option<ServiceSnapshot> {
         // An answer that came too late for the last question.
         while self.answers.try_recv().is_ok() {}
-        // Fails only if the event counter is full, and then the thread is awake anyway.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        signal(&self.event);
         self.answers.recv_timeout(ANSWER_MAX).ok()
     }
 }
@@ -145,22 +139,8 @@ mod tests {
     use super::*;
 
     fn snapshot(uptime_ms: u64) -> ServiceSnapshot {
-        let none = || LabelledCounts::new(&[]);
-        ServiceSnapshot {
-            statistics: ServerStatistics { uptime_ms, ..Default::default() },
-            clients_max: 1,
-            readers: 0,
-            writers: 0,
-            sessions: 0,
-            fences: none(),
-            refusals: none(),
-            messages: none(),
-            probes: 0,
-            probe_failures: 0,
-            is_growth_blocked: false,
-            evicts: false,
-            view: None,
-        }
+        let statistics = ServerStatistics { uptime_ms, ..Default::default() };
+        ServiceSnapshot { statistics, ..Default::default() }
     }
 
     fn shown(link: &mut ServiceLink, now: Instant) -> Option<u64> {
@@ -176,7 +156,6 @@ mod tests {
             for uptime_ms in [3, 4] {
                 let polled = &mut [rustix::event::PollFd::new(&questions, POLLED)];
                 rustix::event::poll(polled, None).unwrap();
-                questions.take();
                 questions.answer(snapshot(uptime_ms));
             }
         });

@@ -421,7 +421,7 @@ impl Admission {
 
     /// Counts a refusal and logs it: as a warning, or for debugging only.
     pub(super) fn note_refusal(&mut self, refusal: Refusal) {
-        self.refusals.count(refusal_label(refusal));
+        self.refusals.count(refusal_label(&refusal));
         match refusal {
             // Routine: a client whose session comes after its fence reconnects.
             Refusal::UnknownClient { .. }

@@ -24,11 +24,6 @@ impl MetricsCounts {
         Self { questions, fences, messages, probes: 0, probe_failures: 0 }
     }
 
-    /// The descriptor that is readable when the metrics thread has a question.
-    pub(super) fn questions(&self) -> Option<&MetricsQuestions> {
-        self.questions.as_ref()
-    }
-
     pub(super) fn count_message(&mut self, request: &Request) {
         self.messages.count(message_label(request));
     }
@@ -52,11 +47,8 @@ impl MetricsCounts {
 impl ControlService {
     /// Answers a question of the metrics thread.
     pub(super) fn answer_metrics(&mut self) {
-        if let Some(questions) = self.counts.questions() {
-            questions.take();
-        }
         let snapshot = self.snapshot();
-        if let Some(questions) = self.counts.questions() {
+        if let Some(questions) = &self.counts.questions {
             questions.answer(snapshot);
         }
     }
@@ -87,41 +79,35 @@ impl ControlService {
     }
 }
 
-/// The labels of [`message_label`].
-const MESSAGES: &[&str] = &[
-    "take_blocks",
-    "give_blocks",
-    "held",
-    "collect",
-    "split",
-    "statistics",
-    "expires",
-    "snapshot",
-    "alive",
-    "reads",
-    "heartbeat",
-    "map",
-    "newer_map",
-    "goodbye",
-];
+/// Makes the list of all labels of a type, and the function that returns the label of a value.
+macro_rules! labels {
+    ($labels:ident, $label_of:ident($of:ty): $($value:pat => $label:literal,)+) => {
+        pub(super) const $labels: &[&str] = &[$($label),+];
 
-fn message_label(request: &Request) -> &'static str {
-    match request {
-        Request::TakeBlocks { .. } => "take_blocks",
-        Request::GiveBlocks { .. } => "give_blocks",
-        Request::Held { .. } => "held",
-        Request::Collect => "collect",
-        Request::Split { .. } => "split",
-        Request::Statistics => "statistics",
-        Request::Expires => "expires",
-        Request::Snapshot { .. } => "snapshot",
-        Request::Alive { .. } => "alive",
-        Request::Reads { .. } => "reads",
-        Request::Heartbeat { .. } => "heartbeat",
-        Request::Map => "map",
-        Request::NewerMap { .. } => "newer_map",
-        Request::Goodbye => "goodbye",
-    }
+        pub(super) fn $label_of(value: &$of) -> &'static str {
+            match value {
+                $($value => $label,)+
+            }
+        }
+    };
+}
+
+labels! {
+    MESSAGES, message_label(Request):
+    Request::TakeBlocks { .. } => "take_blocks",
+    Request::GiveBlocks { .. } => "give_blocks",
+    Request::Held { .. } => "held",
+    Request::Collect => "collect",
+    Request::Split { .. } => "split",
+    Request::Statistics => "statistics",
+    Request::Expires => "expires",
+    Request::Snapshot { .. } => "snapshot",
+    Request::Alive { .. } => "alive",
+    Request::Reads { .. } => "reads",
+    Request::Heartbeat { .. } => "heartbeat",
+    Request::Map => "map",
+    Request::NewerMap { .. } => "newer_map",
+    Request::Goodbye => "goodbye",
 }
 
 /// The labels of [`fence_label`].
@@ -153,45 +139,24 @@ fn fence_label(reason: &DisconnectReason) -> Option<&'static str> {
     }
 }
 
-/// The labels of [`refusal_label`].
-pub(super) const REFUSALS: &[&str] = &[
-    "version",
-    "credentials",
-    "full",
-    "malformed",
-    "shutting_down",
-    "unknown_client",
-    "device",
-    "full_of_readers",
-    "full_for_user",
-    "too_many_sessions",
-    "clustered",
-    "no_cluster",
-    "spare",
-    "other_view",
-    "unconfirmed",
-    "unknown",
-];
-
-pub(super) fn refusal_label(refusal: Refusal) -> &'static str {
-    match refusal {
-        Refusal::Version { .. } => "version",
-        Refusal::Credentials => "credentials",
-        Refusal::Full { .. } => "full",
-        Refusal::Malformed { .. } => "malformed",
-        Refusal::ShuttingDown => "shutting_down",
-        Refusal::UnknownClient { .. } => "unknown_client",
-        Refusal::Device => "device",
-        Refusal::FullOfReaders { .. } => "full_of_readers",
-        Refusal::FullForUser { .. } => "full_for_user",
-        Refusal::TooManySessions { .. } => "too_many_sessions",
-        Refusal::Clustered => "clustered",
-        Refusal::NoCluster => "no_cluster",
-        Refusal::Spare => "spare",
-        Refusal::OtherView { .. } => "other_view",
-        Refusal::Unconfirmed => "unconfirmed",
-        _ => "unknown",
-    }
+labels! {
+    REFUSALS, refusal_label(Refusal):
+    Refusal::Version { .. } => "version",
+    Refusal::Credentials => "credentials",
+    Refusal::Full { .. } => "full",
+    Refusal::Malformed { .. } => "malformed",
+    Refusal::ShuttingDown => "shutting_down",
+    Refusal::UnknownClient { .. } => "unknown_client",
+    Refusal::Device => "device",
+    Refusal::FullOfReaders { .. } => "full_of_readers",
+    Refusal::FullForUser { .. } => "full_for_user",
+    Refusal::TooManySessions { .. } => "too_many_sessions",
+    Refusal::Clustered => "clustered",
+    Refusal::NoCluster => "no_cluster",
+    Refusal::Spare => "spare",
+    Refusal::OtherView { .. } => "other_view",
+    Refusal::Unconfirmed => "unconfirmed",
+    _ => "unknown",
 }
 
 #[cfg(test)]
@@ -226,7 +191,7 @@ mod tests {
             Refusal::OtherView { shard: 1, number: 1 },
             Refusal::Unknown { code: 99 },
         ] {
-            refusals.count(refusal_label(refusal));
+            refusals.count(refusal_label(&refusal));
         }
         assert_eq!(refusals.iter().map(|(_, count)| count).sum::<u64>(), 4);
     }

@@ -3,11 +3,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Stdio;
 
 use farside_tests::ServerProcess;
 use farside_tests::command::{CommandOutput, command};
@@ -19,10 +17,7 @@ fn cli_with<A: AsRef<OsStr>>(
     arguments: &[A],
     stdin: &[u8],
 ) -> CommandOutput {
-    let mut command = server.command("kv-cli");
-    let mut child = command.args(arguments).stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin).unwrap();
-    CommandOutput::new(child.wait_with_output().unwrap())
+    CommandOutput::with_stdin(server.command("kv-cli").args(arguments), stdin)
 }
 
 /// Runs kv-cli without a configured server.

@@ -11,7 +11,7 @@ use farside_tests::command::CommandOutput;
 use farside_tests::{OTHER_USER, ServerProcess, binary, left_out_without_root};
 
 /// Runs `kv-server <arguments>`, which must end by itself.
-fn server(arguments: &str) -> CommandOutput {
+pub(crate) fn server(arguments: &str) -> CommandOutput {
     run(Command::new(binary("kv-server")).args(arguments.split_whitespace()))
 }
 
@@ -27,7 +27,7 @@ fn run(command: &mut Command) -> CommandOutput {
     CommandOutput::of(timed.stdin(Stdio::null()))
 }
 
-fn address(folder: &Path) -> String {
+pub(crate) fn address(folder: &Path) -> String {
     format!("shm://{}", folder.join("kv.sock").display())
 }
 

@@ -1,9 +1,12 @@
 //! Checks the rules of the house that neither the compiler nor clippy checks, in every file that
-//! git tracks or is about to. Code is short and ASCII, and names no machine or workplace. Paths,
-//! links and invariants that documents and comments name exist. Crates use only lower ones. Prose
-//! has short sentences and plain words, and commit subjects are short.
+//! git tracks or is about to. Code is short and ASCII, and names no machine or workplace. Paths
+//! that documents name exist. Crates use only lower ones. Prose has short sentences and plain
+//! words, and commit subjects are short. What pages and invariants need is in `tidy/`.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod invariants;
+mod pages;
+
+use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
@@ -18,8 +21,13 @@ pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
+/// The text of a file, by its path in the repository.
+pub(super) fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
 /// Every file that belongs to the repository, by its path in it.
-pub(super) fn files() -> BTreeSet<String> {
+fn files() -> BTreeSet<String> {
     let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let listed = Command::new("git").args(arguments).current_dir(root()).output();
     match listed {
@@ -48,16 +56,16 @@ fn walk(folder: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-pub(super) fn with_extension(extension: &str) -> impl Iterator<Item = (String, String)> {
+fn with_extension(extension: &str) -> impl Iterator<Item = (String, String)> {
     let wanted = files().into_iter().filter(move |path| path.ends_with(extension));
     wanted.map(|path| {
-        let content = std::fs::read_to_string(root().join(&path)).unwrap();
+        let content = read(&path);
         (path, content)
     })
 }
 
 /// Fails if there are any violations of the rule, and lists them.
-pub(super) fn report(rule: &str, broken: &[String]) {
+fn report(rule: &str, broken: &[String]) {
     assert!(broken.is_empty(), "{rule}:\n{}\n", broken.join("\n"));
 }
 
@@ -113,13 +121,13 @@ fn no_file_names_a_machine_or_workplace() {
 }
 
 /// The texts between backticks, outside of fenced blocks.
-pub(super) fn quoted(content: &str) -> Vec<&str> {
+fn quoted(content: &str) -> Vec<&str> {
     let prose = content.split("```").step_by(2);
     prose.flat_map(|text| text.split('`').skip(1).step_by(2)).collect()
 }
 
 /// The targets of links.
-pub(super) fn links(content: &str) -> Vec<&str> {
+fn links(content: &str) -> Vec<&str> {
     let prose = content.split("```").step_by(2);
     let after = prose.flat_map(|text| text.split("](").skip(1));
     after.filter_map(|rest| rest.split([')', ' ', '\n']).next()).collect()
@@ -138,7 +146,7 @@ fn placed(content: &str) -> Vec<(&str, &str)> {
 }
 
 /// Whether this Rust defines the item, by its name or the last part of its path.
-pub(super) fn defines(content: &str, item: &str) -> bool {
+fn defines(content: &str, item: &str) -> bool {
     let name = item.rsplit("::").next().unwrap_or(item);
     ["struct", "enum", "trait", "type", "fn", "const", "mod", "pub"].iter().any(|kind| {
         content
@@ -156,13 +164,13 @@ fn is_path(text: &str, files: &BTreeSet<String>) -> bool {
     text.chars().all(plain) && !first.is_empty() && is_folder()
 }
 
-pub(super) fn exists(path: &str, files: &BTreeSet<String>) -> bool {
+fn exists(path: &str, files: &BTreeSet<String>) -> bool {
     let folder = format!("{}/", path.trim_end_matches('/'));
     files.contains(path) || files.iter().any(|file| file.starts_with(&folder))
 }
 
 /// Returns a link of a file, which is relative to it, as a path from the top of the repository.
-pub(super) fn resolve(from: &str, link: &str) -> String {
+fn resolve(from: &str, link: &str) -> String {
     let mut parts = Vec::new();
     let joined = Path::new(from).parent().unwrap().join(link);
     for component in joined.components() {
@@ -183,13 +191,6 @@ fn documents_name_only_what_is_there() {
     let documents = with_extension(".md")
         .filter(|(path, _)| path.starts_with("docs/") || top.contains(&path.as_str()));
     for (path, content) in documents {
-        for link in links(&content) {
-            let target = link.split('#').next().unwrap_or_default();
-            let elsewhere = target.is_empty() || target.contains(':');
-            if !elsewhere && !exists(&resolve(&path, target), &files) {
-                broken.push(format!("{path}: the link {link}"));
-            }
-        }
         for text in quoted(&content) {
             // `path:line` names a line.
             let named = text.split(':').next().unwrap_or_default();
@@ -200,65 +201,12 @@ fn documents_name_only_what_is_there() {
         for (item, named) in
             placed(&content).into_iter().filter(|(_, named)| files.contains(*named))
         {
-            if !defines(&std::fs::read_to_string(root().join(named)).unwrap(), item) {
+            if !defines(&read(named), item) {
                 broken.push(format!("{path}: `{item}` is not in `{named}`"));
             }
         }
     }
-    report("links and paths lead somewhere", &broken);
-}
-
-/// The text of a file without line breaks and comment marks, so that a citation may be broken
-/// over two lines.
-fn flowing(content: &str) -> String {
-    let marks = |line: &str| line.trim().trim_start_matches(['/', '!']).trim().to_owned();
-    content.lines().map(marks).collect::<Vec<_>>().join(" ")
-}
-
-/// The number of `I7` at the start of this text, and the rest of the text.
-pub(super) fn number(text: &str) -> Option<(u32, &str)> {
-    let digits = text.strip_prefix('I')?;
-    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-    Some((digits[..end].parse().ok()?, &digits[end..]))
-}
-
-/// The numbers after each `invariant` and `invariants`.
-fn citations(text: &str) -> Vec<u32> {
-    let mut cited = Vec::new();
-    for rest in text.split("nvariant").skip(1) {
-        let mut rest = rest.strip_prefix('s').unwrap_or(rest).trim_start();
-        while let Some((found, behind)) = number(rest) {
-            cited.push(found);
-            let behind = behind.trim_start_matches([',', ' ']);
-            rest = behind.strip_prefix("and ").unwrap_or(behind);
-        }
-    }
-    cited
-}
-
-#[test]
-fn every_invariant_is_cited_and_every_citation_is_an_invariant() {
-    let protocol = std::fs::read_to_string(root().join("docs/protocol.md")).unwrap();
-    let rows = protocol.lines().filter_map(|line| number(line.strip_prefix("| ")?));
-    let known: BTreeSet<u32> = rows.map(|(found, _)| found).collect();
-    assert!(known.len() >= 12, "the table in docs/protocol.md was not found: {known:?}");
-    let mut cited: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-    for (path, content) in with_extension(".rs") {
-        // This file's own examples are none.
-        if path.ends_with("/tidy.rs") {
-            continue;
-        }
-        for found in citations(&flowing(&content)) {
-            cited.entry(found).or_default().push(path.clone());
-        }
-    }
-    let uncited = known.iter().filter(|number| !cited.contains_key(number));
-    let mut broken: Vec<String> =
-        uncited.map(|number| format!("I{number} is cited nowhere in the code")).collect();
-    for (number, paths) in cited.iter().filter(|(number, _)| !known.contains(number)) {
-        broken.push(format!("I{number} is not in docs/protocol.md: {}", paths.join(", ")));
-    }
-    report("the code and docs/protocol.md have the same invariants", &broken);
+    report("paths lead somewhere", &broken);
 }
 
 /// Whether this Rust has code that the compiler does not check.
@@ -270,7 +218,7 @@ fn is_unsafe(content: &str) -> bool {
 
 #[test]
 fn every_file_with_unsafe_code_is_listed() {
-    let page = std::fs::read_to_string(root().join("docs/testing.md")).unwrap();
+    let page = read("docs/testing.md");
     let (_, list) = page.split_once("## Where `unsafe` is").expect("the heading is there");
     let listed = quoted(list);
     let broken: Vec<_> = with_extension(".rs")
@@ -511,11 +459,6 @@ fn prose_can_be_refused() {
 
 #[test]
 fn the_helpers_find_what_breaks_a_rule() {
-    assert_eq!(
-        citations("by invariant I3. (invariants I2, I10 and I4) Invariant I7"),
-        [3, 2, 10, 4, 7]
-    );
-    assert_eq!(citations(&flowing("    /// see (invariant\n    /// I9) for\n//! more")), [9]);
     assert_eq!(links("a [b](c.md#d), [e](http://f) `g`"), ["c.md#d", "http://f"]);
     assert_eq!(quoted("a `b/c.rs` d `e`\n```\nf `g`\n```\n`h`"), ["b/c.rs", "e", "h"]);
     assert_eq!(placed("a `B` in\n`c/d.rs`, `e` of `f.rs` in `g`"), [("B", "c/d.rs")]);

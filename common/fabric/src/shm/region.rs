@@ -157,7 +157,7 @@ impl Region {
     pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8]) -> Result<u32, ChainError> {
         let words = self.range(offset, into.len().div_ceil(WORD_BYTES as usize))?;
         let mut sum = crc32fast::Hasher::new();
-        for (part, target) in PartsToRead::new(words).zip(into.chunks_mut(PART_BYTES)) {
+        for (part, target) in parts_to_read(words).zip(into.chunks_mut(PART_BYTES)) {
             part.copy_to(target);
             sum.update(target);
         }
@@ -177,7 +177,7 @@ impl Region {
     ) -> Result<(), ChainError> {
         let words = self.range(offset, bytes.div_ceil(WORD_BYTES as usize))?;
         let mut left = bytes;
-        for part in PartsToRead::new(words) {
+        for part in parts_to_read(words) {
             let part_bytes = left.min(PART_BYTES);
             sink.next(part_bytes, &mut |target| part.copy_to(target));
             left -= part_bytes;
@@ -304,38 +304,26 @@ impl Region {
     }
 }
 
-/// Splits words of a region into parts that are copied, then summed. While one part is copied, the
-/// rest of the next one is prefetched. Before a part is summed, the first words of the part after
-/// the next are prefetched: summing loads nothing from the region, so it hides this wait.
-struct PartsToRead<'r> {
-    /// The words of this part and of all later ones.
-    rest: &'r [AtomicU64],
-}
-
-/// A part, and the words that are prefetched before it is summed.
+/// A part of the words that are copied from a region and summed, and the words that are prefetched
+/// before it is summed.
 struct PartToRead<'r> {
     words: &'r [AtomicU64],
     ahead: &'r [AtomicU64],
 }
 
-impl<'r> PartsToRead<'r> {
-    fn new(words: &'r [AtomicU64]) -> Self {
-        Self { rest: words }
-    }
-}
-
-impl<'r> Iterator for PartsToRead<'r> {
-    type Item = PartToRead<'r>;
-
-    #[inline]
-    fn next(&mut self) -> Option<PartToRead<'r>> {
-        let (words, rest) = self.rest.split_at(self.rest.len().min(PART_WORDS));
-        let (next, later) = rest.split_at(rest.len().min(PART_WORDS));
-        lines_of(next.get(AHEAD_WORDS..).unwrap_or_default()).for_each(prefetch);
-        self.rest = rest;
-        let ahead = &later[..later.len().min(AHEAD_WORDS)];
-        (!words.is_empty()).then_some(PartToRead { words, ahead })
-    }
+/// Splits words of a region into parts that are copied, then summed. While one part is copied, the
+/// rest of the next one is prefetched. Before a part is summed, the first words of the part after
+/// the next are prefetched: summing loads nothing from the region, so it hides this wait.
+#[inline]
+fn parts_to_read(words: &[AtomicU64]) -> impl Iterator<Item = PartToRead<'_>> {
+    let at = |start: usize, count: usize| {
+        &words[start.min(words.len())..(start + count).min(words.len())]
+    };
+    (0..words.len()).step_by(PART_WORDS).map(move |start| {
+        let next = start + PART_WORDS;
+        lines_of(at(next + AHEAD_WORDS, PART_WORDS - AHEAD_WORDS)).for_each(prefetch);
+        PartToRead { words: at(start, PART_WORDS), ahead: at(next + PART_WORDS, AHEAD_WORDS) }
+    })
 }
 
 impl PartToRead<'_> {
@@ -361,51 +349,49 @@ fn outside(remote: u64, words: usize) -> ChainError {
 /// [`words::read_bytes`], with an instruction that copies whole cache lines.
 #[inline]
 fn copy_out(words: &[AtomicU64], into: &mut [u8]) {
-    #[cfg(target_arch = "x86_64")]
     let whole = words.len().min(into.len() / WORD_BYTES as usize);
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: both ranges have this number of words. The instruction only loads from words that may
-    // be loaded by atomics, and the language does not see it. Like a READ of a device, it loads
-    // them in no particular order; the fence in `words::read_bytes` orders them before later
-    // accesses.
-    unsafe {
-        std::arch::asm!(
-            "rep movsq",
-            inout("rcx") whole => _,
-            inout("rdi") into.as_mut_ptr() => _,
-            inout("rsi") words.as_ptr() => _,
-            options(nostack, preserves_flags)
-        );
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let whole = 0;
-    words::read_bytes(&words[whole..], &mut into[whole * WORD_BYTES as usize..]);
+    // SAFETY: both ranges have this number of words, and those of the region are only loaded.
+    let copied = unsafe { copy_words(words.as_ptr().cast(), into.as_mut_ptr().cast(), whole) };
+    // Its fence orders all loads before later accesses.
+    words::read_bytes(&words[copied..], &mut into[copied * WORD_BYTES as usize..]);
 }
 
 /// [`words::write_bytes`], with an instruction that copies whole cache lines.
 #[inline]
 fn copy_in(words: &[AtomicU64], from: &[u8]) {
     let whole = from.len() / WORD_BYTES as usize;
+    fence(Ordering::Release);
+    let target = words[..whole].as_ptr().cast_mut().cast();
+    // SAFETY: both ranges have this number of words, and atomics may store to those of the region.
+    let copied = unsafe { copy_words(from.as_ptr().cast(), target, whole) };
+    words::write_bytes(&words[copied..], &from[copied * WORD_BYTES as usize..]);
+}
+
+/// Copies words by an instruction that moves whole cache lines, if the processor has one. Returns
+/// how many it has copied: all or none.
+///
+/// The language does not see the accesses. Like a READ or a WRITE of a device, they have no
+/// particular order.
+///
+/// # Safety
+/// `from` has this number of words to load, and `into` has as many to store to. Neither need be
+/// aligned. Those in a region are accessed by others at the same time, only as atomics.
+#[inline]
+unsafe fn copy_words(from: *const u64, into: *mut u64, count: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
-    {
-        fence(Ordering::Release);
-        let words = &words[..whole];
-        // SAFETY: both ranges have this number of words. The instruction only stores to words that
-        // may be stored to by atomics, and the language does not see it. Like a WRITE of a device,
-        // it stores them in no particular order.
-        unsafe {
-            std::arch::asm!(
-                "rep movsq",
-                inout("rcx") words.len() => _,
-                inout("rdi") words.as_ptr() => _,
-                inout("rsi") from.as_ptr() => _,
-                options(nostack, preserves_flags)
-            );
-        }
+    // SAFETY: as the caller promises.
+    unsafe {
+        std::arch::asm!(
+            "rep movsq",
+            inout("rcx") count => _,
+            inout("rdi") into => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let whole = 0;
-    words::write_bytes(&words[whole..], &from[whole * WORD_BYTES as usize..]);
+    let (_, _, count) = (from, into, 0);
+    count
 }
 
 /// Prefetches the cache line in which a value starts.

@@ -3,9 +3,7 @@
 //! need it are left out.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_tests::cluster::TestCluster;
@@ -13,37 +11,33 @@ use farside_tests::command::CommandOutput;
 use farside_tests::{ServerProcess, fill, left_out, left_out_without_shm};
 use serde_json::Value;
 
-use super::OPEN_METRICS;
-use super::scrape::{METRICS, Scrape, metrics};
+use super::scrape::{METRICS, OPEN_METRICS, Scrape, metrics};
+use crate::tidy::{read, root};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
-}
-
-fn text(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap()
-}
-
-/// A cache that has evicted keys, so that it has all metrics except those of a cluster.
-fn full_cache() -> ServerProcess {
+/// A cache that has evicted keys, so that it has all metrics except those of a cluster. `None` if
+/// the test is left out.
+fn full_cache() -> Option<ServerProcess> {
+    if left_out_without_shm("the names are the same") {
+        return None;
+    }
     let server = ServerProcess::start(&format!("--memory 16MiB --grace-ms 10 --evict {METRICS}"));
     fill(&mut server.session(), 0..30_000, |_| [1; 1000]);
-    server
+    Some(server)
 }
 
-/// The metrics of a cache, and of a server of a cluster.
-fn all_metrics() -> Scrape {
-    let mut all = Scrape::of(&full_cache());
+/// The metrics of a cache, and of a server of a cluster. `None` if the test is left out.
+fn all_metrics() -> Option<Scrape> {
+    let mut all = Scrape::of(&full_cache()?);
     let cluster = TestCluster::create(1);
     let server = cluster.start(METRICS);
     cluster.wait_for_servers();
     all.merge(Scrape::of(&server));
-    all
+    Some(all)
 }
 
 /// The rows of the table of metrics in docs/operations.md: name, type and labels.
 fn documented() -> Vec<(String, String, BTreeSet<String>)> {
-    let page = text("docs/operations.md");
+    let page = read("docs/operations.md");
     let (_, section) = page.split_once("\n## Metrics\n").unwrap();
     let (_, table) = section.split_once("| metric | type | labels |").unwrap();
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -58,10 +52,7 @@ fn documented() -> Vec<(String, String, BTreeSet<String>)> {
 
 #[test]
 fn the_documented_metrics_are_those_of_a_server() {
-    if left_out_without_shm("the names are the same") {
-        return;
-    }
-    let all = all_metrics();
+    let Some(all) = all_metrics() else { return };
     let documented = documented();
     assert!(documented.len() > 40, "{documented:?}");
     let exported: Vec<_> = all
@@ -81,7 +72,7 @@ fn the_documented_metrics_are_those_of_a_server() {
         "not in docs/operations.md: {missing:#?}\nnot exported: {absent:#?}"
     );
     // Each value of `reason` has a row.
-    let page = text("docs/operations.md");
+    let page = read("docs/operations.md");
     for name in ["farside_fences_total", "farside_refusals_total"] {
         for (labels, _) in &all.samples[name] {
             let reason = format!("`{}`", labels["reason"]);
@@ -109,7 +100,7 @@ fn dashboard_queries() -> Vec<String> {
         }
     }
     let mut found = Vec::new();
-    let dashboard: Value = serde_json::from_str(&text("config/grafana/farside.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("config/grafana/farside.json")).unwrap();
     collect(&dashboard, &mut found);
     found
 }
@@ -150,14 +141,11 @@ const OF_PROMETHEUS: [&str; 2] = ["job", "instance"];
 
 #[test]
 fn dashboard_and_alerts_name_only_metrics_that_exist() {
-    if left_out_without_shm("the names are the same") {
-        return;
-    }
-    let all = all_metrics();
+    let Some(all) = all_metrics() else { return };
     let queries = dashboard_queries();
     assert!(queries.len() > 40, "{queries:?}");
-    let alerts = text("config/prometheus/alerts.yml");
-    let tests = text("config/prometheus/alerts_test.yml");
+    let alerts = read("config/prometheus/alerts.yml");
+    let tests = read("config/prometheus/alerts_test.yml");
     let tests = tests.lines().filter(|line| line.contains("- series: "));
     let tests = tests.collect::<Vec<_>>().join("\n");
     for query in queries.iter().chain([&alerts, &tests]) {
@@ -206,26 +194,19 @@ fn promtool(arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// Runs a command with this stdin.
-fn run(mut command: Command, stdin: &str) -> CommandOutput {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-    CommandOutput::new(child.wait_with_output().unwrap())
-}
-
 /// `promtool check metrics` also checks names against the conventions.
 #[test]
 fn promtool_accepts_the_text_of_prometheus() {
-    let Some(command) = promtool(&["check", "metrics"]) else { return };
-    if left_out_without_shm("the names are the same") {
-        return;
-    }
-    let checked = run(command, &metrics(&full_cache(), ""));
+    let Some(mut command) = promtool(&["check", "metrics"]) else { return };
+    let Some(cache) = full_cache() else { return };
+    let checked = CommandOutput::with_stdin(&mut command, metrics(&cache, "").as_bytes());
     checked.expect(0, "");
     // Canaries: it has no eye for what is wrong otherwise.
     for wrong in ["# TYPE a counter\na 1\n", "# HELP a A.\n# TYPE a info\na_info 1\n", "a{b} 1\n"] {
-        let checked = run(promtool(&["check", "metrics"]).unwrap(), wrong);
+        let checked = CommandOutput::with_stdin(
+            &mut promtool(&["check", "metrics"]).unwrap(),
+            wrong.as_bytes(),
+        );
         assert_ne!(checked.code, Some(0), "{wrong}");
     }
 }
@@ -237,10 +218,8 @@ fn promtool_accepts_open_metrics() {
     let input = folder.path().join("metrics");
     let (from, into) = (input.to_str().unwrap(), folder.path().join("blocks"));
     let arguments = ["tsdb", "create-blocks-from", "openmetrics", from, into.to_str().unwrap()];
-    let Some(command) = promtool(&arguments) else { return };
-    if left_out_without_shm("the names are the same") {
-        return;
-    }
+    let Some(mut command) = promtool(&arguments) else { return };
+    let Some(cache) = full_cache() else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let timed = |text: &str| -> String {
         let timed = |line: &str| match line.starts_with('#') {
@@ -249,9 +228,9 @@ fn promtool_accepts_open_metrics() {
         };
         text.lines().map(timed).collect()
     };
-    let open = timed(&metrics(&full_cache(), OPEN_METRICS));
+    let open = timed(&metrics(&cache, OPEN_METRICS));
     std::fs::write(&input, &open).unwrap();
-    let checked = run(command, "");
+    let checked = CommandOutput::of(&mut command);
     assert_eq!(checked.code, Some(0), "{}", checked.stderr);
     // Canaries.
     let no_end = open.replace("# EOF\n", "");
@@ -260,7 +239,7 @@ fn promtool_accepts_open_metrics() {
     for wrong in [no_end, other_unit, other_type] {
         assert_ne!(wrong, open);
         std::fs::write(&input, wrong).unwrap();
-        let checked = run(promtool(&arguments).unwrap(), "");
+        let checked = CommandOutput::of(&mut promtool(&arguments).unwrap());
         assert_ne!(checked.code, Some(0), "{}", checked.text());
     }
 }
@@ -269,10 +248,10 @@ fn promtool_accepts_open_metrics() {
 fn promtool_accepts_the_alerts_and_their_tests_pass() {
     const ALERTS: &str = "config/prometheus/alerts.yml";
     const TESTS: &str = "config/prometheus/alerts_test.yml";
-    let Some(command) = promtool(&["check", "rules", ALERTS]) else { return };
-    run(command, "").succeeded();
-    run(promtool(&["test", "rules", TESTS]).unwrap(), "").succeeded();
-    let (alerts, tests) = (text(ALERTS), text(TESTS));
+    let Some(mut command) = promtool(&["check", "rules", ALERTS]) else { return };
+    CommandOutput::of(&mut command).succeeded();
+    CommandOutput::of(&mut promtool(&["test", "rules", TESTS]).unwrap()).succeeded();
+    let (alerts, tests) = (read(ALERTS), read(TESTS));
     let names = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
     let untested: Vec<_> =
         names.filter(|name| !tests.contains(&format!("alertname: {name}\n"))).collect();
@@ -294,6 +273,6 @@ fn promtool_accepts_the_queries_of_the_dashboard() {
         rules += &format!("      - record: query:{number}\n        expr: {query}\n");
     }
     std::fs::write(&file, rules).unwrap();
-    let Some(command) = promtool(&["check", "rules", file.to_str().unwrap()]) else { return };
-    run(command, "").succeeded();
+    let Some(mut command) = promtool(&["check", "rules", file.to_str().unwrap()]) else { return };
+    CommandOutput::of(&mut command).succeeded();
 }

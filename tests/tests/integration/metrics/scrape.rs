@@ -8,11 +8,13 @@ use farside_tests::{ServerProcess, TEST_TIMEOUT};
 
 /// The arguments of a server with metrics.
 pub(super) const METRICS: &str = "--metrics 127.0.0.1:0";
+/// What a request for OpenMetrics has, as Prometheus sends it.
+pub(super) const OPEN_METRICS: &str =
+    "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
 
 /// Returns the address of a server's metrics, from its log.
 pub(super) fn address(server: &ServerProcess) -> String {
     const BEFORE: &str = "metrics are at http://";
-    server.wait_for_log(BEFORE);
     server.wait_for_log("/metrics\n");
     let log = server.log();
     let (_, rest) = log.rsplit_once(BEFORE).unwrap();
@@ -67,7 +69,7 @@ impl Scrape {
         Self::parse(&metrics(server, ""))
     }
 
-    pub(super) fn parse(text: &str) -> Self {
+    fn parse(text: &str) -> Self {
         let mut scrape = Self::default();
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {

@@ -5,11 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::tidy::{exists, files, links, quoted, report, resolve, root, with_extension};
-
-fn read(path: &str) -> String {
-    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
+use super::{exists, files, links, quoted, read, report, resolve, with_extension};
 
 /// The headings of a page in Markdown, without their marks.
 fn headings(content: &str) -> Vec<&str> {

@@ -9,11 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::tidy::{defines, number, quoted, report, root, with_extension};
+use super::{defines, quoted, read, report, root, with_extension};
 
 const PAGE: &str = "docs/invariants.md";
 /// What precedes the table in the page.
-const BEGIN: &str = "<!-- printed by the test in tests/tests/integration/invariants.rs -->\n";
+const BEGIN: &str = "<!-- printed by the test in tests/tests/integration/tidy/invariants.rs -->\n";
 /// The head of the table.
 const HEAD: &str =
     "\n| proof | kept by | also cited in | tests | mutants |\n|---|---|---|---|---|\n";
@@ -31,6 +31,13 @@ struct Invariant {
 type Sources = BTreeMap<String, String>;
 /// Paths by the number of the invariant that they cite.
 type Citations = BTreeMap<u32, BTreeSet<String>>;
+
+/// The number of `I7` at the start of this text, and the rest of the text.
+fn number(text: &str) -> Option<(u32, &str)> {
+    let digits = text.strip_prefix('I')?;
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    Some((digits[..end].parse().ok()?, &digits[end..]))
+}
 
 fn invariants(protocol: &str) -> Vec<Invariant> {
     let rows = protocol.lines().filter_map(|line| {
@@ -110,7 +117,7 @@ fn has_item(path: &str, content: &str, item: &str) -> bool {
 /// The mutants, each with the invariants that its documentation cites, and the files of the tests
 /// that use it.
 fn mutants(tests: &Sources) -> Vec<(String, BTreeSet<u32>, BTreeSet<String>)> {
-    let content = std::fs::read_to_string(root().join(MUTANTS)).unwrap();
+    let content = read(MUTANTS);
     let (mut found, mut comment) = (Vec::new(), String::new());
     for line in content.lines() {
         let line = line.trim();
@@ -171,7 +178,7 @@ fn placed(items: Vec<(&str, BTreeSet<String>)>) -> String {
 
 /// The table, and what it lacks.
 fn table() -> (String, Vec<String>) {
-    let protocol = std::fs::read_to_string(root().join("docs/protocol.md")).unwrap();
+    let protocol = read("docs/protocol.md");
     let (code, tests) = sources();
     let (in_code, in_tests) = (citations(code.iter()), citations(tests.iter()));
     let mutants = mutants(&tests);
@@ -181,7 +188,16 @@ fn table() -> (String, Vec<String>) {
             lacks.push(format!("no test uses the mutant {name}"));
         }
     }
-    for Invariant { number, keepers, proof } in invariants(&protocol) {
+    let invariants = invariants(&protocol);
+    assert!(invariants.len() >= 12, "the table in docs/protocol.md was not found");
+    let of_mutants = mutants.iter().flat_map(|(_, cited, _)| cited);
+    let all_cited: BTreeSet<_> = in_code.keys().chain(in_tests.keys()).chain(of_mutants).collect();
+    for cited in all_cited {
+        if !invariants.iter().any(|known| known.number == *cited) {
+            lacks.push(format!("I{cited} is cited, and is not in docs/protocol.md"));
+        }
+    }
+    for Invariant { number, keepers, proof } in invariants {
         let none = BTreeSet::new();
         let citing = in_code.get(&number).unwrap_or(&none);
         let mut kept = Vec::new();
@@ -232,7 +248,7 @@ fn every_invariant_is_traced_to_code_and_tests() {
 /// The table of docs/simulator.md names a test by its mutant, which `_is_caught` follows.
 #[test]
 fn the_mutants_of_the_simulators_page_have_tests() {
-    let page = std::fs::read_to_string(root().join("docs/simulator.md")).unwrap();
+    let page = read("docs/simulator.md");
     let (_, table) = page.split_once("## Mutants").expect("the heading is there");
     let tests: Vec<String> = with_extension(".rs")
         .filter(|(path, _)| path.starts_with("tests/simulator/tests/"))
