@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Shows Farside on real files. Starts a server with 256 MiB. One process loads a tree of files,
-# another dumps it, and the two trees are compared byte for byte. Statistics, deletes and a short
-# benchmark follow. Prints every command that it runs, quoted so that it can be repeated. DIR=...
-# chooses another tree. The exit code is 0 only if the trees are equal.
+# Shows Farside on real files. Starts a server with 256 MiB, or more for a large tree. One process
+# loads a tree of files, another dumps it, and the two trees are compared byte for byte. Statistics,
+# deletes and a short benchmark follow. Prints every command that it runs, quoted so that it can be
+# repeated. DIR=... chooses another tree. The exit code is 0 only if the trees are equal.
 set -euo pipefail
 
 # The largest value: a block of 4 MiB minus room for a key and a header.
 value_bytes_max=4190000
-memory_mib=256
-# A larger tree may not fit: a block is larger than its content, and each size has its own chunks.
+memory_mib_min=256
 tree_mib_max=180
 
 fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
@@ -53,7 +52,7 @@ mib_of() {
 count_files() { find "$1" -type f "${@:2}" -printf . | wc -c; }
 mib=$(mib_of "$tree")
 [ "$mib" -le "$tree_mib_max" ] ||
-    fail "$tree holds $mib MiB; the demo's server has $memory_mib MiB: take a smaller DIR=..."
+    fail "$tree holds $mib MiB, and the demo takes $tree_mib_max: take a smaller DIR=..."
 # Other programs may change the tree meanwhile, so a copy is loaded, counted and compared. Files
 # that cannot be copied are left out.
 copied_from=$tree
@@ -66,6 +65,9 @@ tree=$work/tree
 files=$(count_files "$tree")
 [ "$files" -gt 0 ] || fail "there is nothing to load in $copied_from: take another DIR=..."
 mib=$(mib_of "$tree")
+# A block is larger than its content, and each size has its own chunks.
+memory_mib=$((mib * 3 + 64))
+[ "$memory_mib" -ge "$memory_mib_min" ] || memory_mib=$memory_mib_min
 printf -v q_tree %q "$tree"
 printf -v q_work %q "$work"
 
