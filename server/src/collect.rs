@@ -328,7 +328,7 @@ impl Collector {
 
     fn finish(&mut self) {
         if self.found > 0 {
-            tracing::info!(blocks = self.found, "found lost blocks");
+            tracing::info!(blocks = self.found, "FS-027 found lost blocks");
         }
         self.noted = Vec::new();
         self.recovered += self.found;

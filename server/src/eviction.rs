@@ -341,7 +341,7 @@ impl Evictor {
             self.ages.warn_if_young(class, lasting, tools.own.now());
         }
         if let Err(error) = give(tools.depot, blocks, tools.own.now()) {
-            tracing::error!("the depot refuses the block of an evicted key: {error}");
+            tracing::error!("FS-051 the depot refuses the block of an evicted key: {error}");
         }
         result.map(|tried| Evictions { tried, evicted })
     }

@@ -47,7 +47,7 @@ pub(crate) fn advise(memory: &RegionMemory) {
 
 fn log_refusal(work: &Collapse) {
     if let Some(refusal) = work.refusal() {
-        tracing::info!("not all of the region has 2 MiB pages: {refusal}");
+        tracing::info!("FS-008 not all of the region has 2 MiB pages: {refusal}");
     }
 }
 
@@ -76,7 +76,7 @@ impl BackgroundCollapse {
         let thread = thread::Builder::new().name("farside-pages".to_owned()).spawn(make);
         if let Err(error) = &thread {
             tracing::warn!(
-                "cannot start the thread that makes 2 MiB pages of the rest of the region: {error}"
+                "FS-007 cannot start the thread that makes 2 MiB pages of the rest of the region: {error}"
             );
         }
         Self { stop, thread: thread.ok() }

@@ -1,7 +1,7 @@
 //! The `kv-server` command.
 #![deny(unsafe_code)]
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use clap::{CommandFactory, Parser};
 use farside_config::command_line::{one_line, usage_line};
 use farside_config::generate::generate;
 use farside_config::size::ByteSize;
-use farside_config::{LogFormat, LogLevel, MetricsAddress, ServerConfig, check_private, signals};
+use farside_config::{LogFormat, MetricsAddress, ServerConfig, check_private, logging, signals};
 use farside_control::address::Address;
 use farside_fabric::shm::HugePages;
 use farside_server::Server;
@@ -21,7 +21,6 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use tracing::level_filters::LevelFilter;
 
 /// Serves memory to Farside's clients until SIGTERM, SIGINT or SIGHUP. With TLS, SIGHUP makes it
 /// read its certificate, key and CA again instead.
@@ -80,7 +79,7 @@ struct Flags {
     metrics: Option<MetricsAddress>,
     /// Format of log lines: human or json
     #[arg(long, value_name = "FORMAT")]
-    log: Option<LogFormat>,
+    log_format: Option<LogFormat>,
 }
 
 /// The exit code for an invalid command line, the same as that of Farside's other commands.
@@ -113,7 +112,7 @@ fn run(flags: Flags) -> Result<()> {
     let (file, is_strict) = (flags.config.clone(), flags.strict_config);
     let only_checks = flags.check_config;
     let config = configure(flags)?;
-    start_logging(&config);
+    logging::start(config.log_format, config.log_level);
     let has_secret = config.secret.is_some() || config.cluster_store.password.is_some();
     if let Some(file) = file.filter(|_| has_secret)
         && let Err(exposed) = check_private(&file)
@@ -121,7 +120,7 @@ fn run(flags: Flags) -> Result<()> {
         if is_strict {
             return Err(exposed.into());
         }
-        tracing::warn!("{exposed}");
+        tracing::warn!("FS-001 {exposed}");
     }
     if only_checks {
         return Ok(Server::check(&config)?);
@@ -135,8 +134,10 @@ fn run(flags: Flags) -> Result<()> {
         for signal in signals.forever() {
             let Some(tls) = tls.as_ref().filter(|_| signal == SIGHUP) else { break };
             match tls.reload() {
-                Ok(()) => tracing::info!("read the files of TLS again"),
-                Err(error) => tracing::error!("{error}; the former certificate stays in use"),
+                Ok(()) => tracing::info!("FS-005 read the files of TLS again"),
+                Err(error) => {
+                    tracing::error!("FS-006 {error}; the former certificate stays in use")
+                }
             }
         }
         // Without systemd this does nothing, and so does the call below.
@@ -196,33 +197,13 @@ fn configure(flags: Flags) -> Result<ServerConfig> {
     override_with(&mut config.grace_ms, flags.grace_ms);
     config.key_bytes_max = flags.key_bytes_max.or(config.key_bytes_max);
     config.value_bytes_max = flags.value_bytes_max.or(config.value_bytes_max);
-    override_with(&mut config.log, flags.log);
+    override_with(&mut config.log_format, flags.log_format);
     Ok(config)
 }
 
 fn override_with<T>(value: &mut T, flag: Option<T>) {
     if let Some(flag) = flag {
         *value = flag;
-    }
-}
-
-fn start_logging(config: &ServerConfig) {
-    let level = match config.log_level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let lines = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        // If stderr is closed, reporting that on stderr would panic.
-        .log_internal_errors(false);
-    match config.log {
-        LogFormat::Human => lines.with_target(false).init(),
-        LogFormat::Json => lines.json().init(),
     }
 }
 

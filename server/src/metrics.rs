@@ -102,7 +102,7 @@ impl MetricsServer {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    tracing::error!("there are no metrics any more: {error}");
+                    tracing::error!("FS-009 there are no metrics any more: {error}");
                     return;
                 }
             }
@@ -150,7 +150,9 @@ impl Source {
         };
         let text = format.text(figures);
         if text.is_err() {
-            tracing::error!("the metrics cannot be written: this is a bug, please report it");
+            tracing::error!(
+                "FS-010 the metrics cannot be written: this is a bug, please report it"
+            );
         }
         text.ok()
     }

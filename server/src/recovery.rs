@@ -75,7 +75,10 @@ impl ServedRegion {
             Ok(outcome) => Ok(outcome),
             Err(Damage::Access(error)) => Err(error),
             Err(damage) => {
-                warn_rarely!(index.damaged, "cannot split a subtable: {damage}: see kv-cli verify");
+                warn_rarely!(
+                    index.damaged,
+                    "FS-016 cannot split a subtable: {damage}: see kv-cli verify"
+                );
                 Ok(Some(SplitOutcome::Impossible))
             }
         }
@@ -196,7 +199,7 @@ pub(crate) fn open_hashed(
             tracing::info!(
                 %region,
                 incarnation,
-                "continuing with a region; its last server {stop}"
+                "FS-003 continuing with a region; its last server {stop}"
             );
             warn_of_ignored_settings(config, &format);
         }
@@ -239,11 +242,13 @@ fn warn_of_ignored_settings(config: &ServerConfig, format: &Format) {
         if let Some(asked) = asked
             && asked != has
         {
-            tracing::warn!("{key} = {asked} is for new regions: this one keeps {has}");
+            tracing::warn!("FS-004 {key} = {asked} is for new regions: this one keeps {has}");
         }
     }
     if let Some(index) = config.index {
-        tracing::warn!("index = {index} is for new regions: this one keeps the index that it has");
+        tracing::warn!(
+            "FS-004 index = {index} is for new regions: this one keeps the index that it has"
+        );
     }
 }
 

@@ -82,7 +82,7 @@ impl Server {
         memory.name_file()?;
         if replaces_unfinished {
             tracing::warn!(
-                "removed the unfinished region of {address}, left by a server that was killed. The \
+                "FS-002 removed the unfinished region of {address}, left by a server that was killed. The \
                  region starts empty. To restore a snapshot, stop this server, delete its \
                  region_file and start with --restore FILE"
             );
@@ -171,7 +171,7 @@ impl Server {
     fn shut_down(&mut self) {
         self.stop.stop();
         if let Err(error) = self.join() {
-            tracing::error!("the server did not shut down cleanly: {error}");
+            tracing::error!("FS-053 the server did not shut down cleanly: {error}");
         }
     }
 }

@@ -478,7 +478,7 @@ impl ControlService {
         self.keeper.sign_off(connection_number, id);
         let clients = &mut self.admission.clients;
         if let Err(error) = clients.fence(id) {
-            tracing::error!(client = id, "cannot fence a client: {error}");
+            tracing::error!(client = id, "FS-026 cannot fence a client: {error}");
             return;
         }
         clients.forget(id);
@@ -505,7 +505,7 @@ impl ControlService {
         };
         let clients = &mut self.admission.clients;
         if let Err(error) = clients.fence(id) {
-            tracing::error!(client = id, "cannot fence a client: {error}");
+            tracing::error!(client = id, "FS-026 cannot fence a client: {error}");
             return;
         }
         if self.keeper.note_fenced(connection_number, (id, role)) {
@@ -513,7 +513,7 @@ impl ControlService {
         }
         self.clients_lost += 1;
         self.counts.count_fence(reason);
-        tracing::warn!(client = id, ?role, "lost a client and fenced it: {reason}");
+        tracing::warn!(client = id, ?role, "FS-021 lost a client and fenced it: {reason}");
     }
 
     /// Fences all clients and notes that no server uses the region.

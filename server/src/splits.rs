@@ -95,7 +95,7 @@ impl Index {
             SplitProgress::Stuck { slot } => {
                 self.unfinished.insert(split.old, boot_time_ns().saturating_add(STUCK_PAUSE_NS));
                 tracing::warn!(
-                    "cannot split a subtable: the entry in the slot at offset {slot:#x} is \
+                    "FS-016 cannot split a subtable: the entry in the slot at offset {slot:#x} is \
                      damaged: see kv-cli verify; deleting its key or storing a new value repairs it"
                 );
                 Ok(SplitOutcome::Impossible)
@@ -226,7 +226,7 @@ impl Index {
             }
             tracing::warn!(
                 words = 1 + linked.count(),
-                "cleared damaged words from {slot:#x} on, in a free place, where no client looks \
+                "FS-017 cleared damaged words from {slot:#x} on, in a free place, where no client looks \
                  for keys"
             );
         }

@@ -71,7 +71,10 @@ impl Sweeper {
             return Ok(Vec::new());
         }
         if walk.cleared > 0 {
-            tracing::info!(slots = walk.cleared, "cleared the unfinished inserts of lost clients");
+            tracing::info!(
+                slots = walk.cleared,
+                "FS-028 cleared the unfinished inserts of lost clients"
+            );
         }
         Ok(walk.clients)
     }

@@ -391,7 +391,7 @@ impl Announcement for FileAnnouncement {
         self.lock = None;
         self.lock = Some(self.store.write_server(&self.server)?);
         let server = self.server.server;
-        tracing::warn!(%server, "the records had lost this server: it is announced again");
+        tracing::warn!(%server, "FS-048 the records had lost this server: it is announced again");
         Ok(())
     }
 

@@ -6,6 +6,7 @@ mod cluster;
 pub mod command_line;
 #[cfg(feature = "commands")]
 pub mod generate;
+pub mod logging;
 mod metrics;
 mod rdma;
 mod secret;
@@ -37,6 +38,7 @@ use crate::size::ByteSize;
 
 pub use cluster::ClusterStoreConfig;
 pub use farside_control::Secret;
+pub use logging::{LogFormat, LogLevel};
 pub use metrics::MetricsAddress;
 pub use rdma::RdmaConfig;
 pub use secret::check_private;
@@ -190,7 +192,7 @@ pub struct ServerConfig {
     #[serde(deserialize_with = "from_text")]
     pub metrics: Option<MetricsAddress>,
     /// The format of log lines.
-    pub log: LogFormat,
+    pub log_format: LogFormat,
     /// The least severe level that is logged.
     pub log_level: LogLevel,
 }
@@ -221,7 +223,7 @@ impl Default for ServerConfig {
             secret: None,
             reader_secret: None,
             metrics: None,
-            log: LogFormat::default(),
+            log_format: LogFormat::default(),
             log_level: LogLevel::default(),
         }
     }
@@ -539,42 +541,6 @@ pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigEr
         }
         ConfigError::Syntax { path: path.to_owned(), line, message }
     })
-}
-
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Human,
-    /// One JSON object on each line.
-    Json,
-}
-
-impl FromStr for LogFormat {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        match text {
-            "human" => Ok(Self::Human),
-            "json" => Ok(Self::Json),
-            _ => Err(bad_value("log", text, "write human or json")),
-        }
-    }
-}
-
-/// A severity of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum LogLevel {
-    Error,
-    Warn,
-    #[default]
-    Info,
-    Debug,
-    Trace,
 }
 
 #[cfg(test)]

@@ -234,7 +234,7 @@ fn the_error_for_a_mistake_in_a_file_names_file_and_line() {
         ("memory = 5", "invalid type"),
         ("listen = \"kv.sock\"", "write for example shm:///"),
         ("huge_pages = \"yes\"", "unknown variant `yes`, expected one of `auto`"),
-        ("log = 'xml'", "unknown variant `xml`, expected `human` or `json`"),
+        ("log_format = 'xml'", "unknown variant `xml`, expected `human` or `json`"),
         ("metrics = ':9400'", "`:9400` is no address for metrics; write an IP address and a port"),
         ("metrics = 9400", "invalid type"),
         ("grace_ms = -1", "-1"),

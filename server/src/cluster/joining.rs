@@ -56,7 +56,7 @@ pub(crate) fn join(
                 return Err(ClusterError::from(error).into());
             }
             Err(error) if !has_failed => {
-                tracing::warn!("{error}; the server waits for them");
+                tracing::warn!("FS-041 {error}; the server waits for them");
                 has_failed = true;
             }
             Err(error) => tracing::debug!("{error}"),

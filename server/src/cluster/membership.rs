@@ -178,7 +178,7 @@ impl Membership {
             if self.own.is_some() {
                 tracing::warn!(
                     ms = stopped_ns / 1_000_000,
-                    "the server was stopped, so it asks the cluster's records whether it still \
+                    "FS-044 the server was stopped, so it asks the cluster's records whether it still \
                      serves its shard"
                 );
             }
@@ -251,7 +251,7 @@ impl Membership {
         } else {
             tracing::error!(
                 bytes = map.len(),
-                "the map of the cluster is too long to be sent: let its servers listen at fewer \
+                "FS-046 the map of the cluster is too long to be sent: let its servers listen at fewer \
                  addresses"
             );
         }

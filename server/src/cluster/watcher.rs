@@ -390,11 +390,11 @@ impl Watcher {
             Ok(Commit::Done) => {}
             Ok(Commit::Refused) => tracing::warn!(
                 shard = view.shard,
-                "cannot tell the cluster that the server has stopped: its record has changed"
+                "FS-045 cannot tell the cluster that the server has stopped: its record has changed"
             ),
             Err(error) => tracing::warn!(
                 shard = view.shard,
-                "cannot tell the cluster that the server has stopped: {error}"
+                "FS-045 cannot tell the cluster that the server has stopped: {error}"
             ),
         }
     }

@@ -92,7 +92,7 @@ impl Admission {
         match self.acceptors[acceptor].next() {
             Ok(arrival) => arrival,
             Err(error) => {
-                warn_rarely!(self.failed, "cannot accept a client just now: {error}");
+                warn_rarely!(self.failed, "FS-025 cannot accept a client just now: {error}");
                 if connections.unwatch(&self.acceptors[acceptor]).is_ok() {
                     self.paused.push((acceptor, boot_time_ns() + ACCEPT_PAUSE_NS));
                 }
@@ -141,7 +141,7 @@ impl Admission {
             connections.add(connection)
         });
         if let Err(error) = added {
-            warn_rarely!(self.failed, "cannot serve a client just now: {error}");
+            warn_rarely!(self.failed, "FS-024 cannot serve a client just now: {error}");
         }
     }
 
@@ -151,7 +151,7 @@ impl Admission {
         let (connection_number, reason) = connections.surplus()?;
         warn_rarely!(
             self.crowded,
-            "closed a silent connection, the oldest of the user with most: {reason}"
+            "FS-023 closed a silent connection, the oldest of the user with most: {reason}"
         );
         Some((connection_number, reason))
     }
@@ -294,7 +294,7 @@ impl Admission {
                 self.add(incoming, &welcome, client, acceptor, connections)
             }
             Err(error) => {
-                warn_rarely!(self.failed, "cannot serve a client just now: {error}");
+                warn_rarely!(self.failed, "FS-024 cannot serve a client just now: {error}");
                 None
             }
         };
@@ -322,7 +322,7 @@ impl Admission {
             Ok(connections.add(connection)?)
         });
         if let Err(error) = &added {
-            warn_rarely!(self.failed, "cannot serve a client just now: {error}");
+            warn_rarely!(self.failed, "FS-024 cannot serve a client just now: {error}");
         }
         added.ok()
     }
@@ -357,7 +357,11 @@ impl Admission {
         match incoming.accept_data(role, &welcome) {
             Ok(connection) => client.data.push(connection),
             Err(error) => {
-                warn_rarely!(self.failed, client = client_id, "cannot serve a session: {error}");
+                warn_rarely!(
+                    self.failed,
+                    client = client_id,
+                    "FS-024 cannot serve a session: {error}"
+                );
             }
         }
         Ok(())
@@ -429,7 +433,7 @@ impl Admission {
             | Refusal::Spare
             | Refusal::OtherView { .. }
             | Refusal::Unconfirmed => tracing::debug!("refused a client: {refusal}"),
-            _ => warn_rarely!(self.refused, "refused a client: {refusal}"),
+            _ => warn_rarely!(self.refused, "FS-022 refused a client: {refusal}"),
         }
     }
 }

@@ -49,7 +49,7 @@ impl ControlService {
         if let Some(view) = own {
             self.admission.serve_view(cluster.map().cluster, view);
             let (shard, number) = (view.shard, view.number);
-            tracing::info!(shard, number, "the server serves a shard of the cluster");
+            tracing::info!(shard, number, "FS-047 the server serves a shard of the cluster");
         }
         if let Some(message) = cluster.map_message().filter(|_| map) {
             self.connections.push_map(&message);

@@ -120,7 +120,7 @@ impl Acceptor for DeviceAcceptor {
                 Event::Established(_) => Arrival::Established,
             }),
             Err(error) => {
-                tracing::warn!("cannot take an event of the RDMA device: {error}");
+                tracing::warn!("FS-031 cannot take an event of the RDMA device: {error}");
                 None
             }
         })

@@ -53,12 +53,12 @@ impl LoopbackAtomics {
         }
         match self.protections.writers.loopback(1, &self.options) {
             Ok(loopback) => {
-                tracing::info!("connected to the own RDMA device again");
+                tracing::info!("FS-034 connected to the own RDMA device again");
                 self.loopback = Some(loopback);
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!("cannot execute atomic verbs of clients over TCP: {error}");
+                tracing::warn!("FS-033 cannot execute atomic verbs of clients over TCP: {error}");
                 self.reconnects_at = now + RECONNECT_PAUSE_NS;
                 Err(ChainError::Fenced)
             }
@@ -93,7 +93,7 @@ impl DeviceAtomics for LoopbackAtomics {
             }
         };
         if let Err(error @ (ChainError::Fenced | ChainError::Unknown)) = result {
-            tracing::warn!("the connection to the own RDMA device broke: {error}");
+            tracing::warn!("FS-032 the connection to the own RDMA device broke: {error}");
             // Afterwards the device executes nothing more of it.
             self.loopback = None;
         }

@@ -174,7 +174,7 @@ impl RegionKeeper {
         for reply in undelivered.into_iter().flatten() {
             let ServerMessage::Blocks { class, rested, blocks, .. } = reply else { continue };
             if let Err(error) = self.give_blocks(class, rested, blocks, boot_time_ns()) {
-                tracing::error!("the depot refuses blocks that were not delivered: {error}");
+                tracing::error!("FS-051 the depot refuses blocks that were not delivered: {error}");
             }
         }
     }
@@ -197,7 +197,7 @@ impl RegionKeeper {
         {
             self.stuck_at_splits = Some(self.opened.index.splits);
             tracing::warn!(
-                "the index cannot grow, for no chunk of 2 MiB is free: some new keys find no room; \
+                "FS-011 the index cannot grow, for no chunk of 2 MiB is free: some new keys find no room; \
                  delete keys and run `kv-cli compact`, or restore a snapshot into a larger region"
             );
         }
@@ -298,7 +298,9 @@ impl RegionKeeper {
         if is_due(self.reaper.next_step_at()) {
             for RemovedBlock { class, block } in self.reaper.step(&self.opened.index, &self.own)? {
                 if let Err(error) = self.give_blocks(class, false, vec![block], boot_time_ns()) {
-                    tracing::error!("the depot refuses the block of an expired value: {error}");
+                    tracing::error!(
+                        "FS-051 the depot refuses the block of an expired value: {error}"
+                    );
                 }
             }
         }
@@ -321,20 +323,20 @@ impl RegionKeeper {
         match self.memory_level.update(used, chunks) {
             // A cache is full in normal operation, so this is no warning.
             Some(LevelChange::Reached(level)) if self.evictor.is_some() => {
-                tracing::info!("{level} % of the memory is in use, {share}");
+                tracing::info!("FS-012 {level} % of the memory is in use, {share}");
             }
             Some(LevelChange::Reached(level)) => tracing::warn!(
-                "{level} % of the memory is in use, {share}: delete keys and run `kv-cli compact`, \
+                "FS-012 {level} % of the memory is in use, {share}: delete keys and run `kv-cli compact`, \
                  or restore a snapshot into a larger region"
             ),
             Some(LevelChange::FellBelow(level)) => {
-                tracing::info!("less than {level} % of the memory is in use again, {share}");
+                tracing::info!("FS-013 less than {level} % of the memory is in use again, {share}");
             }
             None => {}
         }
         if self.stuck_at_splits.is_some_and(|splits| splits != self.opened.index.splits) {
             self.stuck_at_splits = None;
-            tracing::info!("the index grows again");
+            tracing::info!("FS-014 the index grows again");
         }
     }
 
@@ -354,7 +356,7 @@ impl RegionKeeper {
         if role == Role::Writer || !self.figures_at.is_some_and(is_recent) {
             let ServedRegion { region, geometry, depot, .. } = &mut self.opened;
             if let Err(error) = depot.refresh(now, &RegionTables { region, geometry }) {
-                tracing::error!("cannot refresh the depot: {error}");
+                tracing::error!("FS-052 cannot refresh the depot: {error}");
             }
             let statistics = &mut self.statistics;
             statistics.chunks_free = depot.chunks_free();

@@ -1,7 +1,9 @@
 //! The `kv-server` process: how it starts and stops. The integration tests' `server_cli.rs` covers
 //! starts that it refuses.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 
 use farside_layout::RegionState;
@@ -90,7 +92,7 @@ fn flags_override_the_config_file_and_a_json_log_is_json() {
     let text = "listen = 'shm:///nowhere/kv.sock'\nmemory = '16MiB'\ngrace_ms = 7\n";
     std::fs::write(&file, format!("{text}region_file = '{}'", folder.region_file().display()))
         .unwrap();
-    let arguments = format!("--config {} --log json --index 64KiB", file.display());
+    let arguments = format!("--config {} --log-format json --index 64KiB", file.display());
     let (log, stderr) = std::io::pipe().unwrap();
     let _server =
         ServerProcess::spawn_in(folder.dir.path(), &arguments, |command| command.stderr(stderr));
@@ -102,4 +104,24 @@ fn flags_override_the_config_file_and_a_json_log_is_json() {
     let format = client.superblock().1;
     assert_eq!((format.grace_ms, format.region_bytes), (7, 16 << 20));
     assert_eq!(client.statistics().subtables, 8);
+}
+
+#[test]
+fn lines_for_the_journal_of_systemd_begin_with_a_priority() {
+    let folder = TestFolder::new();
+    let log = File::create(folder.dir.path().join("log")).unwrap();
+    let (device, inode) = (log.metadata().unwrap().dev(), log.metadata().unwrap().ino());
+    for (inode, format, start) in
+        [(inode, "human", "<6>"), (inode, "json", "<6>{"), (0, "json", "{")]
+    {
+        log.set_len(0).unwrap();
+        let arguments = format!("--memory 8MiB --log-format {format}");
+        let stream = format!("{device}:{inode}");
+        let server = ServerProcess::spawn_in(folder.dir.path(), &arguments, |command| {
+            command.env("JOURNAL_STREAM", stream)
+        });
+        server.wait_for_log("serving");
+        let log = server.log();
+        assert!(log.lines().all(|line| line.starts_with(start)), "{log}");
+    }
 }

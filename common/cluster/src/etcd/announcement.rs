@@ -78,7 +78,7 @@ impl Announcement for EtcdAnnouncement {
                 Ok(false) => self.lease = None,
                 Err(failure) => return Err(self.gateway.unexpected(failure)),
             }
-            tracing::warn!("etcd has ended the lease of this server: it is announced again");
+            tracing::warn!("FS-048 etcd has ended the lease of this server: it is announced again");
         }
         self.write()
     }

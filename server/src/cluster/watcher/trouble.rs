@@ -19,7 +19,7 @@ impl Trouble {
     /// Notes that the trouble is there.
     pub(super) fn report(&mut self, why: &str) {
         if self.is_due(Instant::now()) {
-            tracing::warn!("{why}; the server goes on with what it knows, and tries again");
+            tracing::warn!("FS-042 {why}; the server goes on with what it knows, and tries again");
         } else {
             tracing::debug!("{why}");
         }
@@ -37,7 +37,7 @@ impl Trouble {
     /// Notes that the trouble has ended.
     pub(super) fn end(&mut self, what: &str) {
         if std::mem::take(&mut self.is_logged) {
-            tracing::info!("{what}");
+            tracing::info!("FS-043 {what}");
         }
         self.is_present = false;
     }

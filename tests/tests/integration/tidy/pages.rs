@@ -213,3 +213,38 @@ fn the_helpers_find_what_rots() {
     assert_eq!(numbers("1,024 to 0.5, and 3."), ["1,024", "0.5", "3"]);
     assert_eq!(constant("common/snapshot/src/lib.rs", "VERSION_MIN").min(1), 1);
 }
+
+/// The ids of log lines in this text, each as often as it is there.
+fn log_ids(text: &str) -> impl Iterator<Item = &str> {
+    let ids = text.match_indices("FS-").filter_map(|(at, _)| text.get(at..at + 6));
+    ids.filter(|id| id[3..].bytes().all(|digit| digit.is_ascii_digit()))
+}
+
+/// Operators search for the ids, and alert on them. So each warning of a server has one, and the
+/// page says what it means.
+#[test]
+fn warnings_have_ids_that_the_page_on_operations_explains() {
+    let is_logged = |path: &str| {
+        ["server/src/", "common/cluster/src/", "tools/src/bin/"]
+            .iter()
+            .any(|folder| path.starts_with(folder))
+    };
+    let page = read("docs/operations.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| FS-"));
+    let explained: BTreeSet<String> = rows.map(|row| format!("FS-{}", &row[..3])).collect();
+    let (mut broken, mut used) = (Vec::new(), BTreeSet::new());
+    for (path, content) in with_extension(".rs").filter(|(path, _)| is_logged(path)) {
+        used.extend(log_ids(&content).map(str::to_owned));
+        for call in ["tracing::warn!(", "tracing::error!(", "warn_rarely!("] {
+            for (at, _) in content.match_indices(call) {
+                let message = content[at..].split_once(';').map_or("", |(message, _)| message);
+                if log_ids(message).next().is_none() && !message.contains("$($message)+") {
+                    broken.push(format!("{path}: {message} has no id"));
+                }
+            }
+        }
+    }
+    broken.extend(used.difference(&explained).map(|id| format!("no row explains {id}")));
+    broken.extend(explained.difference(&used).map(|id| format!("no line has the id {id}")));
+    report("warnings have ids that docs/operations.md explains", &broken);
+}

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueHint};
+use farside_config::LogFormat;
 
 use crate::listen::ListenAddress;
 
@@ -64,4 +65,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     #[arg(requires = "tls_certificate")]
     pub(crate) tls_ca: Option<PathBuf>,
+    /// Format of log lines: human or json
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    pub(crate) log_format: LogFormat,
 }

@@ -17,7 +17,7 @@ mod listen;
 mod stream;
 mod worker;
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,13 +31,12 @@ use clap::{CommandFactory, Parser};
 use farside::{Client, Error, SetupError, TlsFiles};
 use farside_config::command_line::{exit_code, one_line, usage_line};
 use farside_config::generate::generate;
-use farside_config::{ClientConfig, ConfigError, check_private, signals};
+use farside_config::{ClientConfig, ConfigError, LogLevel, check_private, logging, signals};
 use farside_fabric::tcp::{TlsError, TlsServer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGXFSZ};
 use signal_hook::iterator::Signals;
-use tracing::level_filters::LevelFilter;
 
 use args::Args;
 use gateway::{Gateway, Settings};
@@ -91,7 +90,7 @@ struct Usage(String);
 
 fn run(args: Args) -> anyhow::Result<()> {
     raise_descriptor_limit();
-    start_logging();
+    logging::start(args.log_format, LogLevel::Info);
     let config = configure(&args)?;
     let password = password(&args)?;
     let files = TlsFiles {
@@ -182,7 +181,7 @@ fn accept_connections(
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    tracing::warn!("cannot accept a connection: {error}");
+                    tracing::warn!("FS-063 cannot accept a connection: {error}");
                     thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -232,7 +231,7 @@ fn check_exposure(path: &Path, strict: bool) -> anyhow::Result<()> {
     match check_private(path) {
         Err(exposed) if strict => Err(exposed.into()),
         Err(exposed) => {
-            tracing::warn!("{exposed}");
+            tracing::warn!("FS-001 {exposed}");
             Ok(())
         }
         Ok(()) => Ok(()),
@@ -271,7 +270,7 @@ fn clients_max(wanted: usize) -> usize {
     let possible = (descriptors as usize).saturating_sub(DESCRIPTORS_KEPT).max(1);
     if possible < wanted {
         tracing::warn!(
-            "the system allows {descriptors} descriptors: at most {possible} connections instead \
+            "FS-064 the system allows {descriptors} descriptors: at most {possible} connections instead \
              of {wanted}; raise `ulimit -n` for more"
         );
     }
@@ -295,24 +294,15 @@ fn watch_signals(mut signals: Signals, gateway: Arc<Gateway>, stop: Arc<OwnedFd>
         for signal in signals.forever() {
             let Some(tls) = gateway.tls.as_ref().filter(|_| signal == SIGHUP) else { break };
             match tls.reload() {
-                Ok(()) => tracing::info!("read the files of TLS again"),
-                Err(error) => tracing::error!("{error}; the former certificate stays in use"),
+                Ok(()) => tracing::info!("FS-005 read the files of TLS again"),
+                Err(error) => {
+                    tracing::error!("FS-006 {error}; the former certificate stays in use")
+                }
             }
         }
         // Nothing else is ever written to it, so there is room.
         let _ = rustix::io::write(&*stop, &1_u64.to_ne_bytes());
     });
-}
-
-fn start_logging() {
-    tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::INFO)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        // If stderr is closed, reporting that on stderr would panic.
-        .log_internal_errors(false)
-        .with_target(false)
-        .init();
 }
 
 #[allow(clippy::print_stderr, reason = "the one line that says why the gateway does not run")]

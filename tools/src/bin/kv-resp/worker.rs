@@ -190,7 +190,7 @@ impl Worker {
             match ended {
                 Break::Stop => return Ok(()),
                 Break::Connected(connected) => {
-                    tracing::info!("the store answers again");
+                    tracing::info!("FS-062 the store answers again");
                     self.executor.session_is_new();
                     session = Some(*connected);
                 }
@@ -212,7 +212,9 @@ impl Worker {
 
     /// Lets a thread reconnect the session.
     fn reconnect(&mut self, mut session: Session) {
-        tracing::warn!("lost the connection to the store; clients get errors until it is back");
+        tracing::warn!(
+            "FS-061 lost the connection to the store; clients get errors until it is back"
+        );
         let (sender, receiver): (Sender<Session>, _) = channel();
         let (gateway, handle) = (self.gateway().clone(), self.handle());
         let thread = thread::Builder::new().name("resp-reconnect".into());
@@ -389,7 +391,7 @@ impl Worker {
         for arrival in take_all(&self.handle.arrivals.clone()) {
             let id = arrival.record.id;
             if let Err(error) = self.add(arrival) {
-                tracing::warn!("cannot serve a connection: {error}");
+                tracing::warn!("FS-063 cannot serve a connection: {error}");
                 self.gateway().dismiss(id);
             }
         }
