@@ -76,7 +76,8 @@ impl BackgroundCollapse {
         let thread = thread::Builder::new().name("farside-pages".to_owned()).spawn(make);
         if let Err(error) = &thread {
             tracing::warn!(
-                "FS-007 cannot start the thread that makes 2 MiB pages of the rest of the region: {error}"
+                "FS-007 cannot start the thread that makes 2 MiB pages of the rest of the region: \
+                 {error}"
             );
         }
         Self { stop, thread: thread.ok() }

@@ -82,9 +82,9 @@ impl Server {
         memory.name_file()?;
         if replaces_unfinished {
             tracing::warn!(
-                "FS-002 removed the unfinished region of {address}, left by a server that was killed. The \
-                 region starts empty. To restore a snapshot, stop this server, delete its \
-                 region_file and start with --restore FILE"
+                "FS-002 removed the unfinished region of {address}, left by a server that was \
+                 killed. The region starts empty. To restore a snapshot, stop this server, delete \
+                 its region_file and start with --restore FILE"
             );
         }
         let bytes = ByteSize(opened.format.region_bytes);

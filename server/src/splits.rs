@@ -226,8 +226,8 @@ impl Index {
             }
             tracing::warn!(
                 words = 1 + linked.count(),
-                "FS-017 cleared damaged words from {slot:#x} on, in a free place, where no client looks \
-                 for keys"
+                "FS-017 cleared damaged words from {slot:#x} on, in a free place, where no client \
+                 looks for keys"
             );
         }
         Ok(self.clear(place)?)

@@ -178,8 +178,8 @@ impl Membership {
             if self.own.is_some() {
                 tracing::warn!(
                     ms = stopped_ns / 1_000_000,
-                    "FS-044 the server was stopped, so it asks the cluster's records whether it still \
-                     serves its shard"
+                    "FS-044 the server was stopped, so it asks the cluster's records whether it \
+                     still serves its shard"
                 );
             }
         }
@@ -251,8 +251,8 @@ impl Membership {
         } else {
             tracing::error!(
                 bytes = map.len(),
-                "FS-046 the map of the cluster is too long to be sent: let its servers listen at fewer \
-                 addresses"
+                "FS-046 the map of the cluster is too long to be sent: let its servers listen at \
+                 fewer addresses"
             );
         }
         self.message = message.into();

@@ -59,9 +59,9 @@ impl EvictionAges {
     pub(super) fn warn_if_young(&mut self, class: SizeClass, blocks: u64, now: Nanos) {
         if self.begins_warning(class, blocks, now) {
             tracing::warn!(
-                "FS-015 the cache is too small for what clients store: keys with blocks of {} bytes are \
-                 evicted {:.1} s after they were written; start the server with more --memory, \
-                 store fewer or smaller values, or give a TTL to those that are soon of no use",
+                "FS-015 the cache is too small for what clients store: keys with blocks of {} \
+                 bytes are evicted {:.1} s after they were written; start the server with more \
+                 --memory, store fewer or smaller values, or give a TTL to those that are soon of no use",
                 class.block_bytes(),
                 self.of(class).age_ms / 1000.0
             );

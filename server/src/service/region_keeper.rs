@@ -197,8 +197,9 @@ impl RegionKeeper {
         {
             self.stuck_at_splits = Some(self.opened.index.splits);
             tracing::warn!(
-                "FS-011 the index cannot grow, for no chunk of 2 MiB is free: some new keys find no room; \
-                 delete keys and run `kv-cli compact`, or restore a snapshot into a larger region"
+                "FS-011 the index cannot grow, for no chunk of 2 MiB is free: some new keys find \
+                 no room; delete keys and run `kv-cli compact`, or restore a snapshot into a \
+                 larger region"
             );
         }
         Ok((ServerMessage::Split { directory_hash, local_depth, outcome }, begins_recall))
@@ -326,8 +327,8 @@ impl RegionKeeper {
                 tracing::info!("FS-012 {level} % of the memory is in use, {share}");
             }
             Some(LevelChange::Reached(level)) => tracing::warn!(
-                "FS-012 {level} % of the memory is in use, {share}: delete keys and run `kv-cli compact`, \
-                 or restore a snapshot into a larger region"
+                "FS-012 {level} % of the memory is in use, {share}: delete keys and run `kv-cli \
+                 compact`, or restore a snapshot into a larger region"
             ),
             Some(LevelChange::FellBelow(level)) => {
                 tracing::info!("FS-013 less than {level} % of the memory is in use again, {share}");

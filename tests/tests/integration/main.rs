@@ -30,6 +30,7 @@ mod eviction;
 mod examples;
 mod expiry;
 mod extents;
+mod former_versions;
 mod growth;
 mod histories;
 mod huge_pages;

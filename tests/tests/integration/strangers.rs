@@ -166,12 +166,15 @@ fn no_invalid_connect_request_harms_a_server() {
         bytes.resize(bytes.len().max(1), 0);
         try_one(&bytes, purpose != Purpose::Control);
     }
-    let mut other = connect_request(Role::Writer, Purpose::Control);
-    other[4] += 1;
-    let (server_speaks, client_speaks) = (PROTOCOL_VERSION.into(), u64::from(PROTOCOL_VERSION) + 1);
-    let versions = Refusal::Version { server: server_speaks, client: client_speaks };
-    assert_eq!(refusal_of(&address, &other, false), Some(versions));
-    println!("{versions}");
+    // A client of the former version, and one of the next.
+    for version in [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1] {
+        let mut other = connect_request(Role::Writer, Purpose::Control);
+        other[4..6].copy_from_slice(&version.to_le_bytes());
+        let versions =
+            Refusal::Version { server: PROTOCOL_VERSION.into(), client: version.into() };
+        assert_eq!(refusal_of(&address, &other, false), Some(versions));
+        println!("{versions}");
+    }
     // A connect request with a flipped bit in the role is a valid one: a reader's, with the right
     // secret.
     println!("{accepted} connect requests were accepted");

@@ -270,8 +270,8 @@ fn clients_max(wanted: usize) -> usize {
     let possible = (descriptors as usize).saturating_sub(DESCRIPTORS_KEPT).max(1);
     if possible < wanted {
         tracing::warn!(
-            "FS-064 the system allows {descriptors} descriptors: at most {possible} connections instead \
-             of {wanted}; raise `ulimit -n` for more"
+            "FS-064 the system allows {descriptors} descriptors: at most {possible} connections \
+             instead of {wanted}; raise `ulimit -n` for more"
         );
     }
     wanted.min(possible)
