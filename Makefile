@@ -171,8 +171,11 @@ site: ## Builds a site of all pages and of the API, with search, and checks its 
 	tools/scripts/site.sh
 
 tour-test: build ## Runs the commands of docs/tour.md, and compares what they print with the page
+	tools/scripts/needs.sh --test
 	tools/scripts/demo-python.sh --install
 	$(MAKE) install-c PREFIX="$$PWD/target/tour" DESTDIR=
+	cargo build --release --locked -p farside --example counter
+	$(MAKE) vm
 	tools/scripts/tour.py
 
 deny: ## Checks licences, sources and known vulnerabilities of all dependencies

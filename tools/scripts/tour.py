@@ -18,7 +18,7 @@ import tempfile
 import threading
 
 END = "end-of-a-command-of-the-tour"
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 
 
 def commands(page):
