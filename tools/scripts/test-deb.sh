@@ -135,13 +135,15 @@ read -r line <&3
 read -r line <&3
 [ "${line%?}" = hi ]
 # A region file survives a restart of the service, also one by a crash.
-printf 'region_file = "/dev/shm/farside.region"\n' >/test/config
+printf 'region_file = "/dev/shm/farside.region"\nindex = "64KiB"\n' >/test/config
 cat /etc/farside/server.toml >>/test/config
 cat /test/config >/etc/farside/server.toml
 systemctl restart farside
 FARSIDE_SERVER=shm:///run/farside/kv.sock kv-cli put kept yes
 systemctl restart farside
 [ "$(FARSIDE_SERVER=shm:///run/farside/kv.sock kv-cli get kept)" = yes ]
+# A warning has its priority in the journal.
+journalctl --no-pager -o cat -u farside -p warning..warning --grep '^ *WARN FS-004 index = '
 systemctl kill --signal=KILL farside
 sleep 2
 [ "$(FARSIDE_SERVER=shm:///run/farside/kv.sock kv-cli get kept)" = yes ]
