@@ -8,16 +8,19 @@ use farside_control::Role;
 use farside_fabric::{Buffer, Counters};
 
 use farside_layout::hash::KeyHash;
-use farside_protocol::{Action, Answer, Failure, Found, LANE, Lifetime, Version};
+use farside_protocol::{
+    Action, Answer, Failure, Found, LANE, Lifetime, OperationKind, RetryReason, Version,
+};
 
 use crate::batch::BatchMemory;
 use crate::client::ClientInner;
 use crate::connection::SessionRegion;
+use crate::metrics::ClientMetrics;
 use crate::pipeline::PipelineMemory;
 use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{
-    Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, ReadValue, Result, Scan,
+    Batch, CacheStatistics, Error, Limits, OperationError, Outcome, Pipeline, ReadValue, Result, Scan,
     Store, Value,
 };
 
@@ -47,7 +50,8 @@ impl fmt::Debug for Session {
 
 impl Session {
     pub(crate) fn open(shared: Arc<ClientInner>) -> Result<Self> {
-        let regions = SessionRegions::new(&shared)?;
+        let metrics = shared.metrics.as_ref().map(ClientMetrics::add_session);
+        let regions = SessionRegions::new(&shared, metrics.as_ref())?;
         let (batch_memory, pipeline_memory) = Default::default();
         Ok(Self { shared, regions, batch_memory, pipeline_memory })
     }
@@ -63,7 +67,9 @@ impl Session {
         let is_leaked = self.regions.engine.pipelined.get();
         if is_leaked || self.shared.cluster.is_none() {
             self.regions.give_up_if_leaked();
-            self.regions = SessionRegions::new(&self.shared)?;
+            let metrics = self.regions.metrics.clone();
+            self.regions.count_traffic();
+            self.regions = SessionRegions::new(&self.shared, metrics.as_ref())?;
         }
         if self.regions.live(shard).is_none() {
             self.regions.open(&self.shared, shard)?;
@@ -91,6 +97,7 @@ impl Session {
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
+        kind: OperationKind,
         key: &[u8],
         mut operation: impl FnMut(
             SessionRegion<'_>,
@@ -112,7 +119,7 @@ impl Session {
                 }
                 _ => None,
             };
-            hashed = self.recover_and_hash(key, shard, failure, &mut budget)?;
+            hashed = self.recover_and_hash(kind, key, shard, failure, &mut budget)?;
         }
     }
 
@@ -124,7 +131,13 @@ impl Session {
     ) -> Result<T> {
         let mut budget = ReconnectBudget::default();
         loop {
-            match operation(self.handle(shard)?) {
+            let handle = self.handle(shard)?;
+            let begun = handle.begin_measuring(LANE.0..LANE.0 + 1);
+            let result = operation(handle);
+            if let Some(begun) = begun {
+                handle.end_measuring(&begun, LANE.0..LANE.0 + 1);
+            }
+            match result {
                 Ok(result) => return Ok(result),
                 Err(failure) => self.recover(shard, Some(failure), &mut budget)?,
             }
@@ -150,16 +163,26 @@ impl Session {
     }
 
     /// As [`Session::recover`]. Returns the key with its hash, because another region may have
-    /// another one.
+    /// another one. Counts the failure or the retry.
     #[cold]
     fn recover_and_hash<'k>(
         &mut self,
+        kind: OperationKind,
         key: &'k [u8],
         shard: usize,
         failure: Option<Failure>,
         budget: &mut ReconnectBudget,
     ) -> Result<(KeyHash, &'k [u8])> {
-        self.recover(shard, failure, budget)?;
+        let is_retry = failure.is_some();
+        let recovered = self.recover(shard, failure, budget);
+        if let Some(metrics) = &self.regions.metrics {
+            match &recovered {
+                Ok(()) if is_retry => metrics.operations.add_retry(RetryReason::Connection),
+                Ok(()) => {}
+                Err(error) => metrics.add_error(kind, error),
+            }
+        }
+        recovered?;
         Ok((self.regions.route(key).0, key))
     }
 
@@ -171,15 +194,31 @@ impl Session {
         key: &[u8],
         value: &[u8],
     ) -> Result<Answer> {
-        self.check_role()?;
-        self.run(key, |handle, key| handle.perform(action, key, value))
+        let kind = OperationKind::of(action);
+        self.check_role(kind)?;
+        self.run(kind, key, |handle, key| handle.perform(action, key, value))
     }
 
+    /// Refuses an operation of this kind, which changes the region, if the client is a reader.
     #[inline]
-    pub(crate) fn check_role(&self) -> Result<()> {
+    pub(crate) fn check_role(&self, kind: OperationKind) -> Result<()> {
         match self.shared.role() {
-            Role::Reader => Err(OperationError::Denied.into()),
+            Role::Reader => Err(self.denied(kind)),
             Role::Writer => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn denied(&self, kind: OperationKind) -> Error {
+        let error = OperationError::Denied.into();
+        self.count_error(kind, &error);
+        error
+    }
+
+    /// Counts an operation that failed.
+    pub(crate) fn count_error(&self, kind: OperationKind, error: &Error) {
+        if let Some(metrics) = &self.regions.metrics {
+            metrics.add_error(kind, error);
         }
     }
 
@@ -234,7 +273,7 @@ impl Session {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<Option<ReadValue>> {
-        let read = self.run(key, |handle, key| handle.get_into(key, value));
+        let read = self.run(OperationKind::Get, key, |handle, key| handle.get_into(key, value));
         read.inspect_err(|_| value.clear())
     }
 
@@ -279,8 +318,11 @@ impl Session {
     // Not inlined, because tools/scripts/instructions.sh counts the instructions of the call.
     #[inline(never)]
     fn put_bytes(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.check_role()?;
-        self.run(key, |handle, key| handle.put(Lifetime::FOREVER, key, value)).map(drop)
+        self.check_role(OperationKind::Put)?;
+        self.run(OperationKind::Put, key, |handle, key| {
+            handle.put(Lifetime::FOREVER, key, value)
+        })
+        .map(drop)
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is

@@ -1,6 +1,7 @@
 //! The lanes of a pipeline. Each lane executes one operation at a time, in a task of its own.
 
 mod combining;
+mod measuring;
 mod queue;
 mod room;
 mod shards;
@@ -9,9 +10,10 @@ mod task;
 use std::sync::Arc;
 
 use farside_control::Role;
-use farside_fabric::{Buffer, Counters, Fabric, LaneId, Wakeup};
+use farside_fabric::{Buffer, Counters, Fabric, LaneId, Nanos, Wakeup};
 use farside_protocol::{
-    Action, Answer, CachedPut, CachedRead, Failure, Operation, OperationError, staged_key,
+    Action, Answer, CachedPut, CachedRead, Failure, Measurement, Operation, OperationError,
+    staged_key,
 };
 
 use super::{Completed, PipelineFull, Ticket};
@@ -20,6 +22,7 @@ use crate::connection::{SessionEngine, SessionRegion};
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{Error, Outcome, ValueRef};
 use combining::CandidateTable;
+use measuring::count_failed;
 use queue::{LaneQueue, emptied};
 use shards::{ParkedLane, Setup};
 use task::{Job, LaneAnswer, LaneTask};
@@ -69,6 +72,8 @@ struct PipelineLane<'s> {
     value: Vec<u8>,
     /// The verbs of the operation taken last, if the client counts them.
     counters: Counters,
+    /// The beginning of what the task executes, if the client has metrics.
+    measured: Measurement,
     /// All verbs of the lane until the operation taken last was taken, if the client counts them.
     total_counters: Counters,
     /// All bytes of the lane until the operation taken last was taken.
@@ -117,6 +122,8 @@ pub(crate) struct LaneScheduler<'s> {
     engine: &'s SessionEngine,
     regions: &'s SessionRegions,
     shared: &'s Arc<ClientInner>,
+    /// Whether the caller starts operations again that a lost connection has kept from an effect.
+    repeats_lost: bool,
     /// Whether the caller waits for all operations, so that each may wait for its shard.
     waits_for_all: bool,
     /// The opening of a shard's region that is under way, and the wait for shards.
@@ -241,6 +248,7 @@ impl<'s> LaneScheduler<'s> {
                 unavailable: None,
                 value: memory.values.pop().unwrap_or_default(),
                 counters: total_counters,
+                measured: Measurement::default(),
                 total_counters,
                 total_bytes: total_counters.bytes(),
             }
@@ -256,6 +264,7 @@ impl<'s> LaneScheduler<'s> {
             engine,
             regions,
             shared,
+            repeats_lost: false,
             waits_for_all: false,
             setup: Setup::default(),
             lanes,
@@ -349,7 +358,7 @@ impl<'s> LaneScheduler<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         match lane.post_cached(handle, id) {
             Ok(true) => {}
-            Ok(false) => self.run_in_task(id),
+            Ok(false) => self.run_in_task(id, None),
             Err(failure) => self.finish_with(id, Err(failure)),
         }
     }
@@ -374,7 +383,9 @@ impl<'s> LaneScheduler<'s> {
             }
             None => {
                 lane.job.successor = handle.successor_by_mark(id, &lane.read);
-                self.run_in_task(id);
+                handle.count_read_in_vain(&lane.read);
+                let since = Some(lane.read.posted());
+                self.run_in_task(id, since);
             }
         }
     }
@@ -394,6 +405,10 @@ impl<'s> LaneScheduler<'s> {
             }
             Ok(Some(swung)) => {
                 let displaced = lane.put.take().map(|put| put.displaced(swung));
+                if let Some(displaced) = &displaced {
+                    operation.count_displaced(displaced);
+                    lane.begin_measuring(handle, id, Some(displaced.posted()));
+                }
                 let job = lane.job;
                 lane.state = LaneState::InTask;
                 self.task(id).give(handle, job, displaced);
@@ -423,12 +438,14 @@ impl<'s> LaneScheduler<'s> {
     }
 
     /// Gives the job to the lane's task, and polls the task.
+    /// `since` is when the operation's first verb was posted, if one was.
     #[inline(never)]
-    fn run_in_task(&mut self, id: LaneId) {
+    fn run_in_task(&mut self, id: LaneId, since: Option<Nanos>) {
+        let handle = self.handle(id);
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.state = LaneState::InTask;
+        lane.begin_measuring(handle, id, since);
         let job = lane.job;
-        let handle = self.handle(id);
         self.task(id).give(handle, job, None);
         self.poll_lane(id);
     }
@@ -436,6 +453,7 @@ impl<'s> LaneScheduler<'s> {
     /// Polls the task of a lane that has a new job or whose chain has completed.
     fn poll_lane(&mut self, id: LaneId) {
         if let Some(answer) = self.task(id).poll() {
+            self.measure(id, &answer);
             self.finish_with(id, answer);
         }
     }
@@ -492,11 +510,13 @@ impl<'s> LaneScheduler<'s> {
 
     /// Lets every operation wait for its shard, because the caller waits for all of them.
     pub(crate) fn wait_for_all(&mut self) {
-        self.waits_for_all = true;
+        (self.waits_for_all, self.repeats_lost) = (true, true);
     }
 
     /// As [`Fabric::set_wakeup`].
     pub(crate) fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        // Of an async client, which repeats them.
+        self.repeats_lost = true;
         self.engine.endpoint.fabric_mut().set_wakeup(wakeup);
     }
 
@@ -570,6 +590,9 @@ impl<'s> LaneScheduler<'s> {
                     let error = self.shared.handle_failure(*shard, connection, failure);
                     Err(error.unwrap_or_else(|| self.shared.disconnected(*shard)))
                 }
+                .inspect_err(|error| {
+                    count_failed(self.regions, self.repeats_lost, lane.job.action, error);
+                })
             }
         };
         let counters = is_counted.then_some(&lane.counters);

@@ -1,6 +1,8 @@
 //! What a session counts: its lookups in the location cache, and its reads of keys.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use farside_layout::BlockAddress;
 
 use crate::read_reports::ReadReports;
 
@@ -37,8 +39,10 @@ pub struct Lookups {
     /// Reads that found the key without a cached location.
     found_uncached: AtomicU64,
     absent: AtomicU64,
+    /// Whether PUTs at cached locations do more than they must: for `reads`, or for metrics.
+    watches_puts: AtomicBool,
     /// The blocks that were read lately.
-    pub reads: ReadReports,
+    pub(crate) reads: ReadReports,
 }
 
 /// Counts one more. Not atomic, because a count has one writer.
@@ -77,6 +81,23 @@ impl Lookups {
     #[inline]
     pub fn note_uncached_read(&self, is_found: bool) {
         add_one(if is_found { &self.found_uncached } else { &self.absent });
+    }
+
+    /// Makes [`Lookups::watches_puts`] true.
+    pub(crate) fn watch_puts(&self) {
+        self.watches_puts.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether PUTs at cached locations do more than they must.
+    #[inline]
+    pub(crate) fn watches_puts(&self) -> bool {
+        self.watches_puts.load(Ordering::Relaxed)
+    }
+
+    /// As [`ReadReports::take`].
+    pub fn take_reads(&self, max: usize, into: &mut Vec<BlockAddress>) {
+        self.reads.take(max, into);
+        self.watch_puts();
     }
 
     /// The lookups so far.

@@ -529,6 +529,12 @@ impl NewBlock {
         replaced.replaced_by(block, (self.expires(), padding))
     }
 
+    /// The length of its WRITE, in bytes.
+    #[inline]
+    pub(super) fn write_bytes(&self) -> u64 {
+        self.write_bytes.into()
+    }
+
     pub(super) fn write(&self) -> Verb {
         let (remote, bytes) = (self.free.address.offset(), self.write_bytes);
         match self.at {
