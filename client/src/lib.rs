@@ -217,8 +217,8 @@ pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerSt
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_fabric::{Counters, RegisteredBuffer};
-pub use farside_metrics::MetricsFormat;
 pub use farside_layout::{LayoutError, SizeClass};
+pub use farside_metrics::MetricsFormat;
 pub use farside_protocol::{
     CacheStatistics, Entry, Exhausted, OperationError, ReadRange, ReadValue, Value, Version,
 };

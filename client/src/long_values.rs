@@ -3,9 +3,7 @@
 
 use farside_fabric::{AnyFabric, LaneId, Loan};
 use farside_layout::hash::KeyHash;
-use farside_protocol::{
-    Failure, LONG_VALUE_BYTES, Lifetime, OperationKind, PostedGet, PostedPut,
-};
+use farside_protocol::{Failure, LONG_VALUE_BYTES, Lifetime, OperationKind, PostedGet, PostedPut};
 
 use crate::connection::SessionRegion;
 use crate::session_regions::OpenShard;
@@ -186,13 +184,15 @@ fn run_together<'s, 'm, T: Transfer<'s, 'm>>(
     let Session { regions, shared, .. } = session;
     let endpoint = &regions.engine.endpoint;
     let lanes = CHAINS_MAX.min(shared.options.lanes.into());
-    let fail = |open: &OpenShard, failure: Failure| {
-        match shared.handle_failure(open.number, &open.connection, failure) {
-            None => Ok(()),
-            Some(error) => {
-                session.count_error(T::KIND, &error);
-                Err(error)
-            }
+    let fail = |open: &OpenShard, failure: Failure| match shared.handle_failure(
+        open.number,
+        &open.connection,
+        failure,
+    ) {
+        None => Ok(()),
+        Some(error) => {
+            session.count_error(T::KIND, &error);
+            Err(error)
         }
     };
     let mut left = operations.iter_mut().filter(|operation| !operation.is_done()).peekable();

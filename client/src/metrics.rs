@@ -238,8 +238,11 @@ impl Figures {
         let mut metric = to.family(name, help, None, MetricType::Counter)?;
         for (kind, totals) in OperationKind::ALL.iter().zip(&self.operations.kinds) {
             let [positive, negative] = kind.results();
-            let results =
-                [(positive, totals.positive), (negative, totals.negative), ("error", totals.errors)];
+            let results = [
+                (positive, totals.positive),
+                (negative, totals.negative),
+                ("error", totals.errors),
+            ];
             for (result, count) in results {
                 let labels = [("operation", kind.label()), ("result", result)];
                 encode_count(&mut metric.encode_family(&labels)?, count)?;

@@ -86,10 +86,7 @@ pub(crate) struct SessionRegions {
 
 impl SessionRegions {
     /// Opens the region of one shard.
-    pub(crate) fn new(
-        client: &Arc<ClientInner>,
-        metrics: Option<&SessionMetrics>,
-    ) -> Result<Self> {
+    pub(crate) fn new(client: &Arc<ClientInner>, metrics: Option<&SessionMetrics>) -> Result<Self> {
         let mut budget = ReconnectBudget::default();
         loop {
             let (number, connection) = client.first_connection()?;

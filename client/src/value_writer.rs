@@ -39,7 +39,9 @@ impl Session {
         start: usize,
         target: &mut [u8],
     ) -> Result<Option<ReadRange>> {
-        self.run(OperationKind::GetRange, key.as_ref(), |handle, key| handle.get_range(key, start, target))
+        self.run(OperationKind::GetRange, key.as_ref(), |handle, key| {
+            handle.get_range(key, start, target)
+        })
     }
 
     /// Begins to store a value part by part. No other client sees it before

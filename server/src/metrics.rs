@@ -53,7 +53,10 @@ pub(crate) struct MetricsRegion {
 ///
 /// # Errors
 /// [`ServerError::System`] if the system makes no thread.
-pub(crate) fn serve(bound: BoundMetrics, region: MetricsRegion) -> Result<MetricsServer, ServerError> {
+pub(crate) fn serve(
+    bound: BoundMetrics,
+    region: MetricsRegion,
+) -> Result<MetricsServer, ServerError> {
     let BoundMetrics { listener, link } = bound;
     let mut source = Source { link, region, started_at: process::started_at() };
     let served = listener.serve(move |format| source.text(format));

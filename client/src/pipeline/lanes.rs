@@ -21,10 +21,9 @@ use crate::client::ClientInner;
 use crate::connection::{SessionEngine, SessionRegion};
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{Error, Outcome, ValueRef};
-use combining::CandidateTable;
 use measuring::count_failed;
-use queue::{LaneQueue, emptied};
-use shards::{ParkedLane, Setup};
+use queue::{Queues, emptied};
+use shards::Setup;
 use task::{Job, LaneAnswer, LaneTask};
 
 /// Estimate of an operation's bytes before any operation has completed.
@@ -146,56 +145,6 @@ pub(crate) struct LaneScheduler<'s> {
     begun: u64,
     /// Moving average of the bytes that an operation READs and WRITEs.
     operation_bytes: u64,
-}
-
-/// Where each lane is.
-#[derive(Default)]
-struct Queues {
-    free_lanes: Vec<LaneId>,
-    /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
-    chains_completed: Vec<LaneId>,
-    /// Lanes whose chain has completed, and for whose next chain the fabric had no room. A stack:
-    /// the lane that was pushed last goes first, because its data is the newest.
-    waiting_for_room: Vec<LaneId>,
-    /// Lanes that wait until their shard is connected.
-    parked: Vec<ParkedLane>,
-    /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
-    /// the changes have just replaced.
-    gets: LaneQueue,
-    /// Queued lanes with an operation that changes its key.
-    changes: LaneQueue,
-    /// Lanes whose operation has an answer that was not taken yet.
-    answered: LaneQueue,
-    /// The lanes that a new operation may join.
-    candidates: CandidateTable,
-}
-
-impl Queues {
-    /// Makes all of these lanes free ones. Afterwards no queue has to grow.
-    fn reset(&mut self, lanes: u16) {
-        let Self {
-            free_lanes,
-            chains_completed,
-            waiting_for_room,
-            parked,
-            gets,
-            changes,
-            answered,
-            ..
-        } = self;
-        parked.clear();
-        free_lanes.clear();
-        free_lanes.extend((0..lanes).rev().map(LaneId));
-        for stack in [chains_completed, waiting_for_room] {
-            stack.clear();
-            // One more for the setup lane.
-            stack.reserve(usize::from(lanes) + 1);
-        }
-        for queue in [gets, changes, answered] {
-            queue.reset(lanes);
-        }
-        self.candidates.provide(lanes);
-    }
 }
 
 /// The containers of a session's pipelines, which one pipeline leaves to the next: so a batch
@@ -398,7 +347,7 @@ impl<'s> LaneScheduler<'s> {
         let Some(put) = &lane.put else { return };
         let handle = self.engine.at(&self.targets[usize::from(id.0)].region);
         let operation = lane.job.operation(handle, id);
-        match operation.complete_cached_put(put, result) {
+        match operation.complete_cached_put(put, result, || self.engine.endpoint.now()) {
             Ok(None) => {
                 let version = Some(put.version());
                 self.finish_with(id, Ok(Answer::stored(version)));

@@ -153,7 +153,10 @@ impl Connection {
     }
 
     /// Does one system call, and what follows from it. Returns false at the end.
-    fn advance(&mut self, answer: &mut impl FnMut(MetricsFormat) -> Option<String>) -> io::Result<bool> {
+    fn advance(
+        &mut self,
+        answer: &mut impl FnMut(MetricsFormat) -> Option<String>,
+    ) -> io::Result<bool> {
         let mut buffer = [0; 1024];
         match &mut self.phase {
             Phase::Reading(request) => {

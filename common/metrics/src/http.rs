@@ -41,9 +41,7 @@ impl Refusal {
             Self::OtherPath => ("404 Not Found", "the metrics are at /metrics\n"),
             Self::OtherMethod => ("405 Method Not Allowed", "the metrics are read with GET\n"),
             Self::TooLarge => ("431 Request Header Fields Too Large", "the request is too long\n"),
-            Self::Unavailable => {
-                ("503 Service Unavailable", "there are no numbers at present\n")
-            }
+            Self::Unavailable => ("503 Service Unavailable", "there are no numbers at present\n"),
         };
         let allow = if self == Self::OtherMethod { "Allow: GET\r\n" } else { "" };
         response(status, "text/plain; charset=utf-8", allow, text)

@@ -11,7 +11,7 @@ use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_bl
 use crate::Version;
 use crate::engine::{LANE, has_expired};
 use crate::location_cache::{Location, PackedLocation};
-use crate::operation_metrics::{OperationKind, read_traffic};
+use crate::operation_metrics::read_traffic;
 use crate::region_handle::RegionHandle;
 
 /// Limit on the READs of a block that seems damaged, before a GET reports the damage.
@@ -151,39 +151,6 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
             let operation = self.stage_missed(hash, key, missed);
             self.engine.endpoint.drive(operation.get())
         })
-    }
-
-    /// Runs and counts the rest of a GET that a READ of the cached location has not answered.
-    #[inline]
-    pub(crate) fn measure_missed<T>(
-        self,
-        missed: CachedMiss,
-        is_found: impl FnOnce(&Option<T>) -> bool,
-        run: impl FnOnce(CachedMiss) -> ProtocolResult<Option<T>>,
-    ) -> ProtocolResult<Option<T>> {
-        let since = match &missed {
-            CachedMiss::Unread => None,
-            CachedMiss::InVain(read) | CachedMiss::Long(read, _) => Some(read.posted),
-        };
-        self.count_vain_read(&missed);
-        self.measure(OperationKind::Get, since, is_found, || run(missed))
-    }
-
-    /// Counts what a READ of the cached location has transferred in vain, if there was one.
-    #[cold]
-    fn count_vain_read(self, missed: &CachedMiss) {
-        if let CachedMiss::InVain(read) = missed {
-            self.count_read_in_vain(read);
-        }
-    }
-
-    /// As [`RegionHandle::cached_read`] describes, a READ of a GET that did not answer it: counts
-    /// what it transferred.
-    #[cold]
-    pub fn count_read_in_vain(self, read: &CachedRead) {
-        if let (Some(metrics), Ok(block)) = (self.metrics(), read.location.block()) {
-            metrics.add_traffic(&read_traffic(1, read.bytes(block)));
-        }
     }
 
     /// Prepares a GET that a READ of the cached location has not answered.
@@ -472,8 +439,7 @@ impl<F: Fabric> Operation<'_, F> {
         let (fabric, now) = (self.engine.endpoint.fabric(), self.now());
         let key = (self.hash, self.key_in(&fabric));
         let handle = self.handle();
-        let completed =
-            handle.evaluate_cached_read::<false>(&*fabric, now, self.lane, key, read);
+        let completed = handle.evaluate_cached_read::<false>(&*fabric, now, self.lane, key, read);
         if completed.is_some() {
             let location = read.location.location(self.hash, read.posted).ok()?;
             self.located.set(Some((location, None)));

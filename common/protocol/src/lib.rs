@@ -23,6 +23,7 @@ mod lifetime;
 mod location_cache;
 mod long_values;
 mod lookups;
+mod measuring;
 mod modify;
 mod open_region;
 mod operation;
@@ -61,7 +62,8 @@ pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
 pub use operation::{Answer, Found, Operation, staged_key};
 pub use operation_metrics::{
-    KindTotals, Latencies, Measurement, OperationKind, OperationMetrics, OperationTotals, RetryReason,
+    KindTotals, Latencies, Measurement, OperationKind, OperationMetrics, OperationTotals,
+    RetryReason,
 };
 pub use put::{CachedPut, DisplacedPut};
 pub use random::Random;

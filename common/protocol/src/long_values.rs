@@ -344,9 +344,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         value: &[u8],
     ) -> ProtocolResult<Option<Version>> {
         if !self.is_short(key, value.len()) {
-            return self.measure(OperationKind::Put, None, |_| true, || {
-                self.put_extents(lifetime, (hash, key), value)
-            });
+            return self.measure(
+                OperationKind::Put,
+                None,
+                |_| true,
+                || self.put_extents(lifetime, (hash, key), value),
+            );
         }
         let operation = Operation::staged(self, LANE, hash, (key.len(), value.len()), None);
         match self.engine.endpoint.alone(|| operation.put_long_cached(lifetime, key, value))? {
@@ -414,7 +417,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         key: &[u8],
         value: &[u8],
     ) -> ProtocolResult<Result<Version, DisplacedPut>> {
-        match self.complete_cached_put(&put, result)? {
+        match self.complete_cached_put(&put, result, || self.now())? {
             None => Ok(Ok(put.version())),
             Some(swung) => {
                 let displaced = put.displaced(swung);

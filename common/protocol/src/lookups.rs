@@ -1,6 +1,6 @@
 //! What a session counts: its lookups in the location cache, and its reads of keys.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use farside_layout::BlockAddress;
 
@@ -25,6 +25,11 @@ pub struct ReadCounts {
     pub absent: u64,
 }
 
+/// Metrics count PUTs at cached locations.
+pub(crate) const METRICS_WATCH: u8 = 1;
+/// Such a PUT notes its time in another way, because the server wants to know which blocks are read.
+const READS_WATCH: u8 = 2;
+
 /// The running counts of one session, and its reports of reads. Only the session's thread changes
 /// the counts. Other threads may read them.
 #[derive(Default)]
@@ -39,8 +44,8 @@ pub struct Lookups {
     /// Reads that found the key without a cached location.
     found_uncached: AtomicU64,
     absent: AtomicU64,
-    /// Whether PUTs at cached locations do more than they must: for `reads`, or for metrics.
-    watches_puts: AtomicBool,
+    /// What watches PUTs at cached locations, as a sum: `reads`, once they are wanted, and metrics.
+    put_watchers: AtomicU8,
     /// The blocks that were read lately.
     pub(crate) reads: ReadReports,
 }
@@ -83,21 +88,21 @@ impl Lookups {
         add_one(if is_found { &self.found_uncached } else { &self.absent });
     }
 
-    /// Makes [`Lookups::watches_puts`] true.
-    pub(crate) fn watch_puts(&self) {
-        self.watches_puts.store(true, Ordering::Relaxed);
+    /// Adds one of [`METRICS_WATCH`] and [`READS_WATCH`] to what watches PUTs.
+    pub(crate) fn watch_puts(&self, watcher: u8) {
+        self.put_watchers.fetch_or(watcher, Ordering::Relaxed);
     }
 
-    /// Whether PUTs at cached locations do more than they must.
-    #[inline]
-    pub(crate) fn watches_puts(&self) -> bool {
-        self.watches_puts.load(Ordering::Relaxed)
+    /// What watches PUTs at cached locations: 0 if they need not do more than they must.
+    #[inline(always)]
+    pub(crate) fn put_watchers(&self) -> u8 {
+        self.put_watchers.load(Ordering::Relaxed)
     }
 
     /// As [`ReadReports::take`].
     pub fn take_reads(&self, max: usize, into: &mut Vec<BlockAddress>) {
         self.reads.take(max, into);
-        self.watch_puts();
+        self.watch_puts(READS_WATCH);
     }
 
     /// The lookups so far.

@@ -190,9 +190,12 @@ impl<F: Fabric> RegionHandle<'_, F> {
         self.region.check_value(value)?;
         self.engine.check_expiry(action)?;
         let operation = Operation::stage(self, LANE, (hash, key), value);
-        self.measure(OperationKind::of(action), None, |answer: &Answer| answer.applied, || {
-            self.engine.endpoint.drive(operation.perform(action))
-        })
+        self.measure(
+            OperationKind::of(action),
+            None,
+            |answer: &Answer| answer.applied,
+            || self.engine.endpoint.drive(operation.perform(action)),
+        )
     }
 
     /// Runs a PUT to its end. No other operation may be in flight. Returns the version of the

@@ -21,6 +21,7 @@ mod totals;
 
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use farside_fabric::{Counters, Nanos};
 
@@ -115,6 +116,12 @@ pub(crate) fn read_traffic(round_trips: u64, read_bytes: u64) -> Counters {
 }
 
 impl OperationMetrics {
+    /// Counts that all sessions without metrics share, and none changes.
+    pub(crate) fn unused() -> Arc<Self> {
+        static UNUSED: LazyLock<Arc<OperationMetrics>> = LazyLock::new(Arc::default);
+        UNUSED.clone()
+    }
+
     /// Counts a GET that the READ of its cached location answered.
     #[inline(always)]
     pub(crate) fn add_cached_get(&self, latency: Nanos, bytes: u64) {
@@ -176,9 +183,7 @@ impl OperationMetrics {
             writes: read(writes) + 2 * puts,
             compare_swaps: read(compare_swaps) + puts,
             read_bytes: read(read_bytes) + read(&self.cached_gets.bytes),
-            written_bytes: read(written_bytes)
-                + read(&self.cached_puts.bytes)
-                + puts * PUT_BYTES,
+            written_bytes: read(written_bytes) + read(&self.cached_puts.bytes) + puts * PUT_BYTES,
         }
     }
 
@@ -231,8 +236,7 @@ mod tests {
         let mut totals = metrics.totals();
         totals += &metrics.totals();
         let counts = |kind: OperationKind| {
-            let KindTotals { positive, negative, errors, latencies } =
-                &totals.kinds[kind as usize];
+            let KindTotals { positive, negative, errors, latencies } = &totals.kinds[kind as usize];
             (*positive, *negative, *errors, latencies.count(), latencies.sum_ns)
         };
         assert_eq!(counts(OperationKind::Get), (8, 4, 0, 12, 3000));

@@ -1,7 +1,5 @@
 //! A region together with the engine that reaches it: opening it, and waits for its server.
 
-use std::ops::Range;
-
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::{
@@ -13,10 +11,9 @@ use crate::allocator::{BlockSource, TakeResult};
 use crate::directory::Directory;
 use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
-use crate::extents::LANES_MAX;
 use crate::location_cache::ConnectionCache;
 use crate::open_region::{Constants, OpenRegion, RegionOptions, UNUSED_SHARE_MAX};
-use crate::operation_metrics::{Measurement, OperationKind, OperationMetrics, RetryReason};
+use crate::operation_metrics::RetryReason;
 use crate::waiting::{has_timed_out, no_answer};
 use crate::{Exhausted, OperationError, ProtocolResult};
 
@@ -124,60 +121,6 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     #[inline(always)]
     pub(crate) fn post(self, lane: LaneId, verbs: &[Verb], deadline: Nanos) -> InFlight<'e> {
         self.engine.endpoint.chain(lane, self.region.index, verbs, deadline)
-    }
-
-    /// The counts for the metrics of the client, if it has any.
-    #[inline]
-    pub fn metrics(self) -> Option<&'e OperationMetrics> {
-        self.region.metrics.as_deref()
-    }
-
-    /// Begins to measure an operation on these lanes. `None` without metrics.
-    #[inline]
-    pub fn begin_measuring(self, lanes: Range<u16>) -> Option<Measurement> {
-        self.metrics()?;
-        let before = self.engine.counters_of(lanes);
-        Some(Measurement { since: self.engine.endpoint.now(), before })
-    }
-
-    /// Counts what these lanes transferred since the beginning of the measurement.
-    #[cold]
-    pub fn end_measuring(self, begun: &Measurement, lanes: Range<u16>) {
-        if let Some(metrics) = self.metrics() {
-            metrics.add_traffic(&self.engine.counters_of(lanes).since(&begun.before));
-        }
-    }
-
-    /// Runs an operation of a synchronous call, which has begun earlier if `since` says so. With
-    /// metrics this counts it, except if it fails: then the caller decides whether to try again.
-    #[inline]
-    pub(crate) fn measure<T>(
-        self,
-        kind: OperationKind,
-        since: Option<Nanos>,
-        is_positive: impl FnOnce(&T) -> bool,
-        run: impl FnOnce() -> ProtocolResult<T>,
-    ) -> ProtocolResult<T> {
-        let lanes = 0..self.engine.lanes.min(LANES_MAX as u16);
-        let begun = self.begin_measuring(lanes.clone());
-        let result = run();
-        if let Some(begun) = &begun {
-            self.end_measuring(begun, lanes);
-            if let (Some(metrics), Ok(result)) = (self.metrics(), &result) {
-                let since = since.unwrap_or(begun.since);
-                let latency = self.engine.endpoint.fabric().now().saturating_sub(since);
-                metrics.add(kind, is_positive(result), latency);
-            }
-        }
-        result
-    }
-
-    /// Counts another attempt of an operation.
-    #[cold]
-    pub fn count_retry(self, reason: RetryReason) {
-        if let Some(metrics) = self.metrics() {
-            metrics.add_retry(reason);
-        }
     }
 
     /// Executes a chain that changes nothing. One round trip.
