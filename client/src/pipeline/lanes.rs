@@ -262,9 +262,16 @@ impl<'s> LaneScheduler<'s> {
                     self.enqueue(id, action);
                 }
             }
-            Err(error) => self.answer_at_once(id, error),
+            Err(error) => self.refuse(id, action, error),
         }
         Ok(ticket)
+    }
+
+    /// Answers an operation that must not be started.
+    #[cold]
+    fn refuse(&mut self, id: LaneId, action: Action<'s>, error: Failure) {
+        self.lanes[usize::from(id.0)].job.action = action;
+        self.answer_at_once(id, error);
     }
 
     /// Answers an operation that has not begun.
@@ -347,7 +354,7 @@ impl<'s> LaneScheduler<'s> {
         let Some(put) = &lane.put else { return };
         let handle = self.engine.at(&self.targets[usize::from(id.0)].region);
         let operation = lane.job.operation(handle, id);
-        match operation.complete_cached_put(put, result, || self.engine.endpoint.now()) {
+        match operation.complete_cached_put(put, result) {
             Ok(None) => {
                 let version = Some(put.version());
                 self.finish_with(id, Ok(Answer::stored(version)));

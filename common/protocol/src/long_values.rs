@@ -417,7 +417,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         key: &[u8],
         value: &[u8],
     ) -> ProtocolResult<Result<Version, DisplacedPut>> {
-        match self.complete_cached_put(&put, result, || self.now())? {
+        match self.complete_cached_put(&put, result)? {
             None => Ok(Ok(put.version())),
             Some(swung) => {
                 let displaced = put.displaced(swung);

@@ -88,9 +88,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             let Some(put) = self.cached_put(lifetime)? else { return Ok(None) };
             self.post_cached_put(&put).map(drop)?;
             let result = endpoint.take_result(self.lane).unwrap_or(Err(ChainError::Unknown));
-            // Borrowed as for a change, because that takes fewer instructions.
-            let now = || endpoint.fabric_mut().now();
-            Ok(Some(match self.complete_cached_put(&put, result, now)? {
+            Ok(Some(match self.complete_cached_put(&put, result)? {
                 None => Ok(put.version()),
                 Some(swung) => Err(put.displaced(swung)),
             }))
@@ -138,21 +136,16 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// When the store of a PUT at a cached location, which has completed, counts as a proof of the
     /// location. Counts the PUT if there are metrics.
     #[inline(always)]
-    fn proof_by_cached_put(
-        &self,
-        new: &NewBlock,
-        posted: Nanos,
-        now: impl FnOnce() -> Nanos,
-    ) -> Nanos {
+    fn proof_by_cached_put(&self, new: &NewBlock, posted: Nanos, now: Nanos) -> Nanos {
         if self.region.lookups.put_watchers() == 0 {
             return posted;
         }
         // With metrics this is the usual case, so it makes no call.
         if self.region.lookups.put_watchers() == METRICS_WATCH {
-            self.region.metrics.add_cached_put(now().wrapping_sub(posted), new.write_bytes());
+            self.region.metrics.add_cached_put(now.wrapping_sub(posted), new.write_bytes());
             return posted;
         }
-        self.proof_by_watched_put(new, posted, now())
+        self.proof_by_watched_put(new, posted, now)
     }
 
     #[cold]
@@ -224,24 +217,23 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Evaluates the result of a chain of [`Operation::post_cached_put`]. Returns `None` if the
-    /// value is stored. Asks for the time if the client has metrics.
+    /// value is stored.
     #[inline]
     pub fn complete_cached_put(
         &self,
         put: &CachedPut<'_>,
         result: Result<u64, ChainError>,
-        now: impl FnOnce() -> Nanos,
     ) -> ProtocolResult<Option<SwingResult>> {
         let CachedPut { entry, target, new, posted, .. } = put;
         match self.finish_swing(target, Some(new), result) {
-            Ok(SwingResult::Done) => {
+            Ok(Ok(now)) => {
                 self.region.lookups.note_hit();
                 let proved_at = self.proof_by_cached_put(new, *posted, now);
                 self.region.cache.replace(self.hash, *entry, new.replacement(entry.1), proved_at);
                 self.region.allocator().held_blocks.drop_new(self.lane);
                 Ok(None)
             }
-            Ok(swung) => Ok(Some(swung)),
+            Ok(Err(swung)) => Ok(Some(swung)),
             Err(failure) => {
                 self.release_unlinked(new, Some(&failure));
                 Err(failure)
