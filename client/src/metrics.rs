@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farside_metrics::{
-    Collector, DescriptorEncoder, Families, MetricType, MetricsFormat, Unit, encode_count,
+    Collector, DescriptorEncoder, Families, MetricType, MetricsFormat, Unit, encode_count, render,
 };
 use farside_protocol::{
     CacheStatistics, Latencies, Lookups, OpenRegion, OperationError, OperationKind,
@@ -210,7 +210,7 @@ impl Client {
     /// ```
     pub fn render_metrics(&self, format: MetricsFormat) -> Option<String> {
         let figures = Figures::of(&self.shared)?;
-        let text = format.text(figures);
+        let text = render(format, figures);
         if text.is_err() {
             tracing::error!("the metrics cannot be written: this is a bug, please report it");
         }

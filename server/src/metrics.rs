@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use farside_fabric::shm::Region;
 use farside_layout::Geometry;
-use farside_metrics::{MetricsFormat, MetricsListener, MetricsServer, why_not_bound};
+use farside_metrics::{MetricsFormat, MetricsListener, MetricsServer, render, why_not_bound};
 
 use crate::error::{ServerError, system};
 use families::Figures;
@@ -84,7 +84,7 @@ impl Source {
             recovery: *recovery,
             keys: index_sample::estimate_keys(region, geometry, depth).ok(),
         };
-        let text = format.text(figures);
+        let text = render(format, figures);
         if text.is_err() {
             tracing::error!("the metrics cannot be written: this is a bug, please report it");
         }

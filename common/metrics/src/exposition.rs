@@ -1,7 +1,8 @@
 //! The two text formats of metrics, and which of them a client of HTTP wants.
 //!
-//! The library `prometheus-client` writes OpenMetrics. The older format of Prometheus differs only in the lines about a
-//! family: they have the name that its samples have, there are fewer types, no units and no end.
+//! The library `prometheus-client` writes OpenMetrics. The older format of Prometheus differs only
+//! in the lines about a family: they have the name that its samples have, there are fewer types, no
+//! units and no end.
 
 use std::fmt;
 
@@ -22,7 +23,8 @@ pub enum MetricsFormat {
 impl MetricsFormat {
     /// Returns the format that is preferred by the values of the headers `Accept`. Without any
     /// preference it is that of Prometheus, which people and all tools can read.
-    pub fn preferred<'a>(accepted: impl Iterator<Item = &'a str>) -> Self {
+    #[cfg(any(test, feature = "http"))]
+    pub(crate) fn preferred<'a>(accepted: impl Iterator<Item = &'a str>) -> Self {
         let (mut open_metrics, mut prometheus) = (0.0, 0.0);
         for range in accepted.flat_map(|value| value.split(',')) {
             let mut parts = range.split(';').map(str::trim);
@@ -57,21 +59,21 @@ impl MetricsFormat {
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
+}
 
-    /// Returns the text of the families that the collector writes.
-    ///
-    /// # Errors
-    /// `fmt::Error` for a number that the library refuses.
-    pub fn text(self, collector: impl Collector) -> Result<String, fmt::Error> {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(collector));
-        let mut open_metrics = String::new();
-        text::encode(&mut open_metrics, &registry)?;
-        Ok(match self {
-            Self::OpenMetrics => open_metrics,
-            Self::Prometheus => prometheus_text(&open_metrics),
-        })
-    }
+/// Returns the text of the families that the collector writes.
+///
+/// # Errors
+/// `fmt::Error` for a number that the library refuses.
+pub fn render(format: MetricsFormat, collector: impl Collector) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(collector));
+    let mut open_metrics = String::new();
+    text::encode(&mut open_metrics, &registry)?;
+    Ok(match format {
+        MetricsFormat::OpenMetrics => open_metrics,
+        MetricsFormat::Prometheus => prometheus_text(&open_metrics),
+    })
 }
 
 /// Converts OpenMetrics, as the library writes it, to the text format of Prometheus.

@@ -1,7 +1,7 @@
 //! Metrics as texts for Prometheus, for kv-server, kv-resp and the client library.
 //!
-//! Each of them has a collector, which writes its [`Families`]. [`MetricsFormat::text`] makes a
-//! text of it. With the feature `http` a [`MetricsListener`] serves such texts.
+//! Each of them has a collector, which writes its [`Families`]. [`render`] makes a text of it. With
+//! the feature `http` a `MetricsListener` serves such texts.
 #![deny(unsafe_code)]
 
 #[cfg(feature = "http")]
@@ -13,7 +13,7 @@ mod http;
 #[cfg(feature = "http")]
 mod listener;
 
-pub use exposition::MetricsFormat;
+pub use exposition::{MetricsFormat, render};
 pub use families::{Families, encode_count};
 #[cfg(feature = "http")]
 pub use listener::{MetricsListener, MetricsServer, why_not_bound};

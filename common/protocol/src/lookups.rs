@@ -27,7 +27,7 @@ pub struct ReadCounts {
 
 /// Metrics count PUTs at cached locations.
 pub(crate) const METRICS_WATCH: u8 = 1;
-/// Such a PUT notes its time in another way, because the server wants to know which blocks are read.
+/// Such a PUT proves its location a little earlier, because the server asks for reads.
 const READS_WATCH: u8 = 2;
 
 /// The running counts of one session, and its reports of reads. Only the session's thread changes
