@@ -1,8 +1,10 @@
 //! `kv-bench ycsb`: prepares a run, runs it, and returns what it measured.
 
+use std::io::{self, Write};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use farside::{Client, OperationError};
+use farside::{Client, MetricsFormat, OperationError};
 use farside_config::size::ByteSize;
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES};
 
@@ -62,6 +64,11 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
     let history = args.history.as_deref().map(HistoryFile::create).transpose()?;
     let (threads, facts) = phases::run_phases(args, &clients, &server, history, interrupt)
         .map_err(with_advice(&server))?;
+    if let (Some(path), [client, ..]) = (&args.client_metrics, &clients[..]) {
+        let text = client.render_metrics(MetricsFormat::Prometheus).unwrap_or_default();
+        write_metrics(path, &text)
+            .map_err(|source| Error::Output { path: path.clone(), source })?;
+    }
     // Without operations the report's rates, ratios and percentiles would be undefined.
     if threads.recorder.operations() == 0 {
         return Err(Error::NoOperations);
@@ -90,6 +97,13 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         }
     }
     Ok(measured)
+}
+
+fn write_metrics(path: &Path, text: &str) -> io::Result<()> {
+    match path.to_str() {
+        Some("-") => io::stdout().write_all(text.as_bytes()),
+        _ => std::fs::write(path, text),
+    }
 }
 
 /// Messages as long as the block of a GET or PUT, with as many threads and operations in flight.
@@ -167,7 +181,7 @@ fn memory(args: &Ycsb) -> Result<ServerMemory> {
 
 fn connect(args: &Ycsb, server: &Server) -> Result<Client> {
     let mut builder = Client::builder().config(&server.config).pipeline_depth(args.depth);
-    builder = builder.operation_counters(true);
+    builder = builder.operation_counters(true).metrics(args.client_metrics.is_some());
     if let Some(ByteSize(bytes)) = args.cache_bytes {
         builder = builder.cache_bytes(bytes as usize);
     }

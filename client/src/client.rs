@@ -13,6 +13,7 @@ use farside_control::attach::ConnectOptions;
 use crate::cluster::Cluster;
 use crate::connection::{ServerConnection, SessionOptions};
 use crate::fetches::Fetches;
+use crate::metrics::ClientMetrics;
 use crate::reconnecting::ReconnectBudget;
 use crate::shards::ShardLink;
 use crate::{Contact, Error, OperationError, RegisteredBuffer, Result, Session};
@@ -53,6 +54,8 @@ pub(crate) struct ClientInner {
     /// By the number of the shard.
     pub(crate) links: Box<[ShardLink]>,
     pub(crate) fetches: Fetches,
+    /// `None` without the option.
+    pub(crate) metrics: Option<Arc<ClientMetrics>>,
 }
 
 /// The limits of a region.

@@ -188,6 +188,7 @@ mod control;
 mod error;
 mod fetches;
 mod long_values;
+mod metrics;
 mod operations;
 mod outcome;
 mod pipeline;
@@ -217,6 +218,7 @@ pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_fabric::{Counters, RegisteredBuffer};
 pub use farside_layout::{LayoutError, SizeClass};
+pub use farside_metrics::MetricsFormat;
 pub use farside_protocol::{
     CacheStatistics, Entry, Exhausted, OperationError, ReadRange, ReadValue, Value, Version,
 };

@@ -3,7 +3,7 @@
 
 use farside_fabric::{AnyFabric, LaneId, Loan};
 use farside_layout::hash::KeyHash;
-use farside_protocol::{Failure, LONG_VALUE_BYTES, Lifetime, PostedGet, PostedPut};
+use farside_protocol::{Failure, LONG_VALUE_BYTES, Lifetime, OperationKind, PostedGet, PostedPut};
 
 use crate::connection::SessionRegion;
 use crate::session_regions::OpenShard;
@@ -68,7 +68,7 @@ impl Session {
         if self.regions.engine.pipelined.get() || !puts.iter().any(is_long) {
             return Ok(());
         }
-        self.check_role()?;
+        self.check_role(OperationKind::Put)?;
         let (at_once, mut share_doorbells) = (self.executes_at_once(), false);
         let mut result = Ok(());
         for put in puts.iter_mut().filter(|put| is_long(put)) {
@@ -94,6 +94,8 @@ trait Transfer<'s, 'm> {
     /// The operation while its chain is in flight.
     type Posted;
 
+    const KIND: OperationKind;
+
     fn key(&self) -> &[u8];
 
     fn is_done(&self) -> bool;
@@ -112,6 +114,7 @@ trait Transfer<'s, 'm> {
 }
 
 impl<'s, 'm, 't: 'm> Transfer<'s, 'm> for ManyGet<'t> {
+    const KIND: OperationKind = OperationKind::Get;
     type Posted = (PostedGet<'s, 'm, AnyFabric>, &'m mut Option<Option<ReadValue>>);
 
     fn key(&self) -> &[u8] {
@@ -141,6 +144,7 @@ impl<'s, 'm, 't: 'm> Transfer<'s, 'm> for ManyGet<'t> {
 }
 
 impl<'s, 'm, 'v: 'm> Transfer<'s, 'm> for ManyPut<'v> {
+    const KIND: OperationKind = OperationKind::Put;
     type Posted = (PostedPut<'s, 'm, AnyFabric>, &'m mut bool);
 
     fn key(&self) -> &[u8] {
@@ -180,8 +184,16 @@ fn run_together<'s, 'm, T: Transfer<'s, 'm>>(
     let Session { regions, shared, .. } = session;
     let endpoint = &regions.engine.endpoint;
     let lanes = CHAINS_MAX.min(shared.options.lanes.into());
-    let fail = |open: &OpenShard, failure: Failure| {
-        shared.handle_failure(open.number, &open.connection, failure).map_or(Ok(()), Err)
+    let fail = |open: &OpenShard, failure: Failure| match shared.handle_failure(
+        open.number,
+        &open.connection,
+        failure,
+    ) {
+        None => Ok(()),
+        Some(error) => {
+            session.count_error(T::KIND, &error);
+            Err(error)
+        }
     };
     let mut left = operations.iter_mut().filter(|operation| !operation.is_done()).peekable();
     while left.peek().is_some() {
@@ -223,5 +235,6 @@ fn run_together<'s, 'm, T: Transfer<'s, 'm>>(
             result
         })?;
     }
+    regions.count_traffic();
     Ok(())
 }

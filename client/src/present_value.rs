@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside_protocol::{Action, Expected, Lifetime, Version};
+use farside_protocol::{Action, Expected, Lifetime, OperationKind, Version};
 
 use crate::{Outcome, Result, Session, Store, Value};
 
@@ -216,8 +216,9 @@ impl Session {
     /// # Errors
     /// As [`Session::get`].
     pub fn version(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Version>> {
-        let answer =
-            self.run(key.as_ref(), |handle, key| handle.perform(Action::Version, key, &[]))?;
+        let answer = self.run(OperationKind::Version, key.as_ref(), |handle, key| {
+            handle.perform(Action::Version, key, &[])
+        })?;
         Ok(answer.version)
     }
 
@@ -277,7 +278,7 @@ impl Session {
     /// # Errors
     /// As [`Session::get`].
     pub fn ttl(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Ttl>> {
-        let found = self.run(key.as_ref(), |handle, key| handle.get(key))?;
+        let found = self.run(OperationKind::Get, key.as_ref(), |handle, key| handle.get(key))?;
         Ok(found.map(|found| match found.expires_at_ms() {
             0 => Ttl::Forever,
             expires_at_ms => {

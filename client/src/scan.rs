@@ -25,6 +25,69 @@ impl ScanPosition {
 }
 
 impl Session {
+    /// Iterates over all keys and values, in no particular order.
+    ///
+    /// Weakly consistent: a key that is present during the whole scan is returned exactly once,
+    /// also if the index grows meanwhile, with a value that it had at some moment of the scan. A
+    /// key that is inserted or deleted meanwhile is returned at most once. If the connection is
+    /// lost, the scan continues on a new one.
+    ///
+    /// One round trip for each entry, more if its value is replaced meanwhile; and one for each
+    /// subtable, more while it is split.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("one", "1")?;
+    /// for entry in session.scan()? {
+    ///     let entry = entry?;
+    ///     println!("{}: {} bytes", entry.key.escape_ascii(), entry.value.len());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::session`](crate::Client::session), if the call reconnects. Of the scan's own
+    /// errors, those about one entry do not end it: [`Error::Operation`](crate::Error::Operation)
+    /// with `Layout`, `Contended` or `Unregistered`. All others do, among them
+    /// [`Error::Disconnected`](crate::Error::Disconnected) when the server has another region now.
+    pub fn scan(&mut self) -> Result<Scan<'_>> {
+        Ok(Scan::new(self, &[]))
+    }
+
+    /// Iterates over the keys that begin with `prefix`, and their values. It costs as much as
+    /// [`Session::scan`], because the index has no order; only the other entries are left out.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
+    /// assert_eq!(session.scan_prefix("user:")?.count(), 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`].
+    pub fn scan_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_>> {
+        Ok(Scan::new(self, prefix.as_ref()))
+    }
+
+    /// Iterates over the keys and values of one shard, as [`Session::scan`] over all. So a program
+    /// can read the shards in parallel, with a session for each. Without a cluster shard 0 has all
+    /// keys. A number that no shard has stands for the last shard.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("one", "1")?;
+    /// assert_eq!(session.scan_shard(0)?.count(), 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`]. [`Error::Unavailable`](crate::Error::Unavailable) if the shard cannot
+    /// be reached; it ends the scan.
+    pub fn scan_shard(&mut self, shard: u16) -> Result<Scan<'_>> {
+        Ok(Scan::of_shard(self, shard))
+    }
+
     /// Iterates over the keys and values behind a position, as [`Session::scan`] over all. So a
     /// program can iterate in pieces, and keep nothing but a number between them.
     ///

@@ -8,16 +8,19 @@ use farside_control::Role;
 use farside_fabric::{Buffer, Counters};
 
 use farside_layout::hash::KeyHash;
-use farside_protocol::{Action, Answer, Failure, Found, LANE, Lifetime, Version};
+use farside_protocol::{
+    Action, Answer, Failure, Found, LANE, Lifetime, OperationKind, RetryReason, Version,
+};
 
 use crate::batch::BatchMemory;
 use crate::client::ClientInner;
 use crate::connection::SessionRegion;
+use crate::metrics::ClientMetrics;
 use crate::pipeline::PipelineMemory;
 use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{
-    Batch, CacheStatistics, Limits, OperationError, Outcome, Pipeline, ReadValue, Result, Scan,
+    Batch, CacheStatistics, Error, Limits, OperationError, Outcome, Pipeline, ReadValue, Result,
     Store, Value,
 };
 
@@ -47,7 +50,8 @@ impl fmt::Debug for Session {
 
 impl Session {
     pub(crate) fn open(shared: Arc<ClientInner>) -> Result<Self> {
-        let regions = SessionRegions::new(&shared)?;
+        let metrics = shared.metrics.as_ref().map(ClientMetrics::add_session);
+        let regions = SessionRegions::new(&shared, metrics.as_ref())?;
         let (batch_memory, pipeline_memory) = Default::default();
         Ok(Self { shared, regions, batch_memory, pipeline_memory })
     }
@@ -63,7 +67,9 @@ impl Session {
         let is_leaked = self.regions.engine.pipelined.get();
         if is_leaked || self.shared.cluster.is_none() {
             self.regions.give_up_if_leaked();
-            self.regions = SessionRegions::new(&self.shared)?;
+            let metrics = self.regions.metrics.clone();
+            self.regions.count_traffic();
+            self.regions = SessionRegions::new(&self.shared, metrics.as_ref())?;
         }
         if self.regions.live(shard).is_none() {
             self.regions.open(&self.shared, shard)?;
@@ -91,6 +97,7 @@ impl Session {
     #[inline]
     pub(crate) fn run<T>(
         &mut self,
+        kind: OperationKind,
         key: &[u8],
         mut operation: impl FnMut(
             SessionRegion<'_>,
@@ -112,7 +119,7 @@ impl Session {
                 }
                 _ => None,
             };
-            hashed = self.recover_and_hash(key, shard, failure, &mut budget)?;
+            hashed = self.recover_and_hash(kind, key, shard, failure, &mut budget)?;
         }
     }
 
@@ -124,7 +131,13 @@ impl Session {
     ) -> Result<T> {
         let mut budget = ReconnectBudget::default();
         loop {
-            match operation(self.handle(shard)?) {
+            let handle = self.handle(shard)?;
+            let begun = handle.begin_measuring(LANE.0..LANE.0 + 1);
+            let result = operation(handle);
+            if let Some(begun) = begun {
+                handle.end_measuring(&begun, LANE.0..LANE.0 + 1);
+            }
+            match result {
                 Ok(result) => return Ok(result),
                 Err(failure) => self.recover(shard, Some(failure), &mut budget)?,
             }
@@ -150,16 +163,26 @@ impl Session {
     }
 
     /// As [`Session::recover`]. Returns the key with its hash, because another region may have
-    /// another one.
+    /// another one. Counts the failure or the retry.
     #[cold]
     fn recover_and_hash<'k>(
         &mut self,
+        kind: OperationKind,
         key: &'k [u8],
         shard: usize,
         failure: Option<Failure>,
         budget: &mut ReconnectBudget,
     ) -> Result<(KeyHash, &'k [u8])> {
-        self.recover(shard, failure, budget)?;
+        let is_retry = failure.is_some();
+        let recovered = self.recover(shard, failure, budget);
+        if let Some(metrics) = &self.regions.metrics {
+            match &recovered {
+                Ok(()) if is_retry => metrics.operations.add_retry(RetryReason::Connection),
+                Ok(()) => {}
+                Err(error) => metrics.add_error(kind, error),
+            }
+        }
+        recovered?;
         Ok((self.regions.route(key).0, key))
     }
 
@@ -171,15 +194,31 @@ impl Session {
         key: &[u8],
         value: &[u8],
     ) -> Result<Answer> {
-        self.check_role()?;
-        self.run(key, |handle, key| handle.perform(action, key, value))
+        let kind = OperationKind::of(action);
+        self.check_role(kind)?;
+        self.run(kind, key, |handle, key| handle.perform(action, key, value))
     }
 
+    /// Refuses an operation of this kind, which changes the region, if the client is a reader.
     #[inline]
-    pub(crate) fn check_role(&self) -> Result<()> {
+    pub(crate) fn check_role(&self, kind: OperationKind) -> Result<()> {
         match self.shared.role() {
-            Role::Reader => Err(OperationError::Denied.into()),
+            Role::Reader => Err(self.denied(kind)),
             Role::Writer => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn denied(&self, kind: OperationKind) -> Error {
+        let error = OperationError::Denied.into();
+        self.count_error(kind, &error);
+        error
+    }
+
+    /// Counts an operation that failed.
+    pub(crate) fn count_error(&self, kind: OperationKind, error: &Error) {
+        if let Some(metrics) = &self.regions.metrics {
+            metrics.add_error(kind, error);
         }
     }
 
@@ -234,7 +273,7 @@ impl Session {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<Option<ReadValue>> {
-        let read = self.run(key, |handle, key| handle.get_into(key, value));
+        let read = self.run(OperationKind::Get, key, |handle, key| handle.get_into(key, value));
         read.inspect_err(|_| value.clear())
     }
 
@@ -279,8 +318,9 @@ impl Session {
     // Not inlined, because tools/scripts/instructions.sh counts the instructions of the call.
     #[inline(never)]
     fn put_bytes(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.check_role()?;
-        self.run(key, |handle, key| handle.put(Lifetime::FOREVER, key, value)).map(drop)
+        self.check_role(OperationKind::Put)?;
+        self.run(OperationKind::Put, key, |handle, key| handle.put(Lifetime::FOREVER, key, value))
+            .map(drop)
     }
 
     /// Stores a value that expires after `ttl`, as [`Store::ttl`] describes. Then the key is
@@ -439,69 +479,6 @@ impl Session {
     /// ```
     pub fn batch<'d>(&mut self) -> Batch<'_, 'd> {
         Batch::new(self)
-    }
-
-    /// Iterates over all keys and values, in no particular order.
-    ///
-    /// Weakly consistent: a key that is present during the whole scan is returned exactly once,
-    /// also if the index grows meanwhile, with a value that it had at some moment of the scan. A
-    /// key that is inserted or deleted meanwhile is returned at most once. If the connection is
-    /// lost, the scan continues on a new one.
-    ///
-    /// One round trip for each entry, more if its value is replaced meanwhile; and one for each
-    /// subtable, more while it is split.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put("one", "1")?;
-    /// for entry in session.scan()? {
-    ///     let entry = entry?;
-    ///     println!("{}: {} bytes", entry.key.escape_ascii(), entry.value.len());
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Client::session`](crate::Client::session), if the call reconnects. Of the scan's own
-    /// errors, those about one entry do not end it: [`Error::Operation`](crate::Error::Operation)
-    /// with `Layout`, `Contended` or `Unregistered`. All others do, among them
-    /// [`Error::Disconnected`](crate::Error::Disconnected) when the server has another region now.
-    pub fn scan(&mut self) -> Result<Scan<'_>> {
-        Ok(Scan::new(self, &[]))
-    }
-
-    /// Iterates over the keys that begin with `prefix`, and their values. It costs as much as
-    /// [`Session::scan`], because the index has no order; only the other entries are left out.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
-    /// assert_eq!(session.scan_prefix("user:")?.count(), 2);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Session::scan`].
-    pub fn scan_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_>> {
-        Ok(Scan::new(self, prefix.as_ref()))
-    }
-
-    /// Iterates over the keys and values of one shard, as [`Session::scan`] over all. So a program
-    /// can read the shards in parallel, with a session for each. Without a cluster shard 0 has all
-    /// keys. A number that no shard has stands for the last shard.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put("one", "1")?;
-    /// assert_eq!(session.scan_shard(0)?.count(), 1);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Session::scan`]. [`Error::Unavailable`](crate::Error::Unavailable) if the shard cannot
-    /// be reached; it ends the scan.
-    pub fn scan_shard(&mut self, shard: u16) -> Result<Scan<'_>> {
-        Ok(Scan::of_shard(self, shard))
     }
 
     /// Counts of the verbs of this session. Without a cluster they start again when it reconnects.

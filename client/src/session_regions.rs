@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_control::cluster::Router;
-use farside_fabric::{LaneId, RegionIndex};
+use farside_fabric::{Counters, LaneId, RegionIndex};
 use farside_layout::hash::KeyHash;
 use farside_protocol::{CacheStatistics, LANE, OpenRegion};
 
 use crate::client::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
+use crate::metrics::SessionMetrics;
 use crate::reconnecting::ReconnectBudget;
 use crate::{Error, Result};
 
@@ -77,15 +78,19 @@ pub(crate) struct SessionRegions {
     slots: Box<[ShardSlot]>,
     pub(crate) engine: SessionEngine,
     pub(crate) router: Router,
+    /// The counts for the metrics of the client, if it has any.
+    pub(crate) metrics: Option<SessionMetrics>,
+    /// What the session had transferred by its former engines.
+    former_traffic: Counters,
 }
 
 impl SessionRegions {
     /// Opens the region of one shard.
-    pub(crate) fn new(client: &Arc<ClientInner>) -> Result<Self> {
+    pub(crate) fn new(client: &Arc<ClientInner>, metrics: Option<&SessionMetrics>) -> Result<Self> {
         let mut budget = ReconnectBudget::default();
         loop {
             let (number, connection) = client.first_connection()?;
-            if let Some(regions) = Self::over(client, number, connection)? {
+            if let Some(regions) = Self::over(client, number, connection, metrics)? {
                 return Ok(regions);
             }
             // A restarted server may be killed again before the region could be read.
@@ -98,6 +103,7 @@ impl SessionRegions {
         client: &ClientInner,
         number: usize,
         connection: Arc<ServerConnection>,
+        metrics: Option<&SessionMetrics>,
     ) -> Result<Option<Self>> {
         let lanes = client.lanes();
         let Some(fabric) = connection.fabric(lanes, client.intercept())? else { return Ok(None) };
@@ -110,12 +116,15 @@ impl SessionRegions {
                 return error.map_or(Ok(None), Err);
             }
         };
-        connection.check_lateness(&region)?;
         let single = || Router::single(region.hasher);
         let router = client.cluster.as_ref().map_or_else(single, |cluster| cluster.router());
         let slots: Box<[_]> = (0..client.links.len()).map(|_| ShardSlot::default()).collect();
-        slots[number].push(OpenShard { number, region, connection });
-        Ok(Some(Self { slots, engine, router }))
+        let former_traffic = metrics.map(|metrics| metrics.operations.traffic());
+        let former_traffic = former_traffic.unwrap_or_default();
+        let regions = Self { slots, engine, router, metrics: metrics.cloned(), former_traffic };
+        regions.opened(number, region, connection)?;
+        regions.count_traffic();
+        Ok(Some(regions))
     }
 
     /// The key's hash, and the shard that it belongs to.
@@ -172,6 +181,7 @@ impl SessionRegions {
                     Ok(region) => {
                         self.opened(shard, region, connection)?;
                         self.slots[shard].drop_former();
+                        self.count_traffic();
                         return Ok(());
                     }
                     Err(failure) => {
@@ -203,10 +213,13 @@ impl SessionRegions {
     pub(crate) fn opened(
         &self,
         number: usize,
-        region: OpenRegion,
+        mut region: OpenRegion,
         connection: Arc<ServerConnection>,
     ) -> Result<()> {
         connection.check_lateness(&region)?;
+        if let Some(metrics) = &self.metrics {
+            metrics.add_region(&mut region);
+        }
         self.slots[number].push(OpenShard { number, region, connection });
         Ok(())
     }
@@ -229,6 +242,15 @@ impl SessionRegions {
         }
     }
 
+    /// Counts what the engine has transferred beside the operations that are counted one by one. No
+    /// operation may be in flight.
+    pub(crate) fn count_traffic(&self) {
+        if let Some(SessionMetrics { operations, .. }) = &self.metrics {
+            let counted = operations.traffic() - self.former_traffic;
+            operations.add_traffic(&(self.engine.counters() - counted));
+        }
+    }
+
     /// Counts of the lookups in the location caches.
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
         self.all().fold(CacheStatistics::default(), |sum, open| {
@@ -240,6 +262,7 @@ impl SessionRegions {
 
 impl Drop for SessionRegions {
     fn drop(&mut self) {
+        self.count_traffic();
         self.give_up_if_leaked();
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct ShardLink {
     pub(crate) connections: Reconnecting<ServerConnection>,
     /// How often a new connection led to another region than the one before.
     regions_replaced: AtomicU64,
+    /// How often a connection took the place of a lost one.
+    reconnects: AtomicU64,
     revival: Mutex<Revival>,
 }
 
@@ -45,12 +47,17 @@ pub(crate) enum ShardState {
 
 impl ShardLink {
     pub(crate) fn new(connection: Option<ServerConnection>) -> Self {
-        let (connections, regions_replaced) = (Reconnecting::new(connection), AtomicU64::new(0));
-        Self { connections, regions_replaced, revival: Mutex::default() }
+        let connections = Reconnecting::new(connection);
+        let (regions_replaced, reconnects, revival) = Default::default();
+        Self { connections, regions_replaced, reconnects, revival }
     }
 
     pub(crate) fn regions_replaced(&self) -> u64 {
         self.regions_replaced.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
     }
 
     fn revival(&self) -> MutexGuard<'_, Revival> {
@@ -168,8 +175,10 @@ impl ClientInner {
         let former = link.connections.last();
         let connection = self.connect_within(shard, until)?;
         let region_id = connection.welcome.region_id;
-        if former.is_some_and(|former| former.welcome.region_id != region_id) {
-            link.regions_replaced.fetch_add(1, Ordering::Relaxed);
+        if let Some(former) = former {
+            link.reconnects.fetch_add(1, Ordering::Relaxed);
+            let is_replaced = former.welcome.region_id != region_id;
+            link.regions_replaced.fetch_add(is_replaced.into(), Ordering::Relaxed);
         }
         Ok(connection)
     }

@@ -1,6 +1,6 @@
 //! Memory of the caller for values that are read.
 
-use farside_protocol::{LONG_VALUE_BYTES, Version};
+use farside_protocol::{LONG_VALUE_BYTES, OperationKind, Version};
 
 use crate::{ReadValue, RegisteredBuffer, Result, Session};
 
@@ -83,7 +83,7 @@ impl Session {
 
     /// [`Session::get_into`] memory of a fixed length.
     fn get_fixed(&mut self, key: &[u8], mut value: &mut [u8]) -> Result<Option<ReadValue>> {
-        self.run(key, |handle, key| handle.get_into(key, &mut value))
+        self.run(OperationKind::Get, key, |handle, key| handle.get_into(key, &mut value))
     }
 }
 

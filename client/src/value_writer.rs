@@ -3,8 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use farside_fabric::Fabric;
 use farside_layout::hash::KeyHash;
-use farside_protocol::{Action, ExtentWriter, Failure, Lifetime};
+use farside_protocol::{Action, ExtentWriter, Failure, Lifetime, OperationKind};
 
 use crate::connection::SessionRegion;
 use crate::{Error, ReadRange, Result, Session};
@@ -38,7 +39,9 @@ impl Session {
         start: usize,
         target: &mut [u8],
     ) -> Result<Option<ReadRange>> {
-        self.run(key.as_ref(), |handle, key| handle.get_range(key, start, target))
+        self.run(OperationKind::GetRange, key.as_ref(), |handle, key| {
+            handle.get_range(key, start, target)
+        })
     }
 
     /// Begins to store a value part by part. No other client sees it before
@@ -135,7 +138,16 @@ impl ValueWriter<'_> {
         }
         let Some(writer) = self.begun.take() else { return Ok(()) };
         let lifetime = self.lifetime;
-        self.step(|handle, key| handle.link_value(&writer, key, lifetime)).map(drop)
+        self.step(|handle, key| {
+            let since = handle.engine.endpoint.fabric().now();
+            let linked = handle.link_value(&writer, key, lifetime)?;
+            if let Some(metrics) = handle.metrics() {
+                let latency = handle.engine.endpoint.fabric().now().saturating_sub(since);
+                metrics.add(OperationKind::Put, true, latency);
+            }
+            Ok(linked)
+        })
+        .map(drop)
     }
 
     /// Adds the next part.
@@ -154,7 +166,7 @@ impl ValueWriter<'_> {
                 return Ok(());
             }
             self.part_bytes = handle.part_bytes(&self.key);
-            self.session.check_role()?;
+            self.session.check_role(OperationKind::Put)?;
             self.begun = Some(self.step(|handle, key| handle.begin_value(key))?);
         }
         let part_bytes = self.part_bytes;
@@ -204,7 +216,10 @@ impl ValueWriter<'_> {
             }),
             None => Err(shared.disconnected(shard)),
         };
-        done.inspect_err(|error| self.failed = Some(error.clone()))
+        done.inspect_err(|error| {
+            self.session.count_error(OperationKind::Put, error);
+            self.failed = Some(error.clone());
+        })
     }
 }
 
@@ -222,6 +237,7 @@ impl io::Write for ValueWriter<'_> {
 
 impl Drop for ValueWriter<'_> {
     fn drop(&mut self) {
+        self.session.regions.count_traffic();
         let shard = self.shard();
         if self.begun.is_some()
             && let Some(open) = self.session.regions.live(shard)

@@ -14,12 +14,13 @@ use farside_config::{ServerConfig, addresses_text};
 use farside_control::address::Address;
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::TlsServer;
+use farside_metrics::MetricsServer;
 
 use crate::cluster::{self, Joining, Membership, Watcher};
 use crate::error::{ServerError, system};
 use crate::event::{new_event, signal};
 use crate::huge_pages::{self, BackgroundCollapse};
-use crate::metrics::{self, MetricsRegion, MetricsServer};
+use crate::metrics::{self, MetricsRegion};
 use crate::recovery::{self, ServedRegion, region_memory};
 use crate::restore::restored_memory;
 use crate::service::{ControlService, listen};
@@ -106,7 +107,7 @@ impl Server {
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
         let tls = tls.map(TlsReloader);
         let mut server = Self { addresses, tls, stop, thread, background: None, metrics: None };
-        let metrics = metrics.map(|listener| MetricsServer::start(listener, region));
+        let metrics = metrics.map(|bound| metrics::serve(bound, region));
         server.metrics = metrics.transpose()?;
         // The server's address must not be in the records before it listens.
         watcher.map_or(Ok(()), Watcher::start).map_err(system("start a thread"))?;

@@ -73,6 +73,12 @@ counted=$(
         count get_in_cluster_of_$servers --workload c --depth 1 --servers $servers
         count put_in_flight_in_cluster_of_$servers "${only_puts[@]}" --depth 16 --servers $servers
     done
+    # The same with the metrics of the client on.
+    metrics=(--client-metrics /dev/null)
+    count get_with_metrics --workload c --depth 1 "${metrics[@]}"
+    count get_in_flight_with_metrics --workload c --depth 16 "${metrics[@]}"
+    count put_with_metrics "${only_puts[@]}" --depth 1 "${metrics[@]}"
+    count put_in_flight_with_metrics "${only_puts[@]}" --depth 16 "${metrics[@]}"
     count_floor floor_get get_one 1
     count_floor floor_get_in_flight get_interleaved 16
 )

@@ -128,6 +128,10 @@ pub struct Ycsb {
     /// checkers of linearizability. This slows the run down
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub history: Option<PathBuf>,
+    /// Switch the metrics of the clients on, and write those of the first client to this file at
+    /// the end, for Prometheus; - writes them to stdout
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub client_metrics: Option<PathBuf>,
     /// The operations, from the workload or from properties.
     #[arg(skip = Mix::NOTHING)]
     pub mix: Mix,

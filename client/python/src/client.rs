@@ -2,7 +2,7 @@
 
 mod writes;
 
-use farside::Version;
+use farside::{MetricsFormat, Version};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -21,7 +21,7 @@ const KEYS_AT_ONCE: usize = 128;
 ///
 /// `server` is the address, or several with commas between them; without it the environment's
 /// `FARSIDE_SERVER`. The settings are `role` ("writer" or "reader"), `secret`, `cache_bytes`,
-/// `pipeline_depth`, `connect_timeout`, `tls_ca`, `tls_certificate`, `tls_key`,
+/// `pipeline_depth`, `connect_timeout`, `metrics`, `tls_ca`, `tls_certificate`, `tls_key`,
 /// `rdma_retry_count`, `rdma_ack_timeout` and `rdma_spin`.
 ///
 /// A key is a `str`, which stands for its UTF-8, or `bytes`. A value is either of them, or an
@@ -284,6 +284,19 @@ impl Client {
         found.set_item("region_bytes", limits.region_bytes)?;
         found.set_item("grace", limits.grace.as_secs_f64())?;
         Ok(found)
+    }
+
+    /// Returns the metrics of the client as a text for Prometheus; `None` unless the client was
+    /// made with the setting `metrics=True`.
+    ///
+    /// >>> with farside.Client(server, metrics=True) as other:
+    /// ...     other.put("greeting", "hello")
+    /// ...     text = other.metrics()
+    /// >>> 'farside_client_operations_total{operation="put",result="applied"} 1' in text
+    /// True
+    fn metrics(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let client = self.state.client(py)?;
+        Ok(py.detach(|| client.render_metrics(MetricsFormat::Prometheus)))
     }
 
     /// Closes the client. Its connection ends when calls under way, scans and clients for asyncio

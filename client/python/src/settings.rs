@@ -38,6 +38,7 @@ pub(crate) fn connect(
             "connect_timeout" => {
                 builder = builder.connect_timeout(value.extract::<Seconds>()?.0);
             }
+            "metrics" => builder = builder.metrics(value.extract()?),
             "tls_ca" => tls.ca = Some(value.extract::<PathBuf>()?),
             "tls_certificate" => tls.certificate = Some(value.extract::<PathBuf>()?),
             "tls_key" => tls.key = Some(value.extract::<PathBuf>()?),

@@ -61,7 +61,7 @@ impl SessionCounts {
         // Each session has a share of the message. A sample of its reads is enough.
         let share = (READS_PER_MESSAGE_MAX / self.sessions.len().max(1)).min(REPORTS_MAX);
         for session in &self.sessions {
-            session.lookups.reads.take(share, &mut blocks);
+            session.lookups.take_reads(share, &mut blocks);
         }
         self.add_up();
         let ReadCounts { found, absent } = std::mem::take(&mut self.reads);

@@ -1,6 +1,7 @@
 //! The lanes of a pipeline. Each lane executes one operation at a time, in a task of its own.
 
 mod combining;
+mod measuring;
 mod queue;
 mod room;
 mod shards;
@@ -9,9 +10,10 @@ mod task;
 use std::sync::Arc;
 
 use farside_control::Role;
-use farside_fabric::{Buffer, Counters, Fabric, LaneId, Wakeup};
+use farside_fabric::{Buffer, Counters, Fabric, LaneId, Nanos, Wakeup};
 use farside_protocol::{
-    Action, Answer, CachedPut, CachedRead, Failure, Operation, OperationError, staged_key,
+    Action, Answer, CachedPut, CachedRead, Failure, Measurement, Operation, OperationError,
+    staged_key,
 };
 
 use super::{Completed, PipelineFull, Ticket};
@@ -19,9 +21,9 @@ use crate::client::ClientInner;
 use crate::connection::{SessionEngine, SessionRegion};
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{Error, Outcome, ValueRef};
-use combining::CandidateTable;
-use queue::{LaneQueue, emptied};
-use shards::{ParkedLane, Setup};
+use measuring::count_failed;
+use queue::{Queues, emptied};
+use shards::Setup;
 use task::{Job, LaneAnswer, LaneTask};
 
 /// Estimate of an operation's bytes before any operation has completed.
@@ -69,6 +71,8 @@ struct PipelineLane<'s> {
     value: Vec<u8>,
     /// The verbs of the operation taken last, if the client counts them.
     counters: Counters,
+    /// The beginning of what the task executes, if the client has metrics.
+    measured: Measurement,
     /// All verbs of the lane until the operation taken last was taken, if the client counts them.
     total_counters: Counters,
     /// All bytes of the lane until the operation taken last was taken.
@@ -117,6 +121,8 @@ pub(crate) struct LaneScheduler<'s> {
     engine: &'s SessionEngine,
     regions: &'s SessionRegions,
     shared: &'s Arc<ClientInner>,
+    /// Whether the caller starts operations again that a lost connection has kept from an effect.
+    repeats_lost: bool,
     /// Whether the caller waits for all operations, so that each may wait for its shard.
     waits_for_all: bool,
     /// The opening of a shard's region that is under way, and the wait for shards.
@@ -139,56 +145,6 @@ pub(crate) struct LaneScheduler<'s> {
     begun: u64,
     /// Moving average of the bytes that an operation READs and WRITEs.
     operation_bytes: u64,
-}
-
-/// Where each lane is.
-#[derive(Default)]
-struct Queues {
-    free_lanes: Vec<LaneId>,
-    /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
-    chains_completed: Vec<LaneId>,
-    /// Lanes whose chain has completed, and for whose next chain the fabric had no room. A stack:
-    /// the lane that was pushed last goes first, because its data is the newest.
-    waiting_for_room: Vec<LaneId>,
-    /// Lanes that wait until their shard is connected.
-    parked: Vec<ParkedLane>,
-    /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
-    /// the changes have just replaced.
-    gets: LaneQueue,
-    /// Queued lanes with an operation that changes its key.
-    changes: LaneQueue,
-    /// Lanes whose operation has an answer that was not taken yet.
-    answered: LaneQueue,
-    /// The lanes that a new operation may join.
-    candidates: CandidateTable,
-}
-
-impl Queues {
-    /// Makes all of these lanes free ones. Afterwards no queue has to grow.
-    fn reset(&mut self, lanes: u16) {
-        let Self {
-            free_lanes,
-            chains_completed,
-            waiting_for_room,
-            parked,
-            gets,
-            changes,
-            answered,
-            ..
-        } = self;
-        parked.clear();
-        free_lanes.clear();
-        free_lanes.extend((0..lanes).rev().map(LaneId));
-        for stack in [chains_completed, waiting_for_room] {
-            stack.clear();
-            // One more for the setup lane.
-            stack.reserve(usize::from(lanes) + 1);
-        }
-        for queue in [gets, changes, answered] {
-            queue.reset(lanes);
-        }
-        self.candidates.provide(lanes);
-    }
 }
 
 /// The containers of a session's pipelines, which one pipeline leaves to the next: so a batch
@@ -241,6 +197,7 @@ impl<'s> LaneScheduler<'s> {
                 unavailable: None,
                 value: memory.values.pop().unwrap_or_default(),
                 counters: total_counters,
+                measured: Measurement::default(),
                 total_counters,
                 total_bytes: total_counters.bytes(),
             }
@@ -256,6 +213,7 @@ impl<'s> LaneScheduler<'s> {
             engine,
             regions,
             shared,
+            repeats_lost: false,
             waits_for_all: false,
             setup: Setup::default(),
             lanes,
@@ -304,9 +262,16 @@ impl<'s> LaneScheduler<'s> {
                     self.enqueue(id, action);
                 }
             }
-            Err(error) => self.answer_at_once(id, error),
+            Err(error) => self.refuse(id, action, error),
         }
         Ok(ticket)
+    }
+
+    /// Answers an operation that must not be started.
+    #[cold]
+    fn refuse(&mut self, id: LaneId, action: Action<'s>, error: Failure) {
+        self.lanes[usize::from(id.0)].job.action = action;
+        self.answer_at_once(id, error);
     }
 
     /// Answers an operation that has not begun.
@@ -349,7 +314,7 @@ impl<'s> LaneScheduler<'s> {
         let lane = &mut self.lanes[usize::from(id.0)];
         match lane.post_cached(handle, id) {
             Ok(true) => {}
-            Ok(false) => self.run_in_task(id),
+            Ok(false) => self.run_in_task(id, None),
             Err(failure) => self.finish_with(id, Err(failure)),
         }
     }
@@ -374,7 +339,9 @@ impl<'s> LaneScheduler<'s> {
             }
             None => {
                 lane.job.successor = handle.successor_by_mark(id, &lane.read);
-                self.run_in_task(id);
+                handle.count_read_in_vain(&lane.read);
+                let since = Some(lane.read.posted());
+                self.run_in_task(id, since);
             }
         }
     }
@@ -394,6 +361,10 @@ impl<'s> LaneScheduler<'s> {
             }
             Ok(Some(swung)) => {
                 let displaced = lane.put.take().map(|put| put.displaced(swung));
+                if let Some(displaced) = &displaced {
+                    operation.count_displaced(displaced);
+                    lane.begin_measuring(handle, id, Some(displaced.posted()));
+                }
                 let job = lane.job;
                 lane.state = LaneState::InTask;
                 self.task(id).give(handle, job, displaced);
@@ -423,12 +394,14 @@ impl<'s> LaneScheduler<'s> {
     }
 
     /// Gives the job to the lane's task, and polls the task.
+    /// `since` is when the operation's first verb was posted, if one was.
     #[inline(never)]
-    fn run_in_task(&mut self, id: LaneId) {
+    fn run_in_task(&mut self, id: LaneId, since: Option<Nanos>) {
+        let handle = self.handle(id);
         let lane = &mut self.lanes[usize::from(id.0)];
         lane.state = LaneState::InTask;
+        lane.begin_measuring(handle, id, since);
         let job = lane.job;
-        let handle = self.handle(id);
         self.task(id).give(handle, job, None);
         self.poll_lane(id);
     }
@@ -436,6 +409,7 @@ impl<'s> LaneScheduler<'s> {
     /// Polls the task of a lane that has a new job or whose chain has completed.
     fn poll_lane(&mut self, id: LaneId) {
         if let Some(answer) = self.task(id).poll() {
+            self.measure(id, &answer);
             self.finish_with(id, answer);
         }
     }
@@ -492,11 +466,13 @@ impl<'s> LaneScheduler<'s> {
 
     /// Lets every operation wait for its shard, because the caller waits for all of them.
     pub(crate) fn wait_for_all(&mut self) {
-        self.waits_for_all = true;
+        (self.waits_for_all, self.repeats_lost) = (true, true);
     }
 
     /// As [`Fabric::set_wakeup`].
     pub(crate) fn set_wakeup(&mut self, wakeup: Arc<Wakeup>) {
+        // Of an async client, which repeats them.
+        self.repeats_lost = true;
         self.engine.endpoint.fabric_mut().set_wakeup(wakeup);
     }
 
@@ -570,6 +546,9 @@ impl<'s> LaneScheduler<'s> {
                     let error = self.shared.handle_failure(*shard, connection, failure);
                     Err(error.unwrap_or_else(|| self.shared.disconnected(*shard)))
                 }
+                .inspect_err(|error| {
+                    count_failed(self.regions, self.repeats_lost, lane.job.action, error);
+                })
             }
         };
         let counters = is_counted.then_some(&lane.counters);

@@ -2,6 +2,7 @@
 //! clock and random numbers.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use farside_fabric::{Counters, Endpoint, Fabric, LaneId, Nanos};
 
@@ -43,6 +44,15 @@ impl<F: Fabric> Engine<F> {
     /// The wall clock when the fabric's clock reads `now`, in nanoseconds since 1970.
     pub fn estimated_wall_clock_ns(&self, now: Nanos) -> u64 {
         now.wrapping_add(self.wall_offset_ns)
+    }
+
+    /// Counts of the verbs of these lanes, without doorbells.
+    pub fn counters_of(&self, lanes: Range<u16>) -> Counters {
+        let fabric = self.endpoint.fabric();
+        lanes.fold(Counters::default(), |mut sum, lane| {
+            sum += *fabric.lane_counters(LaneId(lane));
+            sum
+        })
     }
 
     /// Counts of the verbs of all lanes.

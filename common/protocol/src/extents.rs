@@ -24,7 +24,7 @@ pub use write::ExtentWriter;
 /// How many tables of extents a session remembers.
 const TABLES: usize = 256;
 /// How many lanes a synchronous call uses, whose chains share doorbells.
-const LANES_MAX: usize = 8;
+pub(crate) const LANES_MAX: usize = 8;
 
 /// The table of a head.
 #[derive(Default)]

@@ -11,6 +11,7 @@ use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_bl
 use crate::Version;
 use crate::engine::{LANE, has_expired};
 use crate::location_cache::{Location, PackedLocation};
+use crate::operation_metrics::read_traffic;
 use crate::region_handle::RegionHandle;
 
 /// Limit on the READs of a block that seems damaged, before a GET reports the damage.
@@ -32,7 +33,8 @@ impl CachedRead {
         self.location
     }
 
-    pub(crate) fn posted(&self) -> Nanos {
+    /// When it was posted.
+    pub fn posted(&self) -> Nanos {
         self.posted
     }
 
@@ -103,7 +105,13 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     #[inline]
     pub fn get_cached(self, (hash, key): (KeyHash, &[u8]), long_bytes: u32) -> Option<Found> {
         self.region.check_key(key).ok()?;
-        self.run_cached(hash, key, long_bytes).ok()?.ok()?
+        match self.run_cached(hash, key, long_bytes).ok()? {
+            Ok(found) => found,
+            Err(missed) => {
+                self.count_vain_read(&missed);
+                None
+            }
+        }
     }
 
     /// READs the block at the cached location, and evaluates it. READs nothing if it is as long as
@@ -139,8 +147,10 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         key: &[u8],
         missed: CachedMiss,
     ) -> ProtocolResult<Option<Found>> {
-        let operation = self.stage_missed(hash, key, missed);
-        self.engine.endpoint.drive(operation.get())
+        self.measure_missed(missed, Option::is_some, |missed| {
+            let operation = self.stage_missed(hash, key, missed);
+            self.engine.endpoint.drive(operation.get())
+        })
     }
 
     /// Prepares a GET that a READ of the cached location has not answered.
@@ -231,23 +241,48 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         (hash, key): (KeyHash, &[u8]),
         read: &CachedRead,
     ) -> Option<Option<Found>> {
-        let proved = self.prove_cached(fabric, now, lane, (hash, key), read);
+        self.evaluate_cached_read::<true>(fabric, now, lane, (hash, key), read)
+    }
+
+    /// As [`RegionHandle::complete_cached_read`]. `IS_GET` tells whether it is the first READ of a
+    /// GET, which is counted if there are metrics and the READ answers it.
+    #[inline(always)]
+    fn evaluate_cached_read<const IS_GET: bool>(
+        self,
+        fabric: &F,
+        now: Nanos,
+        lane: LaneId,
+        (hash, key): (KeyHash, &[u8]),
+        read: &CachedRead,
+    ) -> Option<Option<Found>> {
+        let proved = self.prove_cached::<IS_GET>(fabric, now, lane, (hash, key), read);
         let Some(found) = proved else {
             self.forget_cached(hash, read.location);
             return None;
         };
         let is_present = found.expires_at_ms == 0
-            || self.is_cached_present(fabric, found.expires_at_ms, read.posted);
+            || self.is_cached_present::<IS_GET>(fabric, found.expires_at_ms, read.posted);
         Some(is_present.then_some(found))
     }
 
     /// Whether a value that expires had not expired at `posted`, when the cached location was READ.
     /// Corrects the counts if it had.
     #[cold]
-    fn is_cached_present(self, fabric: &F, expires_at_ms: u64, posted: Nanos) -> bool {
+    fn is_cached_present<const IS_GET: bool>(
+        self,
+        fabric: &F,
+        expires_at_ms: u64,
+        posted: Nanos,
+    ) -> bool {
         let is_present = !has_expired(fabric, expires_at_ms, posted);
         if !is_present {
             self.region.lookups.note_expired();
+        }
+        if !is_present
+            && IS_GET
+            && let Some(metrics) = self.metrics()
+        {
+            metrics.correct_expired();
         }
         is_present
     }
@@ -262,7 +297,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     /// The cached generation with a clear mark proves that the block is linked at the moment of the
     /// READ (invariants I2, I10).
     #[inline(always)]
-    fn prove_cached(
+    fn prove_cached<const IS_GET: bool>(
         self,
         fabric: &F,
         now: Nanos,
@@ -277,11 +312,15 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let found = Block::of_key(read_bytes, block, key)?;
         let HeaderWord { mark, generation } = found.header_word();
         let is_linked = if location.has_stale_mark() {
-            location.word(hash).is_ok_and(|word| self.has_word(fabric, lane, word))
+            location.word(hash).is_ok_and(|word| self.has_word::<IS_GET>(fabric, lane, word))
         } else {
             !mark.is_set()
         };
-        if generation != location.generation() || !is_linked || !self.region.is_fresh(posted, now) {
+        let is_fresh = || match IS_GET {
+            true => self.region.is_fresh_get(posted, now, bytes),
+            false => self.region.is_fresh(posted, now),
+        };
+        if generation != location.generation() || !is_linked || !is_fresh() {
             return None;
         }
         self.note_cached_read(hash, read);
@@ -316,12 +355,15 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
             return None;
         };
         self.note_cached_read(hash, read);
-        Some(expires_at_ms == 0 || self.is_cached_present(fabric, expires_at_ms, posted))
+        Some(expires_at_ms == 0 || self.is_cached_present::<false>(fabric, expires_at_ms, posted))
     }
 
     /// Whether the READ of [`RegionHandle::post_with_word`] found this word.
     #[cold]
-    fn has_word(self, fabric: &F, lane: LaneId, word: SlotWord) -> bool {
+    fn has_word<const IS_GET: bool>(self, fabric: &F, lane: LaneId, word: SlotWord) -> bool {
+        if IS_GET && let Some(metrics) = self.metrics() {
+            metrics.add_traffic(&read_traffic(0, 8));
+        }
         let (words, _) = fabric.buffer(lane, Buffer::Window).as_chunks();
         words.first().is_some_and(|found| u64::from_le_bytes(*found) == word.bits())
     }
@@ -396,7 +438,8 @@ impl<F: Fabric> Operation<'_, F> {
     pub(crate) fn complete_cached_read(&self, read: &CachedRead) -> Option<Option<Found>> {
         let (fabric, now) = (self.engine.endpoint.fabric(), self.now());
         let key = (self.hash, self.key_in(&fabric));
-        let completed = self.handle().complete_cached_read(&*fabric, now, self.lane, key, read);
+        let handle = self.handle();
+        let completed = handle.evaluate_cached_read::<false>(&*fabric, now, self.lane, key, read);
         if completed.is_some() {
             let location = read.location.location(self.hash, read.posted).ok()?;
             self.located.set(Some((location, None)));

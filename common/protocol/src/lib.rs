@@ -23,9 +23,11 @@ mod lifetime;
 mod location_cache;
 mod long_values;
 mod lookups;
+mod measuring;
 mod modify;
 mod open_region;
 mod operation;
+mod operation_metrics;
 #[allow(unsafe_code, reason = "the mapping is shared by threads")]
 mod pairs;
 mod put;
@@ -59,6 +61,10 @@ pub use lookups::{CacheStatistics, Lookups, ReadCounts};
 pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
 pub use operation::{Answer, Found, Operation, staged_key};
+pub use operation_metrics::{
+    KindTotals, Latencies, Measurement, OperationKind, OperationMetrics, OperationTotals,
+    RetryReason,
+};
 pub use put::{CachedPut, DisplacedPut};
 pub use random::Random;
 pub use read_reports::{REPORTS_MAX, ReadReports};

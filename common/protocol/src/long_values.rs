@@ -18,6 +18,7 @@ use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock
 use crate::engine::LANE;
 use crate::failure::Failure;
 use crate::get::{CachedMiss, CachedRead};
+use crate::operation_metrics::OperationKind;
 use crate::put::{CachedPut, DisplacedPut};
 use crate::region_handle::RegionHandle;
 use crate::{Found, Lifetime, Operation, OperationError, ProtocolResult, Version};
@@ -259,6 +260,18 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         missed: CachedMiss,
         target: &mut T,
     ) -> ProtocolResult<Option<ReadValue>> {
+        self.measure_missed(missed, Option::is_some, |missed| {
+            self.get_rest_into((hash, key), missed, target)
+        })
+    }
+
+    #[cold]
+    fn get_rest_into<T: ValueTarget>(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        missed: CachedMiss,
+        target: &mut T,
+    ) -> ProtocolResult<Option<ReadValue>> {
         let (read, block) = match missed {
             CachedMiss::Long(read, block) if !block.class.is_head() => (read, block),
             _ => return self.get_by_future_into((hash, key), missed, target),
@@ -331,7 +344,12 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         value: &[u8],
     ) -> ProtocolResult<Option<Version>> {
         if !self.is_short(key, value.len()) {
-            return self.put_extents(lifetime, (hash, key), value);
+            return self.measure(
+                OperationKind::Put,
+                None,
+                |_| true,
+                || self.put_extents(lifetime, (hash, key), value),
+            );
         }
         let operation = Operation::staged(self, LANE, hash, (key.len(), value.len()), None);
         match self.engine.endpoint.alone(|| operation.put_long_cached(lifetime, key, value))? {

@@ -1,6 +1,8 @@
 //! What a session counts: its lookups in the location cache, and its reads of keys.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use farside_layout::BlockAddress;
 
 use crate::read_reports::ReadReports;
 
@@ -23,6 +25,11 @@ pub struct ReadCounts {
     pub absent: u64,
 }
 
+/// Metrics count PUTs at cached locations.
+pub(crate) const METRICS_WATCH: u8 = 1;
+/// Such a PUT proves its location a little earlier, because the server asks for reads.
+const READS_WATCH: u8 = 2;
+
 /// The running counts of one session, and its reports of reads. Only the session's thread changes
 /// the counts. Other threads may read them.
 #[derive(Default)]
@@ -37,8 +44,10 @@ pub struct Lookups {
     /// Reads that found the key without a cached location.
     found_uncached: AtomicU64,
     absent: AtomicU64,
+    /// What watches PUTs at cached locations, as a sum: `reads`, once they are wanted, and metrics.
+    put_watchers: AtomicU8,
     /// The blocks that were read lately.
-    pub reads: ReadReports,
+    pub(crate) reads: ReadReports,
 }
 
 /// Counts one more. Not atomic, because a count has one writer.
@@ -77,6 +86,23 @@ impl Lookups {
     #[inline]
     pub fn note_uncached_read(&self, is_found: bool) {
         add_one(if is_found { &self.found_uncached } else { &self.absent });
+    }
+
+    /// Adds one of [`METRICS_WATCH`] and [`READS_WATCH`] to what watches PUTs.
+    pub(crate) fn watch_puts(&self, watcher: u8) {
+        self.put_watchers.fetch_or(watcher, Ordering::Relaxed);
+    }
+
+    /// What watches PUTs at cached locations: 0 if they need not do more than they must.
+    #[inline(always)]
+    pub(crate) fn put_watchers(&self) -> u8 {
+        self.put_watchers.load(Ordering::Relaxed)
+    }
+
+    /// As [`ReadReports::take`].
+    pub fn take_reads(&self, max: usize, into: &mut Vec<BlockAddress>) {
+        self.reads.take(max, into);
+        self.watch_puts(READS_WATCH);
     }
 
     /// The lookups so far.

@@ -17,7 +17,8 @@ use crate::directory::{Directory, Subtable};
 use crate::extents::ExtentTables;
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache};
-use crate::lookups::Lookups;
+use crate::lookups::{Lookups, METRICS_WATCH};
+use crate::operation_metrics::OperationMetrics;
 
 /// The value of [`OpenRegion::unused_share`] if no slot of the windows was ever used.
 pub(crate) const UNUSED_SHARE_MAX: u32 = 1 << 10;
@@ -105,6 +106,12 @@ pub struct OpenRegion {
     pub(crate) extent_tables: RefCell<ExtentTables>,
     /// The time until which the client trusts the server. No chain is posted later (invariant I24).
     pub trust: Trust,
+    /// The counts for the metrics of the client. Without metrics, counts that are not used: an
+    /// `Option` would take two instructions more where the metrics count.
+    pub(crate) metrics: Arc<OperationMetrics>,
+    pub(crate) has_metrics: bool,
+    /// A GET's READ of a cached location that took less than this is fresh, and needs no count.
+    uncounted_read_ns: Nanos,
     /// The share of slots that were never used, in the windows of recent INSERTs: from 0 to
     /// [`UNUSED_SHARE_MAX`], which stands for all.
     pub(crate) unused_share: Cell<u32>,
@@ -132,9 +139,20 @@ impl OpenRegion {
             extent_shape: ExtentShape::OF_REGIONS,
             extent_tables: RefCell::new(ExtentTables::new(lanes)),
             trust: options.trust.clone(),
+            metrics: OperationMetrics::unused(),
+            has_metrics: false,
+            uncounted_read_ns: constants.patience_ns + 1,
             unused_share: Cell::new(0),
             format,
         }
+    }
+
+    /// Counts the operations of this session here.
+    pub fn set_metrics(&mut self, metrics: Arc<OperationMetrics>) {
+        (self.metrics, self.has_metrics) = (metrics, true);
+        // Both send cached operations to the parts that count them.
+        self.uncounted_read_ns = 0;
+        self.lookups.watch_puts(METRICS_WATCH);
     }
 
     /// The key, with its hash.
@@ -192,6 +210,24 @@ impl OpenRegion {
     #[inline]
     pub(crate) fn is_fresh(&self, posted: Nanos, now: Nanos) -> bool {
         now.saturating_sub(posted) <= self.constants.patience_ns
+    }
+
+    /// As [`OpenRegion::is_fresh`], for a GET's READ of so many bytes at a cached location. Counts
+    /// the GET if there are metrics.
+    #[inline(always)]
+    pub(crate) fn is_fresh_get(&self, posted: Nanos, now: Nanos, bytes: usize) -> bool {
+        let latency = now.saturating_sub(posted);
+        latency < self.uncounted_read_ns || self.count_get(latency, bytes)
+    }
+
+    /// Without metrics, the READ is not fresh.
+    #[inline(always)]
+    fn count_get(&self, latency: Nanos, bytes: usize) -> bool {
+        let is_fresh = latency <= self.constants.patience_ns;
+        if is_fresh {
+            self.metrics.add_cached_get(latency, bytes as u64);
+        }
+        is_fresh
     }
 
     /// Checks the key's length against the region's limit.

@@ -16,6 +16,7 @@ use crate::get::Successor;
 use crate::location_cache::{FoundEntry, Location};
 use crate::long_values::LONG_VALUE_BYTES;
 use crate::open_region::OpenRegion;
+use crate::operation_metrics::{OperationKind, RetryReason};
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
 use crate::swing::{BlockFate, NewBlock};
@@ -189,7 +190,12 @@ impl<F: Fabric> RegionHandle<'_, F> {
         self.region.check_value(value)?;
         self.engine.check_expiry(action)?;
         let operation = Operation::stage(self, LANE, (hash, key), value);
-        self.engine.endpoint.drive(operation.perform(action))
+        self.measure(
+            OperationKind::of(action),
+            None,
+            |answer: &Answer| answer.applied,
+            || self.engine.endpoint.drive(operation.perform(action)),
+        )
     }
 
     /// Runs a PUT to its end. No other operation may be in flight. Returns the version of the
@@ -329,6 +335,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if attempts == ATTEMPTS_MAX || tries.have_read_too_much(read_bytes) {
             return Err(OperationError::Contended { attempts }.into());
         }
+        self.handle().count_retry(RetryReason::Conflict);
         let backoff = self.region.constants.backoff_ns << attempts.min(BACKOFF_DOUBLINGS_MAX);
         let pause = self.engine.random.below(backoff);
         self.engine.endpoint.sleep_until(self.lane, self.now() + pause).await;
@@ -343,6 +350,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// [`OperationError::Contended`] if the move takes too long.
     pub(crate) async fn wait_for_split(&self, tries: &mut RetryState) -> ProtocolResult<()> {
         let now = self.now();
+        if tries.move_wait.is_none() {
+            self.handle().count_retry(RetryReason::Split);
+        }
         let move_wait = tries.move_wait.get_or_insert_with(|| WaitTimer::since(now));
         move_wait.advance(now);
         if self.region.allocator().is_lost() {

@@ -8,6 +8,8 @@ use super::swing::{BlockFate, NewBlock, SwingResult, TakenBlock};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::location_cache::FoundEntry;
+use crate::lookups::METRICS_WATCH;
+use crate::operation_metrics::{OperationKind, cached_put_traffic};
 use crate::{Lifetime, Version};
 
 /// The number of attempts in which an INSERT waits for unfinished INSERTs to leave slots of a full
@@ -43,6 +45,11 @@ pub struct DisplacedPut {
 }
 
 impl DisplacedPut {
+    /// When its first chain was posted.
+    pub fn posted(&self) -> Nanos {
+        self.posted
+    }
+
     /// Its block.
     pub(super) fn new_block(&self) -> &NewBlock {
         &self.new
@@ -50,6 +57,11 @@ impl DisplacedPut {
 }
 
 impl CachedPut<'_> {
+    /// When its chain was posted.
+    pub fn posted(&self) -> Nanos {
+        self.posted
+    }
+
     /// The version of its value.
     #[inline]
     pub fn version(&self) -> Version {
@@ -91,12 +103,57 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     #[cold]
     pub(super) fn put_displaced(&self, displaced: DisplacedPut) -> ProtocolResult<Option<Version>> {
-        Ok(self.engine.endpoint.drive(self.put_after(displaced))?.version)
+        self.count_displaced(&displaced);
+        let since = Some(displaced.posted);
+        let answer = self.handle().measure(
+            OperationKind::Put,
+            since,
+            |_| true,
+            || self.engine.endpoint.drive(self.put_after(displaced)),
+        );
+        Ok(answer?.version)
     }
 
     #[cold]
     pub(super) fn put_by_future(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
-        Ok(self.engine.endpoint.drive(self.put(lifetime))?.version)
+        let answer = self.handle().measure(
+            OperationKind::Put,
+            None,
+            |_| true,
+            || self.engine.endpoint.drive(self.put(lifetime)),
+        );
+        Ok(answer?.version)
+    }
+
+    /// Counts what the chain of a PUT transferred that did not swing the slot.
+    #[cold]
+    pub fn count_displaced(&self, displaced: &DisplacedPut) {
+        if let Some(metrics) = self.handle().metrics() {
+            metrics.add_traffic(&cached_put_traffic(displaced.new.write_bytes()));
+        }
+    }
+
+    /// When the store of a PUT at a cached location, which has completed, counts as a proof of the
+    /// location. Counts the PUT if there are metrics.
+    #[inline(always)]
+    fn proof_by_cached_put(&self, new: &NewBlock, posted: Nanos, now: Nanos) -> Nanos {
+        if self.region.lookups.put_watchers() == 0 {
+            return posted;
+        }
+        // With metrics this is the usual case, so it makes no call.
+        if self.region.lookups.put_watchers() == METRICS_WATCH {
+            self.region.metrics.add_cached_put(now.wrapping_sub(posted), new.write_bytes());
+            return posted;
+        }
+        self.proof_by_watched_put(new, posted, now)
+    }
+
+    #[cold]
+    fn proof_by_watched_put(&self, new: &NewBlock, posted: Nanos, now: Nanos) -> Nanos {
+        if let Some(metrics) = self.handle().metrics() {
+            metrics.add_cached_put(now.wrapping_sub(posted), new.write_bytes());
+        }
+        self.region.proof_by_store(posted)
     }
 
     /// Takes and seals a block for a PUT at the cached location, to be posted now. `None` if no
@@ -169,14 +226,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
     ) -> ProtocolResult<Option<SwingResult>> {
         let CachedPut { entry, target, new, posted, .. } = put;
         match self.finish_swing(target, Some(new), result) {
-            Ok(SwingResult::Done) => {
+            Ok(Ok(now)) => {
                 self.region.lookups.note_hit();
-                let proved_at = self.region.proof_by_store(*posted);
+                let proved_at = self.proof_by_cached_put(new, *posted, now);
                 self.region.cache.replace(self.hash, *entry, new.replacement(entry.1), proved_at);
                 self.region.allocator().held_blocks.drop_new(self.lane);
                 Ok(None)
             }
-            Ok(swung) => Ok(Some(swung)),
+            Ok(Err(swung)) => Ok(Some(swung)),
             Err(failure) => {
                 self.release_unlinked(new, Some(&failure));
                 Err(failure)

@@ -13,6 +13,7 @@ use crate::engine::{Engine, LANE};
 use crate::failure::Failure;
 use crate::location_cache::ConnectionCache;
 use crate::open_region::{Constants, OpenRegion, RegionOptions, UNUSED_SHARE_MAX};
+use crate::operation_metrics::RetryReason;
 use crate::waiting::{has_timed_out, no_answer};
 use crate::{Exhausted, OperationError, ProtocolResult};
 
@@ -218,7 +219,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         class: SizeClass,
     ) -> Result<(FreeBlock, Nanos), Failure> {
         let mut now = self.engine.endpoint.now();
-        let mut waiting = WaitTimer::since(now);
+        let (mut waiting, mut waits) = (WaitTimer::since(now), false);
         loop {
             let bytes = class.block_bytes();
             let out_of_space = |what| Err(OperationError::OutOfSpace { what }.into());
@@ -232,6 +233,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
                     return out_of_space(Exhausted::Blocks { bytes });
                 }
                 TakeResult::Asked(until) | TakeResult::Soon(until) | TakeResult::Resting(until) => {
+                    if !std::mem::replace(&mut waits, true) {
+                        self.count_retry(RetryReason::Memory);
+                    }
                     self.engine.endpoint.sleep_until(lane, until).await;
                 }
                 TakeResult::Exhausted => return out_of_space(Exhausted::Blocks { bytes }),

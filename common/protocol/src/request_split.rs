@@ -8,6 +8,7 @@ use super::insert::tombs;
 use super::window::ObservedWindow;
 use super::{Operation, ProtocolResult, RetryState};
 use crate::failure::Failure;
+use crate::operation_metrics::RetryReason;
 use crate::split_requests::Prefix;
 use crate::waiting::{has_timed_out, no_answer};
 use crate::{Exhausted, OperationError};
@@ -68,6 +69,9 @@ impl<F: Fabric> Operation<'_, F> {
         seen: &ObservedWindow,
         tries: &mut RetryState,
     ) -> ProtocolResult<bool> {
+        if tries.memory_wait.is_none() {
+            self.handle().count_retry(RetryReason::Split);
+        }
         self.region.allocator().join_split(prefix);
         let outcome = self.split_outcome(prefix, seen).await;
         self.region.allocator().leave_split(prefix);

@@ -269,14 +269,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
         self.handle().check_trust(posted)?;
         let swing = self.post_swing(target, new, desired, posted)?;
         let result = swing.await;
-        let swung = self.finish_swing(target, new, result)?;
-        if let SwingResult::Done = swung {
-            match new {
-                Some(new) => self.remember(target.slot, desired, new, posted),
-                None => self.region.cache.forget_word(self.hash, target.word),
-            }
+        if let Err(swung) = self.finish_swing(target, new, result)? {
+            return Ok(swung);
         }
-        Ok(swung)
+        match new {
+            Some(new) => self.remember(target.slot, desired, new, posted),
+            None => self.region.cache.forget_word(self.hash, target.word),
+        }
+        Ok(SwingResult::Done)
     }
 
     /// Posts the chain of [`Operation::swing`]. The word must be proved at this time.
@@ -353,12 +353,11 @@ impl<'e, F: Fabric> Operation<'e, F> {
         target: &ProvenSlot,
         new: Option<&NewBlock>,
         result: Result<u64, ChainError>,
-    ) -> ProtocolResult<SwingResult> {
+    ) -> ProtocolResult<Result<Nanos, SwingResult>> {
         if !matches!(result, Ok(found) if found == target.word.bits()) {
-            return self.swing_failed(target, new, result);
+            return self.swing_failed(target, new, result).map(Err);
         }
-        self.retire(target.word.block()?, target.generation);
-        Ok(SwingResult::Done)
+        Ok(Ok(self.retire(target.word.block()?, target.generation)))
     }
 
     #[cold]
@@ -447,18 +446,19 @@ impl<'e, F: Fabric> Operation<'e, F> {
     }
 
     /// Adds the block that this operation has unlinked to this session's lists. No LIVE word points
-    /// to it, and it is in no other list (invariant I1).
+    /// to it, and it is in no other list (invariant I1). Returns the time.
     #[inline(always)]
-    fn retire(&self, old: BlockRef, generation: Option<u32>) {
+    fn retire(&self, old: BlockRef, generation: Option<u32>) -> Nanos {
+        let now = self.now();
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
             // Damage: the owner of the block is unknown. If no slot links it, the server finds it.
             self.region.allocator().held_blocks.drop_old(self.lane);
-            return;
+            return now;
         };
         let free = FreeBlock { address: old.address, generation: generation.wrapping_add(1) };
-        let now = self.now();
         self.region.allocator().retire(self.lane, old.class, free, now);
+        now
     }
 
     /// Whether the value that a chain unlinked had not expired when the chain was posted, at
@@ -527,6 +527,12 @@ impl NewBlock {
         let padding = self.block.class.padding(self.write_bytes.into());
         let block = (self.block, self.free.generation);
         replaced.replaced_by(block, (self.expires(), padding))
+    }
+
+    /// The length of its WRITE, in bytes.
+    #[inline]
+    pub(super) fn write_bytes(&self) -> u64 {
+        self.write_bytes.into()
     }
 
     pub(super) fn write(&self) -> Verb {

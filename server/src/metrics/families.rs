@@ -7,13 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use farside_layout::{CHUNK_BYTES, SLOTS_PER_SUBTABLE};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet,
-};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::exemplar::Exemplar;
-use prometheus_client::registry::Unit;
+use farside_metrics::{Collector, DescriptorEncoder, Families, MetricType, Unit, encode_count};
 
 use super::process::ProcessFigures;
 use super::snapshot::ServiceSnapshot;
@@ -34,7 +28,7 @@ pub(super) struct Figures {
 
 impl Collector for Figures {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut families = Families(encoder);
+        let mut families = Families::new(encoder);
         self.server(&mut families)?;
         self.memory(&mut families)?;
         self.index(&mut families)?;
@@ -313,75 +307,4 @@ impl Figures {
             }
         }
     }
-}
-
-/// Writes families of metrics. A unit is appended to a family's name.
-struct Families<'a>(DescriptorEncoder<'a>);
-
-impl Families<'_> {
-    fn family<'s>(
-        &'s mut self,
-        name: &'s str,
-        help: &str,
-        unit: Option<&'s Unit>,
-        metric_type: MetricType,
-    ) -> Result<MetricEncoder<'s>, fmt::Error> {
-        self.0.encode_descriptor(name, help, unit, metric_type)
-    }
-
-    fn info(&mut self, name: &str, help: &str, label: (&str, &str)) -> fmt::Result {
-        self.family(name, help, None, MetricType::Info)?.encode_info(&[label])
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.family(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    fn bytes(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.family(name, help, Some(&Unit::Bytes), MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    fn seconds(&mut self, name: &str, help: &str, value: Duration) -> fmt::Result {
-        self.real(name, help, &Unit::Seconds, value.as_secs_f64())
-    }
-
-    fn real(&mut self, name: &str, help: &str, unit: &Unit, value: f64) -> fmt::Result {
-        self.family(name, help, Some(unit), MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    fn gauges<'l>(
-        &mut self,
-        name: &str,
-        help: &str,
-        unit: Option<&Unit>,
-        samples: impl IntoIterator<Item = ([(&'l str, &'l str); 1], u64)>,
-    ) -> fmt::Result {
-        let mut metric = self.family(name, help, unit, MetricType::Gauge)?;
-        for (labels, value) in samples {
-            metric.encode_family(&labels)?.encode_gauge(&value)?;
-        }
-        Ok(())
-    }
-
-    fn counter(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
-        encode_count(&mut self.family(name, help, None, MetricType::Counter)?, count)
-    }
-
-    fn counts(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &'static str,
-        counts: impl IntoIterator<Item = (&'static str, u64)>,
-    ) -> fmt::Result {
-        let mut metric = self.family(name, help, None, MetricType::Counter)?;
-        for (value, count) in counts {
-            encode_count(&mut metric.encode_family(&[(label, value)])?, count)?;
-        }
-        Ok(())
-    }
-}
-
-fn encode_count(metric: &mut MetricEncoder<'_>, count: impl EncodeCounterValue) -> fmt::Result {
-    metric.encode_counter::<NoLabelSet, _, f64>(&count, None::<&Exemplar<NoLabelSet, f64>>)
 }

@@ -1,6 +1,8 @@
 //! Proves that kv-server's metrics are right: what clients and the server do is counted.
 //! `metrics/http.rs` is about requests for them, `metrics/files.rs` about the files that name them.
+//! `metrics/client.rs` is about the metrics of clients.
 
+mod client;
 mod files;
 mod http;
 mod scrape;

@@ -165,7 +165,8 @@ fn list(items: &[Item], name: &str) -> String {
 
 #[test]
 fn the_list_of_the_public_api_is_current() {
-    let crates = ["layout", "fabric", "protocol", "control", "config", "../client"].map(|name| {
+    let names = ["layout", "fabric", "metrics", "protocol", "control", "config", "../client"];
+    let crates = names.map(|name| {
         let mut items = Vec::new();
         items_below(&path(&format!("common/{name}/src")), &mut items);
         (name, items)

@@ -170,8 +170,7 @@ fn no_invalid_connect_request_harms_a_server() {
     for version in [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1] {
         let mut other = connect_request(Role::Writer, Purpose::Control);
         other[4..6].copy_from_slice(&version.to_le_bytes());
-        let versions =
-            Refusal::Version { server: PROTOCOL_VERSION.into(), client: version.into() };
+        let versions = Refusal::Version { server: PROTOCOL_VERSION.into(), client: version.into() };
         assert_eq!(refusal_of(&address, &other, false), Some(versions));
         println!("{versions}");
     }

@@ -232,7 +232,7 @@ fn every_file_with_unsafe_code_is_listed() {
 
 /// The layers of crates, the lowest first: a crate uses only crates of lower layers.
 const LAYERS: [&[&str]; 8] = [
-    &["layout", "fabric", "snapshot", "linearizability"],
+    &["layout", "fabric", "snapshot", "metrics", "linearizability"],
     &["protocol", "control"],
     &["config", "cluster"],
     &["client", "server"],

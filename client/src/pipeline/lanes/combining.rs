@@ -153,6 +153,7 @@ impl LaneScheduler<'_> {
                 lane.value_lane = leader;
                 lane.answer = Some(Ok(answer));
                 self.queues.answered.push(id);
+                self.measure_follower(leader, &answer);
             } else {
                 lane.state = LaneState::Queued;
                 let action = lane.job.action;

@@ -1,6 +1,9 @@
-//! A queue of lanes.
+//! The queues of lanes.
 
 use farside_fabric::LaneId;
+
+use super::combining::CandidateTable;
+use super::shards::ParkedLane;
 
 /// A queue in a vector. A push or pop takes about half the instructions of one of a `VecDeque`,
 /// because its index never wraps.
@@ -50,6 +53,56 @@ impl LaneQueue {
     /// Makes the lane that was taken last the first again. Nothing may have been pushed since.
     pub(super) fn put_back_first(&mut self) {
         self.taken = self.taken.saturating_sub(1);
+    }
+}
+
+/// Where each lane is.
+#[derive(Default)]
+pub(super) struct Queues {
+    pub(super) free_lanes: Vec<LaneId>,
+    /// Lanes whose chain has completed. They go first, before the data that they READ gets too old.
+    pub(super) chains_completed: Vec<LaneId>,
+    /// Lanes whose chain has completed, and for whose next chain the fabric had no room. A stack:
+    /// the lane that was pushed last goes first, because its data is the newest.
+    pub(super) waiting_for_room: Vec<LaneId>,
+    /// Lanes that wait until their shard is connected.
+    pub(super) parked: Vec<ParkedLane>,
+    /// Queued lanes with a GET. They go before the changes: otherwise they would find blocks that
+    /// the changes have just replaced.
+    pub(super) gets: LaneQueue,
+    /// Queued lanes with an operation that changes its key.
+    pub(super) changes: LaneQueue,
+    /// Lanes whose operation has an answer that was not taken yet.
+    pub(super) answered: LaneQueue,
+    /// The lanes that a new operation may join.
+    pub(super) candidates: CandidateTable,
+}
+
+impl Queues {
+    /// Makes all of these lanes free ones. Afterwards no queue has to grow.
+    pub(super) fn reset(&mut self, lanes: u16) {
+        let Self {
+            free_lanes,
+            chains_completed,
+            waiting_for_room,
+            parked,
+            gets,
+            changes,
+            answered,
+            ..
+        } = self;
+        parked.clear();
+        free_lanes.clear();
+        free_lanes.extend((0..lanes).rev().map(LaneId));
+        for stack in [chains_completed, waiting_for_room] {
+            stack.clear();
+            // One more for the setup lane.
+            stack.reserve(usize::from(lanes) + 1);
+        }
+        for queue in [gets, changes, answered] {
+            queue.reset(lanes);
+        }
+        self.candidates.provide(lanes);
     }
 }
 

@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use farside_fabric::{Fabric, LaneId, Nanos};
-use farside_protocol::{Failure, OpenRegion};
+use farside_protocol::{Failure, OpenRegion, RetryReason};
 
 use super::{LaneScheduler, LaneState};
 use crate::Error;
@@ -85,6 +85,7 @@ impl<'s> LaneScheduler<'s> {
     pub(super) fn park_lost(&mut self, id: LaneId) {
         self.begun -= 1;
         let open = self.targets[usize::from(id.0)];
+        self.handle(id).count_retry(RetryReason::Connection);
         open.connection.control.give_up();
         // Operations that are started from now on do not begin.
         self.shards[open.number] = None;

@@ -12,6 +12,7 @@ use super::write::{ExtentWriter, Source};
 use super::{LANES_MAX, Operation, OperationError, ProtocolResult};
 use crate::engine::LANE;
 use crate::insert::Condition;
+use crate::operation_metrics::OperationKind;
 use crate::region_handle::RegionHandle;
 use crate::{Action, Answer, Found, Lifetime, ReadValue, RetryState, ValueTarget, Version};
 
@@ -38,6 +39,17 @@ impl<F: Fabric> RegionHandle<'_, F> {
         target: &mut [u8],
     ) -> ProtocolResult<Option<ReadRange>> {
         self.region.check_key(key)?;
+        self.measure(OperationKind::GetRange, None, Option::is_some, || {
+            self.run_get_range((hash, key), start, target)
+        })
+    }
+
+    fn run_get_range(
+        self,
+        (hash, key): (KeyHash, &[u8]),
+        start: usize,
+        target: &mut [u8],
+    ) -> ProtocolResult<Option<ReadRange>> {
         let operation = Operation::stage(self, LANE, (hash, key), &[]);
         operation.find_and_read(|value| {
             let (found, value_bytes, bytes) = match value {

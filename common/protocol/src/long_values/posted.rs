@@ -10,6 +10,7 @@ use super::{
 };
 use crate::get::CachedRead;
 use crate::operation::read_block;
+use crate::operation_metrics::OperationKind;
 use crate::put::CachedPut;
 use crate::region_handle::RegionHandle;
 use crate::{Action, Lifetime, Operation, ProtocolResult, Version};
@@ -137,6 +138,10 @@ impl<F: Fabric> PostedGet<'_, '_, F> {
         let (Some(is_present), Some((header, arrived))) = (is_present, proof) else {
             return Ok(None);
         };
+        if let Some(metrics) = handle.metrics() {
+            let latency = fabric.now().saturating_sub(read.posted());
+            metrics.add(OperationKind::Get, is_present, latency);
+        }
         let version = Version::of(block.address, header.generation);
         let found = ReadValue { bytes: arrived.value_bytes(), version };
         Ok(Some(is_present.then_some(found)))

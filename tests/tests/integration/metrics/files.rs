@@ -35,10 +35,11 @@ fn all_metrics() -> Option<Scrape> {
     Some(all)
 }
 
-/// The rows of the table of metrics in docs/operations.md: name, type and labels.
-fn documented() -> Vec<(String, String, BTreeSet<String>)> {
+/// The rows of the first table of metrics behind this heading in docs/operations.md: name, type and
+/// labels.
+pub(super) fn documented_in(heading: &str) -> Vec<(String, String, BTreeSet<String>)> {
     let page = read("docs/operations.md");
-    let (_, section) = page.split_once("\n## Metrics\n").unwrap();
+    let (_, section) = page.split_once(heading).unwrap();
     let (_, table) = section.split_once("| metric | type | labels |").unwrap();
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
     let row = |line: &str| {
@@ -53,7 +54,7 @@ fn documented() -> Vec<(String, String, BTreeSet<String>)> {
 #[test]
 fn the_documented_metrics_are_those_of_a_server() {
     let Some(all) = all_metrics() else { return };
-    let documented = documented();
+    let documented = documented_in("\n## Metrics\n");
     assert!(documented.len() > 40, "{documented:?}");
     let exported: Vec<_> = all
         .types
@@ -183,7 +184,7 @@ fn metrics_in_queries_are_found() {
 }
 
 /// Returns a command of promtool. Without it, prints that the test is left out.
-fn promtool(arguments: &[&str]) -> Option<Command> {
+pub(super) fn promtool(arguments: &[&str]) -> Option<Command> {
     let found = Command::new("promtool").arg("--version").output();
     if !found.is_ok_and(|output| output.status.success()) {
         left_out("without promtool", "it comes with Prometheus: apt-get install prometheus");

@@ -69,7 +69,7 @@ impl Scrape {
         Self::parse(&metrics(server, ""))
     }
 
-    fn parse(text: &str) -> Self {
+    pub(super) fn parse(text: &str) -> Self {
         let mut scrape = Self::default();
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {

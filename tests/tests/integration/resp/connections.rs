@@ -1,5 +1,7 @@
 //! kv-resp's connections: their order, long values, slow readers, a server that restarts.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use farside_tests::command::{CommandOutput, command};
@@ -48,6 +50,32 @@ fn commands_of_a_connection_take_effect_in_order() {
     client.send(&request(&["QUIT"]));
     expected.extend(b"+OK\r\n");
     assert_eq!(client.rest().escape_ascii().to_string(), expected.escape_ascii().to_string());
+}
+
+#[test]
+fn the_metrics_of_a_gateway_count_what_its_clients_do() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let address = free_tcp_address();
+    let address = address.strip_prefix("tcp://").unwrap();
+    let gateway = RespServer::gateway(&server, &["--metrics", address]);
+    let mut client = gateway.connect();
+    assert_eq!(client.say("SET key one"), "+OK\r\n");
+    assert_eq!(client.say("GET key"), "$3\r\none\r\n");
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    for (operation, result) in [("put", "applied"), ("get", "found")] {
+        let labels = format!("operation=\"{operation}\",result=\"{result}\"");
+        let line = format!("farside_client_operations_total{{{labels}}} 1\n");
+        assert!(response.contains(&line), "{response}");
+    }
+    let mut second = command("kv-resp");
+    second.args(["--server", &server.address(), "--listen", &free_tcp_address()]);
+    let output = CommandOutput::of(second.args(["--metrics", address]));
+    assert!(output.stderr.contains("another program listens there"), "{}", output.stderr);
+    assert_eq!(output.code, Some(5));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueHint};
-use farside_config::LogFormat;
+use farside_config::{LogFormat, MetricsAddress};
 
 use crate::listen::ListenAddress;
 
@@ -51,6 +51,9 @@ pub(crate) struct Args {
     /// The most connections at a time; further ones are refused
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub(crate) clients_max: usize,
+    /// Serve the metrics of its client for Prometheus at http://IP:PORT/metrics
+    #[arg(long, value_name = "IP:PORT")]
+    pub(crate) metrics: Option<MetricsAddress>,
     /// A file with the password that clients have to give (AUTH); a line end at its end is left out
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) password_file: Option<PathBuf>,

@@ -31,8 +31,11 @@ use clap::{CommandFactory, Parser};
 use farside::{Client, Error, SetupError, TlsFiles};
 use farside_config::command_line::{exit_code, one_line, usage_line};
 use farside_config::generate::generate;
-use farside_config::{ClientConfig, ConfigError, LogLevel, check_private, logging, signals};
+use farside_config::{
+    ClientConfig, ConfigError, LogLevel, MetricsAddress, check_private, logging, signals,
+};
 use farside_fabric::tcp::{TlsError, TlsServer};
+use farside_metrics::{MetricsListener, why_not_bound};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGXFSZ};
@@ -102,7 +105,13 @@ fn run(args: Args) -> anyhow::Result<()> {
     let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let signals = register_signals(tls.is_some()).context("cannot wait for signals")?;
 
-    let client = Client::builder().config(&config).pipeline_depth(args.depth).connect()?;
+    let metrics = args.metrics.map(bind_metrics).transpose()?;
+    let builder = Client::builder().config(&config).pipeline_depth(args.depth);
+    let client = builder.metrics(metrics.is_some()).connect()?;
+    let measured = client.clone();
+    let metrics =
+        metrics.map(|listener| listener.serve(move |format| measured.render_metrics(format)));
+    let _metrics = metrics.transpose().context("cannot start the thread for metrics")?;
     let threads = usize::from(args.threads);
     let sessions = (0..threads).map(|_| client.session()).collect::<Result<Vec<_>, _>>()?;
     let limits = sessions.first().map(|session| session.limits()).unwrap_or_default();
@@ -138,6 +147,13 @@ fn run(args: Args) -> anyhow::Result<()> {
         ended.context("epoll failed")?;
     }
     accepted
+}
+
+/// Binds the address at which metrics are served.
+fn bind_metrics(MetricsAddress(address): MetricsAddress) -> anyhow::Result<MetricsListener> {
+    MetricsListener::bind(address).map_err(|error| {
+        anyhow::anyhow!("cannot serve metrics at {address}: {}", why_not_bound(&error))
+    })
 }
 
 /// Ends the gateway when a worker ends, also by a panic.

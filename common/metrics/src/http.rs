@@ -2,48 +2,46 @@
 
 use httparse::{EMPTY_HEADER, Error, Status};
 
-use super::exposition::Format;
+use crate::MetricsFormat;
 
 /// The only path with an answer.
-pub(super) const PATH: &str = "/metrics";
+pub(crate) const PATH: &str = "/metrics";
 /// Limit on the line and the headers of a request, in bytes. Prometheus sends some 400.
-pub(super) const REQUEST_BYTES_MAX: usize = 8 << 10;
+pub(crate) const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Limit on the headers of a request.
 const HEADERS_MAX: usize = 64;
 
 /// What the first bytes of a connection are.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(crate) enum Received {
     /// The beginning of a request.
     Incomplete,
     /// A request for the metrics, in this format.
-    Metrics(Format),
+    Metrics(MetricsFormat),
     /// A request that gets an error.
     Refused(Refusal),
 }
 
 /// Why a request gets an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     Malformed,
     OtherPath,
     OtherMethod,
     TooLarge,
-    /// The server cannot answer.
+    /// There are no metrics at present.
     Unavailable,
 }
 
 impl Refusal {
     /// Returns the response.
-    pub(super) fn response(self) -> Vec<u8> {
+    pub(crate) fn response(self) -> Vec<u8> {
         let (status, text) = match self {
             Self::Malformed => ("400 Bad Request", "this is no request of HTTP/1.1\n"),
             Self::OtherPath => ("404 Not Found", "the metrics are at /metrics\n"),
             Self::OtherMethod => ("405 Method Not Allowed", "the metrics are read with GET\n"),
             Self::TooLarge => ("431 Request Header Fields Too Large", "the request is too long\n"),
-            Self::Unavailable => {
-                ("503 Service Unavailable", "the server's thread does not answer at present\n")
-            }
+            Self::Unavailable => ("503 Service Unavailable", "there are no numbers at present\n"),
         };
         let allow = if self == Self::OtherMethod { "Allow: GET\r\n" } else { "" };
         response(status, "text/plain; charset=utf-8", allow, text)
@@ -51,7 +49,7 @@ impl Refusal {
 }
 
 /// Returns the response with the metrics.
-pub(super) fn metrics_response(format: Format, text: &str) -> Vec<u8> {
+pub(crate) fn metrics_response(format: MetricsFormat, text: &str) -> Vec<u8> {
     // The same address has two formats.
     response("200 OK", format.content_type(), "Vary: Accept\r\n", text)
 }
@@ -66,7 +64,7 @@ fn response(status: &str, content_type: &str, headers: &str, text: &str) -> Vec<
 }
 
 /// Returns what these first bytes of a connection are.
-pub(super) fn parse(bytes: &[u8]) -> Received {
+pub(crate) fn parse(bytes: &[u8]) -> Received {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
@@ -88,7 +86,7 @@ pub(super) fn parse(bytes: &[u8]) -> Received {
                 request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("accept"));
             // A value that is no text has no preference.
             let accept = accept.map(|header| str::from_utf8(header.value).unwrap_or_default());
-            Received::Metrics(Format::preferred(accept))
+            Received::Metrics(MetricsFormat::preferred(accept))
         }
     }
 }
@@ -106,15 +104,15 @@ mod tests {
     #[test]
     fn a_get_of_the_path_is_a_request_for_metrics() {
         let open = b"GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text\r\n\r\n";
-        assert_eq!(parse(open), Received::Metrics(Format::OpenMetrics));
+        assert_eq!(parse(open), Received::Metrics(MetricsFormat::OpenMetrics));
         for end in 0..open.len() {
             assert_eq!(parse(&open[..end]), Received::Incomplete, "{end}");
         }
         for request in ["GET /metrics HTTP/1.0\r\n\r\n", "GET /metrics?a=1 HTTP/1.1\r\n\r\nbody"] {
-            assert_eq!(parse(request.as_bytes()), Received::Metrics(Format::Prometheus));
+            assert_eq!(parse(request.as_bytes()), Received::Metrics(MetricsFormat::Prometheus));
         }
         let not_text = b"GET /metrics HTTP/1.1\r\nAccept: \xff\r\n\r\n";
-        assert_eq!(parse(not_text), Received::Metrics(Format::Prometheus));
+        assert_eq!(parse(not_text), Received::Metrics(MetricsFormat::Prometheus));
     }
 
     #[test]

@@ -1,26 +1,30 @@
 //! The two text formats of metrics, and which of them a client of HTTP wants.
 //!
-//! The library writes OpenMetrics. The older format of Prometheus differs only in the lines about a
-//! family: they have the name that its samples have, there are fewer types, no units and no end.
+//! The library `prometheus-client` writes OpenMetrics. The older format of Prometheus differs only
+//! in the lines about a family: they have the name that its samples have, there are fewer types, no
+//! units and no end.
 
 use std::fmt;
 
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 
-use super::families::Figures;
-
-/// A text format.
+/// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+#[non_exhaustive]
+pub enum MetricsFormat {
+    /// OpenMetrics 1.0, `application/openmetrics-text`.
     OpenMetrics,
+    /// The older format of Prometheus, `text/plain; version=0.0.4`.
     Prometheus,
 }
 
-impl Format {
+impl MetricsFormat {
     /// Returns the format that is preferred by the values of the headers `Accept`. Without any
     /// preference it is that of Prometheus, which people and all tools can read.
-    pub(super) fn preferred<'a>(accepted: impl Iterator<Item = &'a str>) -> Self {
+    #[cfg(any(test, feature = "http"))]
+    pub(crate) fn preferred<'a>(accepted: impl Iterator<Item = &'a str>) -> Self {
         let (mut open_metrics, mut prometheus) = (0.0, 0.0);
         for range in accepted.flat_map(|value| value.split(',')) {
             let mut parts = range.split(';').map(str::trim);
@@ -48,27 +52,28 @@ impl Format {
         if is_open { Self::OpenMetrics } else { Self::Prometheus }
     }
 
-    pub(super) fn content_type(self) -> &'static str {
+    /// Returns the value of the header `Content-Type` of such a text.
+    pub fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
+}
 
-    /// Returns the text of these figures.
-    ///
-    /// # Errors
-    /// `fmt::Error` for a number that the library refuses.
-    pub(super) fn text(self, figures: Figures) -> Result<String, fmt::Error> {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(figures));
-        let mut open_metrics = String::new();
-        text::encode(&mut open_metrics, &registry)?;
-        Ok(match self {
-            Self::OpenMetrics => open_metrics,
-            Self::Prometheus => prometheus_text(&open_metrics),
-        })
-    }
+/// Returns the text of the families that the collector writes.
+///
+/// # Errors
+/// `fmt::Error` for a number that the library refuses.
+pub fn render(format: MetricsFormat, collector: impl Collector) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(collector));
+    let mut open_metrics = String::new();
+    text::encode(&mut open_metrics, &registry)?;
+    Ok(match format {
+        MetricsFormat::OpenMetrics => open_metrics,
+        MetricsFormat::Prometheus => prometheus_text(&open_metrics),
+    })
 }
 
 /// Converts OpenMetrics, as the library writes it, to the text format of Prometheus.
@@ -100,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_format_is_the_one_that_the_client_prefers() {
-        let preferred = |accept: &[&str]| Format::preferred(accept.iter().copied());
+        let preferred = |accept: &[&str]| MetricsFormat::preferred(accept.iter().copied());
         // Prometheus 2.42 and 3.5, as they send it.
         let prometheus_2 = "application/openmetrics-text;version=1.0.0,\
             application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,\
@@ -116,7 +121,7 @@ mod tests {
             &["text/html", "application/openmetrics-text"],
             &["text/plain, application/openmetrics-text"],
         ] {
-            assert_eq!(preferred(accept), Format::OpenMetrics, "{accept:?}");
+            assert_eq!(preferred(accept), MetricsFormat::OpenMetrics, "{accept:?}");
         }
         for accept in [
             &[][..],
@@ -130,7 +135,7 @@ mod tests {
             &["application/openmetrics-text;q=x"],
             &["application/openmetrics-text;version=2.0.0,text/plain;q=0.1"],
         ] {
-            assert_eq!(preferred(accept), Format::Prometheus, "{accept:?}");
+            assert_eq!(preferred(accept), MetricsFormat::Prometheus, "{accept:?}");
         }
     }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::exposition::Format;
-use super::http::{REQUEST_BYTES_MAX, Received, Refusal, metrics_response, parse};
+use crate::MetricsFormat;
+use crate::http::{REQUEST_BYTES_MAX, Received, Refusal, metrics_response, parse};
 
 /// Limit on connections.
 const CONNECTIONS_MAX: usize = 32;
@@ -23,7 +23,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const IGNORED_BYTES_MAX: usize = 64 << 10;
 
 /// The listener and its connections.
-pub(super) struct MetricsConnections {
+pub(crate) struct MetricsConnections {
     listener: TcpListener,
     /// The oldest first.
     connections: Vec<Connection>,
@@ -33,17 +33,17 @@ pub(super) struct MetricsConnections {
 
 impl MetricsConnections {
     /// The listener must not block.
-    pub(super) fn new(listener: TcpListener) -> Self {
+    pub(crate) fn new(listener: TcpListener) -> Self {
         Self { listener, connections: Vec::with_capacity(CONNECTIONS_MAX), accept_at: None }
     }
 
     /// Waits until a connection can go on, or until `stop` is readable. Lets all connections go on
     /// that can. `answer` returns the text of the metrics; `None` if there is none at present.
     /// Returns false if `stop` is readable.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         stop: &impl std::os::fd::AsFd,
-        answer: &mut impl FnMut(Format) -> Option<String>,
+        answer: &mut impl FnMut(MetricsFormat) -> Option<String>,
     ) -> io::Result<bool> {
         let (accepts, ready) = {
             let is_paused = self.accept_at.is_some();
@@ -141,7 +141,7 @@ impl Connection {
     }
 
     /// Goes on until it would block. Returns false at the end.
-    fn go_on(&mut self, answer: &mut impl FnMut(Format) -> Option<String>) -> bool {
+    fn go_on(&mut self, answer: &mut impl FnMut(MetricsFormat) -> Option<String>) -> bool {
         loop {
             match self.advance(answer) {
                 Ok(true) => {}
@@ -153,7 +153,10 @@ impl Connection {
     }
 
     /// Does one system call, and what follows from it. Returns false at the end.
-    fn advance(&mut self, answer: &mut impl FnMut(Format) -> Option<String>) -> io::Result<bool> {
+    fn advance(
+        &mut self,
+        answer: &mut impl FnMut(MetricsFormat) -> Option<String>,
+    ) -> io::Result<bool> {
         let mut buffer = [0; 1024];
         match &mut self.phase {
             Phase::Reading(request) => {
