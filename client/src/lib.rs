@@ -187,6 +187,7 @@ mod connection;
 mod control;
 mod error;
 mod fetches;
+mod hot_keys;
 mod long_values;
 mod operations;
 mod outcome;
@@ -212,7 +213,10 @@ pub use farside_config::size::ByteSize;
 pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH_RANGE, RdmaConfig, Secret};
 pub use farside_control::address::AddressError;
 pub use farside_control::attach::{ConnectError, Contact};
-pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
+pub use farside_control::{
+    ClassStatistics, ClientDescription, ConnectedClient, ControlError, FabricKind, Refusal, Role,
+    ServerStatistics,
+};
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_fabric::{Counters, RegisteredBuffer};
@@ -220,6 +224,7 @@ pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_protocol::{
     CacheStatistics, Entry, Exhausted, OperationError, ReadRange, ReadValue, Value, Version,
 };
+pub use hot_keys::{HotKey, HotKeys};
 pub use outcome::{Outcome, ValueRef};
 pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
 pub use present_value::Ttl;

@@ -13,14 +13,26 @@ struct CountedSession {
     reads: ReadCounts,
 }
 
+/// What all sessions of a connection have counted, those that have ended included.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    /// The sessions that have not ended.
+    pub(super) sessions: u32,
+    /// The operations on keys.
+    pub(super) operations: u64,
+    pub(super) reads: ReadCounts,
+}
+
 /// The counts of all sessions of a connection, those that have ended included.
 #[derive(Default)]
 pub(super) struct SessionCounts {
     sessions: Vec<CountedSession>,
-    /// The operations on keys that were not reported yet.
+    /// The operations on keys, and how many of them were reported.
     operations: u64,
-    /// The reads that were not reported yet.
+    operations_reported: u64,
+    /// The reads, and how many of them were reported.
     reads: ReadCounts,
+    reads_reported: ReadCounts,
     /// Whether the server has asked for reads.
     pub(super) reports_reads: bool,
 }
@@ -51,21 +63,43 @@ impl SessionCounts {
     /// Returns the number of operations that were not reported yet. They count as reported.
     pub(super) fn take_operations(&mut self) -> u64 {
         self.add_up();
-        std::mem::take(&mut self.operations)
+        advance(&mut self.operations_reported, self.operations)
+    }
+
+    /// Returns all counts of the connection.
+    pub(super) fn totals(&mut self) -> Totals {
+        self.add_up();
+        let sessions = self.sessions.len() as u32;
+        Totals { sessions, operations: self.operations, reads: self.reads }
     }
 
     /// Returns a report of the reads since the last one.
     pub(super) fn take_reads(&mut self) -> Request {
         self.reports_reads = true;
-        let mut blocks: Vec<BlockAddress> = Vec::new();
-        // Each session has a share of the message. A sample of its reads is enough.
+        let blocks = self.take_blocks(|lookups, max, into| lookups.reads.take(max, into));
+        self.add_up();
+        let found = advance(&mut self.reads_reported.found, self.reads.found);
+        let absent = advance(&mut self.reads_reported.absent, self.reads.absent);
+        Request::Reads { found, absent, blocks }
+    }
+
+    /// Returns a sample of the reads since the last one.
+    pub(super) fn take_samples(&mut self) -> Request {
+        let blocks = self.take_blocks(|lookups, max, into| lookups.samples.take(max, into));
+        Request::Samples { blocks }
+    }
+
+    /// Takes blocks of all sessions. Each has a share of the message.
+    fn take_blocks(
+        &self,
+        take: impl Fn(&Lookups, usize, &mut Vec<BlockAddress>),
+    ) -> Vec<BlockAddress> {
+        let mut blocks = Vec::new();
         let share = (READS_PER_MESSAGE_MAX / self.sessions.len().max(1)).min(REPORTS_MAX);
         for session in &self.sessions {
-            session.lookups.reads.take(share, &mut blocks);
+            take(&session.lookups, share, &mut blocks);
         }
-        self.add_up();
-        let ReadCounts { found, absent } = std::mem::take(&mut self.reads);
-        Request::Reads { found, absent, blocks }
+        blocks
     }
 }
 
@@ -91,7 +125,7 @@ mod tests {
         let [first, second] = [(); 2].map(|()| Arc::<Lookups>::default());
         counts.add(&first);
         first.note_hit();
-        first.note_cached_read();
+        first.note_cached_read(|| None);
         assert_eq!(reads(&mut counts), (1, 0));
         counts.add(&second);
         for lookups in [&first, &second] {
@@ -104,5 +138,8 @@ mod tests {
         assert_eq!(counts.sessions.len(), 1);
         assert_eq!(reads(&mut counts), (0, 2));
         assert_eq!(reads(&mut counts), (0, 0));
+        let Totals { sessions, operations, reads } = counts.totals();
+        assert_eq!((sessions, operations), (1, 4));
+        assert_eq!(reads, ReadCounts { found: 1, absent: 2 });
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use farside_layout::BlockAddress;
+
 use crate::read_reports::ReadReports;
+use crate::read_samples::ReadSamples;
 
 /// Counts of the location cache's hits and misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -39,6 +42,8 @@ pub struct Lookups {
     absent: AtomicU64,
     /// The blocks that were read lately.
     pub reads: ReadReports,
+    /// The blocks of a sample of the reads.
+    pub samples: ReadSamples,
 }
 
 /// Counts one more. Not atomic, because a count has one writer.
@@ -54,10 +59,15 @@ impl Lookups {
         add_one(&self.changes_cached);
     }
 
-    /// Counts a read whose key's location was cached and right.
+    /// Counts a read whose key's location was cached and right. Now and then, if samples are
+    /// wanted, notes the block that was read.
     #[inline]
-    pub fn note_cached_read(&self) {
-        add_one(&self.reads_cached);
+    pub fn note_cached_read(&self, block: impl FnOnce() -> Option<BlockAddress>) {
+        let count = read(&self.reads_cached) + 1;
+        self.reads_cached.store(count, Ordering::Relaxed);
+        if self.samples.is_due(count) {
+            self.samples.add(count, block());
+        }
     }
 
     /// Corrects the counts after [`Lookups::note_cached_read`]: the value had expired.
@@ -71,6 +81,12 @@ impl Lookups {
     #[inline]
     pub fn note_miss(&self) {
         add_one(&self.misses);
+    }
+
+    /// Notes that a read without a cached location found this block.
+    pub(crate) fn note_found(&self, block: BlockAddress) {
+        self.reads.add(block);
+        self.samples.offer(block);
     }
 
     /// Counts the end of a read that [`Lookups::note_miss`] has counted: whether it found the key.
@@ -104,7 +120,7 @@ mod tests {
     fn each_read_counts_once_as_found_or_absent() {
         let lookups = Lookups::default();
         lookups.note_hit();
-        (0..5).for_each(|_| lookups.note_cached_read());
+        (0..5).for_each(|_| lookups.note_cached_read(|| None));
         lookups.note_expired();
         for is_found in [true, true, false] {
             lookups.note_miss();
