@@ -145,7 +145,7 @@ impl ServerConnection {
         let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes, trust };
         let blocks = Box::new(self.control.blocks());
         let region = engine.open_on(lane, index, blocks, options, &self.cache).await?;
-        self.control.queue().count(&region.lookups);
+        self.control.queue().count(region.lookups.share());
         Ok(region)
     }
 

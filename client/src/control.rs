@@ -1,33 +1,36 @@
 //! The control channel: one background thread per connection talks to the server, so that no
 //! operation waits for a socket.
 
+mod administrator;
 mod channel_blocks;
+mod description;
+mod heartbeats;
 mod session_counts;
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside_control::{
-    ControlChannel, MESSAGE_BYTES_MAX, Request, ServerMessage, ServerRequest, ServerStatistics,
-};
+use farside_control::{ControlChannel, MESSAGE_BYTES_MAX, Request, ServerMessage, ServerRequest};
 use farside_fabric::{Nanos, Trust, boot_time_ns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use farside_protocol::allocator::{BlockDelivery, Delivery};
 use farside_protocol::{Lookups, Prefix};
 
+pub(crate) use self::administrator::ANSWER_TIMEOUT;
+use self::administrator::ReplyCell;
 use self::channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
+pub(crate) use self::heartbeats::ClusterLink;
+use self::heartbeats::Heartbeats;
 use self::session_counts::SessionCounts;
 use crate::ConnectError;
-use crate::cluster::Cluster;
+use crate::metrics::ClientMetrics;
 
-/// Timeout of a request for statistics.
-pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for sending the last messages when the client is dropped.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit on requests that await their replies. With more, unread replies could fill the socket
@@ -47,25 +50,7 @@ enum Waiter {
     /// The request has no reply.
     None,
     Session(Arc<Inbox>),
-    Statistics(Arc<ReplyCell>),
-}
-
-/// Holds the answer to one request for statistics.
-#[derive(Default)]
-struct ReplyCell {
-    answer: Mutex<Option<ServerStatistics>>,
-    answered: Condvar,
-}
-
-/// Heartbeats in the time for which an answer extends the trust in a server.
-const HEARTBEATS_PER_TRUST: Nanos = 4;
-
-/// What a connection to a server of a cluster needs to know.
-pub(crate) struct ClusterLink {
-    /// Takes the maps that the server sends.
-    pub(crate) cluster: Arc<Cluster>,
-    /// How long the client trusts the server after it sent a heartbeat that the server answered.
-    pub(crate) trust_ns: Nanos,
+    Administrator(Arc<ReplyCell>),
 }
 
 /// The state that the control thread shares with the client and its sessions.
@@ -75,6 +60,8 @@ pub(crate) struct ControlQueue {
     /// The sessions whose blocks are reported when the server asks.
     sessions: Mutex<Vec<ReportingSession>>,
     counts: Mutex<SessionCounts>,
+    /// The metrics of the client, if it has any, once a session uses this connection.
+    pub(crate) metrics: OnceLock<Arc<ClientMetrics>>,
     /// Wakes the thread: the outbox or a flag has changed.
     wake: OwnedFd,
     lost: AtomicBool,
@@ -137,33 +124,9 @@ impl Control {
         &self.queue
     }
 
-    /// Returns the server's statistics; `None` if it did not answer.
-    pub(crate) fn statistics(&self) -> Option<ServerStatistics> {
-        self.ask(Request::Statistics)
-    }
-
-    /// Has the server search for lost blocks. Returns its statistics from before the search; `None`
-    /// if it did not answer.
-    pub(crate) fn collect(&self) -> Option<ServerStatistics> {
-        self.ask(Request::Collect)
-    }
-
     /// Reports the progress of a snapshot to the server, which does not answer.
     pub(crate) fn report_snapshot(&self, permille: u32) {
         self.queue.send_snapshot_report(permille);
-    }
-
-    fn ask(&self, request: Request) -> Option<ServerStatistics> {
-        let cell = Arc::new(ReplyCell::default());
-        self.queue.send(request, Waiter::Statistics(cell.clone()));
-        let answer = lock(&cell.answer);
-        let (mut answer, _) = cell
-            .answered
-            .wait_timeout_while(answer, ANSWER_TIMEOUT, |answer| {
-                answer.is_none() && !self.is_lost()
-            })
-            .unwrap_or_else(PoisonError::into_inner);
-        answer.take()
     }
 
     /// Returns one session's access to the server's depot.
@@ -187,9 +150,9 @@ impl Drop for Control {
 impl ControlQueue {
     fn new(trust: Trust) -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (outbox, sessions, counts) = Default::default();
+        let (outbox, sessions, counts, metrics) = Default::default();
         let (lost, closing) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { outbox, sessions, counts, wake, lost, trust, closing })
+        Ok(Self { outbox, sessions, counts, metrics, wake, lost, trust, closing })
     }
 
     /// As [`Control::give_up`].
@@ -204,7 +167,7 @@ impl ControlQueue {
     }
 
     /// Reports to the server what a session counts here, and which blocks it reads.
-    pub(crate) fn count(&self, lookups: &Arc<Lookups>) {
+    pub(crate) fn count(&self, lookups: Arc<Lookups>) {
         lock(&self.counts).add(lookups);
     }
 
@@ -214,13 +177,31 @@ impl ControlQueue {
         self.send(Request::Heartbeat { clock_ns: now, operations }, Waiter::None);
     }
 
-    /// Sends a report of reads, unless one is queued, so that a server that asks and does not read
-    /// takes no memory of the client.
+    /// Sends a report of reads.
     fn report_reads(&self) {
-        let is_report = |(request, _): &(Request, Waiter)| matches!(request, Request::Reads { .. });
-        if !lock(&self.outbox).iter().any(is_report) {
-            let report = lock(&self.counts).take_reads();
-            self.send(report, Waiter::None);
+        self.send_if_none_is_queued(
+            |request| matches!(request, Request::Reads { .. }),
+            || lock(&self.counts).take_reads(),
+        );
+    }
+
+    /// Sends a sample of reads.
+    fn report_samples(&self) {
+        self.send_if_none_is_queued(
+            |request| matches!(request, Request::Samples { .. }),
+            || lock(&self.counts).take_samples(),
+        );
+    }
+
+    /// Sends a request, unless one of its kind is queued, so that a server that asks and does not
+    /// read takes no memory of the client.
+    fn send_if_none_is_queued(
+        &self,
+        is_of_kind: impl Fn(&Request) -> bool,
+        request: impl FnOnce() -> Request,
+    ) {
+        if !lock(&self.outbox).iter().any(|(queued, _)| is_of_kind(queued)) {
+            self.send(request(), Waiter::None);
         }
     }
 
@@ -261,40 +242,6 @@ impl ControlQueue {
     fn wake(&self) {
         // Ignored: the write fails only if the counter is full, and then the thread wakes anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-/// The heartbeats of a connection to a server of a cluster.
-struct Heartbeats {
-    link: ClusterLink,
-    trust: Trust,
-    /// When the last heartbeat was sent.
-    sent_at: Nanos,
-    /// Until when the client trusts the server.
-    trusted_until: Nanos,
-}
-
-impl Heartbeats {
-    fn new(link: ClusterLink, trust: Trust) -> Self {
-        let now = boot_time_ns();
-        // The server has just answered the hello.
-        Self { trusted_until: now.saturating_add(link.trust_ns), sent_at: now, link, trust }
-    }
-
-    fn period_ns(&self) -> Nanos {
-        self.link.trust_ns / HEARTBEATS_PER_TRUST
-    }
-
-    /// When to send the next heartbeat, or to give the server up.
-    fn next_step_at(&self) -> Nanos {
-        self.trusted_until.min(self.sent_at.saturating_add(self.period_ns()))
-    }
-
-    /// Takes the answer to the heartbeat that was sent at this time.
-    fn answered(&mut self, sent_at: Nanos) {
-        let until = sent_at.saturating_add(self.link.trust_ns);
-        self.trusted_until = self.trusted_until.max(until);
-        self.trust.extend(until);
     }
 }
 
@@ -339,11 +286,8 @@ impl ControlThread {
         let unsent = std::mem::take(&mut *lock(&self.queue.outbox));
         let unsent = unsent.into_iter().map(|(_, waiter)| waiter);
         for waiter in self.waiters.drain(..).chain(unsent) {
-            if let Waiter::Statistics(cell) = waiter {
-                // Under the lock, so that the waiter cannot miss this between its check and its
-                // sleep.
-                let _answer = lock(&cell.answer);
-                cell.answered.notify_all();
+            if let Waiter::Administrator(cell) = waiter {
+                cell.wake();
             }
         }
     }
@@ -477,6 +421,14 @@ impl ControlThread {
                 self.queue.report_reads();
                 return Ok(());
             }
+            Ok(ServerMessage::Request(ServerRequest::Samples)) => {
+                self.queue.report_samples();
+                return Ok(());
+            }
+            Ok(ServerMessage::Request(ServerRequest::Describe)) => {
+                self.queue.describe();
+                return Ok(());
+            }
             Ok(ServerMessage::Heartbeat { clock_ns }) => {
                 if let Some(heartbeats) = &mut self.heartbeats {
                     heartbeats.answered(clock_ns.min(heartbeats.sent_at));
@@ -513,9 +465,8 @@ impl ControlThread {
                 inbox.deliver(Delivery::Split(prefix, outcome), &self.queue);
                 Ok(())
             }
-            (ServerMessage::Statistics(statistics), Some(Waiter::Statistics(cell))) => {
-                *lock(&cell.answer) = Some(statistics);
-                cell.answered.notify_all();
+            (answer, Some(Waiter::Administrator(cell))) => {
+                cell.fill(answer);
                 Ok(())
             }
             _ => Err(ThreadEnd::Lost("the server sent a reply that matches no request".into())),

@@ -187,6 +187,7 @@ mod connection;
 mod control;
 mod error;
 mod fetches;
+mod hot_keys;
 mod long_values;
 mod metrics;
 mod operations;
@@ -213,7 +214,10 @@ pub use farside_config::size::ByteSize;
 pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH_RANGE, RdmaConfig, Secret};
 pub use farside_control::address::AddressError;
 pub use farside_control::attach::{ConnectError, Contact};
-pub use farside_control::{ClassStatistics, ControlError, Refusal, Role, ServerStatistics};
+pub use farside_control::{
+    ClassStatistics, ClientDescription, ConnectedClient, ControlError, FabricKind, Refusal, Role,
+    ServerStatistics,
+};
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_fabric::{Counters, RegisteredBuffer};
@@ -222,6 +226,7 @@ pub use farside_metrics::MetricsFormat;
 pub use farside_protocol::{
     CacheStatistics, Entry, Exhausted, OperationError, ReadRange, ReadValue, Value, Version,
 };
+pub use hot_keys::{HotKey, HotKeys};
 pub use outcome::{Outcome, ValueRef};
 pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
 pub use present_value::Ttl;

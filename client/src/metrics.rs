@@ -51,7 +51,7 @@ impl SessionsCounts {
             goes_on
         });
         lookups.retain(|lookups| {
-            let goes_on = Arc::strong_count(lookups) > 1;
+            let goes_on = !lookups.has_ended();
             if !goes_on {
                 *former_lookups = sum(*former_lookups, lookups.statistics());
             }
@@ -81,7 +81,6 @@ impl ClientMetrics {
 
     /// The median and the 99th percentile of the latencies of all GETs so far, in nanoseconds.
     /// `None` if there were none.
-    #[allow(dead_code, reason = "for the display of a client's state")]
     pub(crate) fn get_latency(&self) -> Option<(u64, u64)> {
         let (totals, ..) = self.totals();
         let latencies = &totals.kinds[OperationKind::Get as usize].latencies;
@@ -103,13 +102,13 @@ impl ClientMetrics {
 #[derive(Clone)]
 pub(crate) struct SessionMetrics {
     pub(crate) operations: Arc<OperationMetrics>,
-    client: Arc<ClientMetrics>,
+    pub(crate) client: Arc<ClientMetrics>,
 }
 
 impl SessionMetrics {
     /// Counts the operations on a region that the session has opened.
     pub(crate) fn add_region(&self, region: &mut OpenRegion) {
-        self.client.lock().lookups.push(region.lookups.clone());
+        self.client.lock().lookups.push(region.lookups.share());
         region.set_metrics(self.operations.clone());
     }
 
@@ -335,6 +334,8 @@ impl Collector for Figures {
 
 #[cfg(test)]
 mod tests {
+    use farside_protocol::SessionLookups;
+
     use super::*;
 
     #[test]
@@ -346,8 +347,8 @@ mod tests {
     fn what_has_ended_still_counts() {
         let metrics = Arc::<ClientMetrics>::default();
         let (first, second) = (metrics.add_session(), metrics.add_session());
-        let lookups = Arc::<Lookups>::default();
-        metrics.lock().lookups.push(lookups.clone());
+        let lookups = SessionLookups::default();
+        metrics.lock().lookups.push(lookups.share());
         lookups.note_hit();
         assert_eq!(metrics.get_latency(), None);
         first.operations.add(OperationKind::Get, true, 1000);

@@ -219,6 +219,8 @@ impl SessionRegions {
         connection.check_lateness(&region)?;
         if let Some(metrics) = &self.metrics {
             metrics.add_region(&mut region);
+            // It is set already if another session uses the connection, to the same metrics.
+            let _ = connection.control.queue().metrics.set(metrics.client.clone());
         }
         self.slots[number].push(OpenShard { number, region, connection });
         Ok(())

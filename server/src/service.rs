@@ -13,7 +13,9 @@ mod connections;
 mod device;
 #[cfg(feature = "verbs")]
 mod device_atomics;
+mod hot_blocks;
 mod metrics_answers;
+mod operators;
 mod probing;
 mod recalls;
 mod region_keeper;
@@ -33,7 +35,7 @@ use farside_control::{
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::TlsServer;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
-use farside_layout::clock_lag_max_ns;
+use farside_layout::{BlockAddress, clock_lag_max_ns};
 use rustix::event::Timespec;
 
 use crate::cluster::Membership;
@@ -47,6 +49,7 @@ use client_connection::{ClientIdentity, DisconnectReason};
 use connections::{
     CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, METRICS, ReceivedMessage, STOP,
 };
+use hot_blocks::HotBlocks;
 use metrics_answers::MetricsCounts;
 use probing::Probing;
 use region_keeper::RegionKeeper;
@@ -94,6 +97,9 @@ pub(crate) struct ControlService {
     started_at: Nanos,
     clients_lost: u64,
     counts: MetricsCounts,
+    hot_blocks: HotBlocks,
+    /// When the server may ask its clients to describe themselves again.
+    describe_at: Nanos,
 }
 
 impl ControlService {
@@ -138,6 +144,8 @@ impl ControlService {
             started_at: boot_time_ns(),
             clients_lost: 0,
             counts: MetricsCounts::new(questions),
+            hot_blocks: HotBlocks::default(),
+            describe_at: 0,
         })
     }
 
@@ -195,6 +203,7 @@ impl ControlService {
             self.admission.accept_again_at(),
             self.next_probe_at(),
             self.roll_call.next_step_at(),
+            self.hot_blocks.next_step_at(),
             self.cluster.as_ref().map(Membership::next_step_at),
         ];
         let due = due.into_iter().flatten().min()?;
@@ -335,6 +344,7 @@ impl ControlService {
             | Request::Collect
             | Request::Split { .. }
             | Request::Expires
+            | Request::Kick { .. }
                 if role == Role::Reader =>
             {
                 return Err(DisconnectReason::broken(
@@ -360,10 +370,7 @@ impl ControlService {
                 return Ok(());
             }
             Request::Reads { found, absent, blocks } => {
-                // Without a question only the counts are noted.
-                let was_asked = self.connections.take_question_for_reads(connection_number);
-                let blocks = if was_asked { &blocks[..] } else { &[] };
-                self.keeper.note_reads((found, absent), blocks);
+                self.note_reads(connection_number, (found, absent), &blocks);
                 return Ok(());
             }
             Request::Expires => {
@@ -381,6 +388,13 @@ impl ControlService {
             Request::Heartbeat { .. } | Request::Map | Request::NewerMap { .. } => {
                 return self.answer_about_cluster(connection_number, request, now);
             }
+            Request::Samples { .. }
+            | Request::Description(_)
+            | Request::Clients { .. }
+            | Request::Kick { .. }
+            | Request::Hot { .. } => {
+                return self.answer_operator(connection_number, request, now);
+            }
             Request::Goodbye => return Err(DisconnectReason::Goodbye),
         };
         self.connections.reply(connection_number, reply)?;
@@ -388,6 +402,12 @@ impl ControlService {
             self.connections.ask_writers(ServerRequest::Return);
         }
         Ok(())
+    }
+
+    fn note_reads(&mut self, connection_number: u64, counts: (u64, u64), blocks: &[BlockAddress]) {
+        // Without a question only the counts are noted.
+        let was_asked = self.connections.take_question_for_reads(connection_number);
+        self.keeper.note_reads(counts, if was_asked { blocks } else { &[] });
     }
 
     fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
@@ -417,6 +437,9 @@ impl ControlService {
         }
         if self.roll_call.next_step_at().is_some_and(|at| at <= now) {
             self.call_roll(now);
+        }
+        if self.hot_blocks.next_step_at().is_some_and(|at| at <= now) {
+            self.ask_for_samples(now);
         }
         let (swept, request, questions) = self.keeper.step(now)?;
         if questions.recall {

@@ -57,6 +57,9 @@ impl ChannelBlocks {
             }
             // No test that uses this engine waits for a collection.
             ServerMessage::Statistics(_)
+            | ServerMessage::Clients { .. }
+            | ServerMessage::Kicked { .. }
+            | ServerMessage::Hot { .. }
             | ServerMessage::Heartbeat { .. }
             | ServerMessage::Map { .. }
             | ServerMessage::Request(_) => {}

@@ -85,6 +85,33 @@ pub(crate) enum Command {
     ///
     /// Reads all values, as `scan` does. Clients may continue to work.
     Bigkeys(BigKeys),
+    /// Print the keys that are read most: share of the reads, tab, sampled reads, tab, key, one a
+    /// line
+    ///
+    /// The server asks its clients for samples while the command runs. A sample has one in 16
+    /// reads, chosen at random. Reads that a pipeline combined count once.
+    Hot(Hot),
+    /// Show rates, latency, memory and clients in the terminal, anew every second
+    ///
+    /// Keys: q ends it. In a cluster the arrows and the digits choose the shard. The round trips
+    /// are those of GETs of an absent key, by this command. Each second takes one request for
+    /// statistics and one for the clients.
+    Top(Top),
+    /// List the clients of the server, without this command
+    ///
+    /// What clients say of themselves is `-` if they have not answered within a second: the process
+    /// is stopped, or its host is not reached. `held` are free blocks for their next writes.
+    Clients {
+        /// Print a JSON object for each client, one a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Disconnect and fence a client; exit 1 when none has this id
+    ///
+    /// Operations of the client that are under way fail or are repeated, as after the loss of a
+    /// connection. With its next operation the client connects again, under a new id. To keep it
+    /// out, stop its process, or change the server's secret.
+    Kick(Kick),
     /// Show memory, keys, load and clients
     Stat {
         /// Print JSON
@@ -278,6 +305,36 @@ pub(crate) struct BigKeys {
     /// How many keys to print
     #[arg(long, value_name = "N", default_value = "10")]
     pub(crate) count: NonZeroUsize,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Hot {
+    /// For how long reads are sampled
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub(crate) seconds: u16,
+    /// How many keys to print
+    #[arg(long, value_name = "N", default_value = "20")]
+    pub(crate) count: NonZeroUsize,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Top {
+    /// The time from one view to the next, such as 500ms or 5s; 100 ms at least
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
+    pub(crate) interval: Duration,
+    /// Print one view as text after one interval, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Kick {
+    /// The client's id, as `clients` prints it
+    pub(crate) id: u16,
+    /// The number of the shard, if there are several: each server has clients of its own
+    #[arg(long, value_name = "N")]
+    pub(crate) shard: Option<u16>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -5,6 +5,7 @@
 
 mod args;
 mod bigkeys;
+mod clients;
 mod cluster;
 mod confined_paths;
 mod connect;
@@ -12,6 +13,7 @@ mod doctor;
 mod dump;
 mod files;
 mod gc;
+mod hot;
 mod keys;
 mod load;
 mod output;
@@ -26,6 +28,7 @@ mod snapshot_folder;
 mod standard_streams;
 mod stat;
 mod stopping;
+mod top;
 mod value_streams;
 mod verify;
 
@@ -103,6 +106,10 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Cas(options) => keys::compare_and_swap(args, options),
         Command::Scan(options) => scan::scan(args, options),
         Command::Bigkeys(options) => bigkeys::bigkeys(args, options),
+        Command::Hot(options) => hot::hot(args, options),
+        Command::Top(options) => top::top(args, options),
+        Command::Clients { json } => clients::clients(args, *json),
+        Command::Kick(options) => clients::kick(args, options),
         Command::Stat { json } => stat::stat(args, *json),
         Command::Ping => ping::ping(args),
         Command::Load(options) => load::load(args, options),

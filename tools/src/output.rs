@@ -209,6 +209,18 @@ pub(crate) fn bytes(number: u64) -> String {
     ByteSize(number).rounded()
 }
 
+/// Formats a time in milliseconds for people, by its two largest units: `7s`, `3m12s`, `2d04h`.
+pub(crate) fn duration(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{minutes}m{:02}s", seconds % 60),
+        3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{}d{:02}h", hours / 24, hours % 24),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +228,13 @@ mod tests {
     #[test]
     fn a_count_of_one_is_singular() {
         assert_eq!((count(1, "key"), count(0, "key")), ("1 key".into(), "0 keys".into()));
+    }
+
+    #[test]
+    fn a_duration_has_its_two_largest_units() {
+        let ms = [0, 59_999, 60_000, 3_599_000, 3_600_000, 86_399_000, 86_400_000, 8_650_000_000];
+        let texts = ["0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d00h", "100d02h"];
+        assert_eq!(ms.map(duration), texts);
     }
 
     #[test]

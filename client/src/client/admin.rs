@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use farside_control::{Role, ServerStatistics};
+use farside_control::{ConnectedClient, Role, ServerStatistics};
 
 #[cfg(doc)]
 use crate::ConnectError;
 use crate::control::{ANSWER_TIMEOUT, Control, PERMILLE_COMPLETE};
+use crate::hot_keys::{HotKeys, KeyReads};
 use crate::reconnecting::ReconnectBudget;
 use crate::{Client, Compaction, Contact, OperationError, Result};
 
@@ -112,9 +113,7 @@ impl<'c> Admin<'c> {
     /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
     /// not answer.
     pub fn collect(&self) -> Result<ServerStatistics> {
-        if self.client.shared.role() == Role::Reader {
-            return Err(OperationError::Denied.into());
-        }
+        self.check_writer()?;
         self.sum(|control| {
             let before = control.collect()?;
             loop {
@@ -125,6 +124,94 @@ impl<'c> Admin<'c> {
                 std::thread::sleep(COLLECT_POLL_INTERVAL);
             }
         })
+    }
+
+    fn check_writer(&self) -> Result<()> {
+        match self.client.shared.role() {
+            Role::Writer => Ok(()),
+            Role::Reader => Err(OperationError::Denied.into()),
+        }
+    }
+
+    /// Returns the clients of the server, this one included, in the order of their ids. In a
+    /// cluster those of all concerned shards, one shard after another.
+    ///
+    /// The server also asks its clients to describe themselves. So a second call, some
+    /// milliseconds later, returns newer descriptions. The server relies on nothing in them.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// for connected in client.admin().clients()? {
+    ///     println!("{} {:?} {:?}", connected.id, connected.role, connected.description);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConnectError::Unreachable`] if the server does not answer.
+    pub fn clients(&self) -> Result<Vec<ConnectedClient>> {
+        self.concerned().try_fold(Vec::new(), |mut all, shard| {
+            all.extend(self.ask(shard, Control::clients)?);
+            Ok(all)
+        })
+    }
+
+    /// Has the server disconnect and fence the client with this id. Returns whether it was
+    /// connected. In a cluster an id belongs to one server, so choose the [shard](Admin::shard).
+    ///
+    /// The client's sessions connect again with their next operation, under a new id. To keep a
+    /// client out, stop its process, or change the secret and restart the server.
+    ///
+    /// ```no_run
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// if !client.admin().shard(0).kick(17)? {
+    ///     println!("no client of this shard has the id 17");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
+    /// not answer.
+    pub fn kick(&self, client_id: u16) -> Result<bool> {
+        self.check_writer()?;
+        self.concerned().try_fold(false, |was_connected, shard| {
+            Ok(self.ask(shard, |control| control.kick(client_id))? || was_connected)
+        })
+    }
+
+    /// Has the servers sample the reads of all clients for this time, and returns the keys that
+    /// were read most, at most `count` of them. Keys that are absent by then are left out.
+    ///
+    /// A sample has one in 16 reads of each client, chosen at random. Reads that were combined
+    /// count once. If several programs ask at the same time, all get what was sampled for any.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
+    /// let hot = client.admin().hot_keys(Duration::from_secs(5), 20)?;
+    /// for key in hot.keys {
+    ///     println!("{:.1} % {:?}", key.reads as f64 * 100.0 / hot.samples as f64, key.key);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::get`](crate::Session::get).
+    pub fn hot_keys(&self, time: Duration, count: usize) -> Result<HotKeys> {
+        let for_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let shards: Vec<usize> = self.concerned().collect();
+        for shard in &shards {
+            self.ask(*shard, |control| control.hot_blocks(for_ms))?;
+        }
+        std::thread::sleep(time);
+        let mut session = self.client.session()?;
+        let mut reads = KeyReads::default();
+        for shard in shards {
+            let (samples, blocks) = self.ask(shard, |control| control.hot_blocks(0))?;
+            reads.add(&mut session, shard, samples, &blocks)?;
+        }
+        reads.hottest(&mut session, count)
     }
 
     /// Reports the progress of this program's snapshot to the server, in thousandths (1000:

@@ -133,6 +133,11 @@ impl ReportingSession {
         }
         into.extend(self.held_blocks.held_by_lanes());
     }
+
+    /// The number of blocks in the session's lists.
+    pub(super) fn blocks_held(&self) -> u64 {
+        self.held_blocks.lists().addresses().count() as u64
+    }
 }
 
 impl ControlQueue {

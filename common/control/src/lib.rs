@@ -10,6 +10,7 @@ pub mod address;
 pub mod attach;
 pub mod cluster;
 mod connect;
+mod connected;
 mod message;
 mod secret;
 mod statistics;
@@ -18,6 +19,7 @@ mod trust;
 use std::time::Duration;
 
 pub use connect::*;
+pub use connected::*;
 pub use farside_fabric::{
     ControlChannel, MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Role,
 };
@@ -27,7 +29,7 @@ pub use secret::Secret;
 pub use statistics::*;
 
 /// The version of the messages. A server refuses a client of another version.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 
 /// Why a message cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,8 +1,14 @@
+mod decoded;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use farside_layout::{BlockAddress, SizeClass};
 
-use super::{ControlError, FreeBlock, MESSAGE_BYTES_MAX, ServerStatistics, SplitOutcome};
+use self::decoded::{Decoded, decode, unused};
+use super::{
+    CLIENTS_PER_MESSAGE_MAX, ClientDescription, ConnectedClient, ControlError, FreeBlock,
+    MESSAGE_BYTES_MAX, ServerStatistics, SplitOutcome,
+};
 
 /// The maximum number of blocks in one message.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
@@ -10,6 +16,8 @@ pub const BLOCKS_PER_MESSAGE_MAX: usize = 4096;
 pub const HELD_PER_MESSAGE_MAX: usize = 16_000;
 /// The maximum number of blocks in a report of reads.
 pub const READS_PER_MESSAGE_MAX: usize = 16_000;
+/// The maximum number of blocks in a list of the hottest ones.
+pub const HOT_PER_MESSAGE_MAX: usize = 4000;
 
 /// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +85,33 @@ pub enum Request {
         /// sample. A block that is read often may be there several times.
         blocks: Vec<BlockAddress>,
     },
+    /// Answers [`ServerRequest::Samples`]. The server relies on nothing of it. No answer.
+    Samples {
+        /// The blocks of a sample of the reads since the last answer, at most
+        /// [`READS_PER_MESSAGE_MAX`]. A block is there once for each read of the sample.
+        blocks: Vec<BlockAddress>,
+    },
+    /// Answers [`ServerRequest::Describe`]. No answer.
+    Description(ClientDescription),
+    /// Requests the clients whose id is not lower. The answer is [`ServerMessage::Clients`]. The
+    /// server also asks its clients to describe themselves, so a later list has newer descriptions.
+    Clients {
+        /// The lowest id.
+        from_id: u16,
+    },
+    /// Has the server disconnect and fence a client. The answer is [`ServerMessage::Kicked`]. Only
+    /// a writer may send it.
+    Kick {
+        /// The client's id.
+        client_id: u16,
+    },
+    /// Requests the blocks that were read most. The answer is [`ServerMessage::Hot`], with what the
+    /// server knows now. For the time that the request names, the server goes on to ask its clients
+    /// for samples of their reads.
+    Hot {
+        /// The time in milliseconds, or 0. If no time runs, the counts start anew.
+        for_ms: u32,
+    },
     /// Asks whether the server's process runs and still serves the shard. The answer is
     /// [`ServerMessage::Heartbeat`], out of order. A server that does not know does not answer.
     Heartbeat {
@@ -129,6 +164,25 @@ pub enum ServerMessage {
     },
     /// Answers [`Request::Statistics`] and [`Request::Collect`].
     Statistics(ServerStatistics),
+    /// Answers [`Request::Clients`].
+    Clients {
+        /// Whether no client has a higher id.
+        last: bool,
+        /// The clients in the order of their ids, at most [`CLIENTS_PER_MESSAGE_MAX`].
+        clients: Vec<ConnectedClient>,
+    },
+    /// Answers [`Request::Kick`].
+    Kicked {
+        /// Whether a client with this id was connected.
+        was_connected: bool,
+    },
+    /// Answers [`Request::Hot`].
+    Hot {
+        /// The number of reads in all samples.
+        samples: u64,
+        /// The blocks that were read most, at most [`HOT_PER_MESSAGE_MAX`].
+        blocks: Vec<HotBlock>,
+    },
     /// Answers [`Request::Heartbeat`].
     Heartbeat {
         /// The same as in the request.
@@ -161,6 +215,31 @@ pub enum ServerRequest {
     /// Asks a writer or reader what it has read, because the server evicts what is not read. The
     /// answer is [`Request::Reads`]. From the first such request on, the client notes its reads.
     Reads,
+    /// Asks a writer or reader for a sample of its reads, because an operator asked what is hot.
+    /// The answer is [`Request::Samples`]. From the first such request on, the client samples
+    /// its reads.
+    Samples,
+    /// Asks a writer or reader what it is. The answer is [`Request::Description`].
+    Describe,
+}
+
+/// A block that is read often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotBlock {
+    /// Where it is.
+    pub address: BlockAddress,
+    /// Its class.
+    pub class: SizeClass,
+    /// How many reads of it the samples have. It may be too low by a small share of all samples.
+    pub reads: u64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct HotBlockBytes {
+    address: le::U32,
+    class: le::U32,
+    reads: le::U64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -204,6 +283,16 @@ const NEWER_MAP: u8 = 28;
 const ASK_READS: u8 = 29;
 const READS: u8 = 30;
 const ALL_PINNED: u8 = 31;
+const ASK_SAMPLES: u8 = 32;
+const SAMPLES: u8 = 33;
+const ASK_DESCRIPTION: u8 = 34;
+const DESCRIPTION: u8 = 35;
+const CLIENTS: u8 = 36;
+const CLIENTS_REPLY: u8 = 37;
+const KICK: u8 = 38;
+const KICK_REPLY: u8 = 39;
+const HOT: u8 = 40;
+const HOT_REPLY: u8 = 41;
 
 /// The flags of [`ServerMessage::Blocks`].
 const RESTED: u8 = 1;
@@ -213,7 +302,8 @@ const DEPTH_MAX: u8 = 32;
 
 /// Replaces the content of `into` by the header of a message. In messages about splits `class` is
 /// the local depth, `flags` the outcome and `count` the hash. In reports and requests for them
-/// `count` is the collection, in messages about snapshots the progress.
+/// `count` is the collection, in messages about snapshots the progress, in those about clients an
+/// id or a number, and in requests for hot blocks the time.
 fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
     let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();
@@ -276,6 +366,20 @@ impl Request {
                 );
                 extend_with_addresses(into, blocks);
             }
+            Self::Samples { blocks } => {
+                debug_assert!(blocks.len() <= READS_PER_MESSAGE_MAX);
+                encode_header(SAMPLES, 0, 0, 0, into);
+                extend_with_addresses(into, blocks);
+            }
+            Self::Description(description) => {
+                encode_header(DESCRIPTION, 0, 0, 0, into);
+                description.encode(into);
+            }
+            Self::Clients { from_id } => {
+                encode_header(CLIENTS, 0, 0, (*from_id).into(), into);
+            }
+            Self::Kick { client_id } => encode_header(KICK, 0, 0, (*client_id).into(), into),
+            Self::Hot { for_ms } => encode_header(HOT, 0, 0, *for_ms, into),
             Self::Collect => encode_header(COLLECT, 0, 0, 0, into),
             Self::Split { directory_hash, local_depth } => {
                 encode_header(SPLIT, *local_depth, 0, *directory_hash, into);
@@ -318,6 +422,20 @@ impl Request {
                 Ok(Self::Held { collection, last, blocks })
             }
             READS => message.reads(),
+            SAMPLES => {
+                message.no_class_or_flags()?;
+                unused("count", message.count)?;
+                let blocks = message.addresses(message.payload, READS_PER_MESSAGE_MAX)?;
+                Ok(Self::Samples { blocks })
+            }
+            DESCRIPTION => message.description().map(Self::Description),
+            CLIENTS => message.client_id().map(|from_id| Self::Clients { from_id }),
+            KICK => message.client_id().map(|client_id| Self::Kick { client_id }),
+            HOT => {
+                let for_ms = message.count;
+                Decoded { count: 0, ..message }.bare()?;
+                Ok(Self::Hot { for_ms })
+            }
             COLLECT => message.bare().map(|()| Self::Collect),
             SPLIT => {
                 message.no_payload()?;
@@ -357,6 +475,23 @@ impl ServerMessage {
                 encode_header(STATISTICS_REPLY, 0, 0, statistics.classes.len() as u32, into);
                 statistics.encode(into);
             }
+            Self::Clients { last, clients } => {
+                debug_assert!(clients.len() <= CLIENTS_PER_MESSAGE_MAX);
+                encode_header(CLIENTS_REPLY, 0, (*last).into(), clients.len() as u32, into);
+                clients.iter().for_each(|client| client.encode(into));
+            }
+            Self::Kicked { was_connected } => {
+                encode_header(KICK_REPLY, 0, (*was_connected).into(), 0, into);
+            }
+            Self::Hot { samples, blocks } => {
+                debug_assert!(blocks.len() <= HOT_PER_MESSAGE_MAX);
+                encode_bytes(HOT_REPLY, &samples.to_le_bytes(), into);
+                for HotBlock { address, class, reads } in blocks {
+                    let (address, class) = (address.0.into(), u32::from(class.index()).into());
+                    let bytes = HotBlockBytes { address, class, reads: (*reads).into() };
+                    into.extend_from_slice(bytes.as_bytes());
+                }
+            }
             Self::Heartbeat { clock_ns } => {
                 encode_bytes(HEARTBEAT_REPLY, &clock_ns.to_le_bytes(), into);
             }
@@ -367,6 +502,10 @@ impl ServerMessage {
             Self::Request(ServerRequest::Return) => encode_header(RETURN, 0, 0, 0, into),
             Self::Request(ServerRequest::Alive) => encode_header(ASK_ALIVE, 0, 0, 0, into),
             Self::Request(ServerRequest::Reads) => encode_header(ASK_READS, 0, 0, 0, into),
+            Self::Request(ServerRequest::Samples) => encode_header(ASK_SAMPLES, 0, 0, 0, into),
+            Self::Request(ServerRequest::Describe) => {
+                encode_header(ASK_DESCRIPTION, 0, 0, 0, into);
+            }
         }
     }
 
@@ -397,6 +536,13 @@ impl ServerMessage {
                 Ok(Self::Split { directory_hash, local_depth, outcome })
             }
             STATISTICS_REPLY => message.statistics().map(Self::Statistics),
+            CLIENTS_REPLY => message.clients(),
+            KICK_REPLY => {
+                let was_connected = message.flag()?;
+                Decoded { flags: 0, ..message }.bare()?;
+                Ok(Self::Kicked { was_connected })
+            }
+            HOT_REPLY => message.hot(),
             HEARTBEAT_REPLY => message.clock().map(|clock_ns| Self::Heartbeat { clock_ns }),
             MAP_REPLY => message.only_bytes().map(|map| Self::Map { map }),
             REPORT => {
@@ -407,146 +553,9 @@ impl ServerMessage {
             RETURN => message.bare().map(|()| Self::Request(ServerRequest::Return)),
             ASK_ALIVE => message.bare().map(|()| Self::Request(ServerRequest::Alive)),
             ASK_READS => message.bare().map(|()| Self::Request(ServerRequest::Reads)),
+            ASK_SAMPLES => message.bare().map(|()| Self::Request(ServerRequest::Samples)),
+            ASK_DESCRIPTION => message.bare().map(|()| Self::Request(ServerRequest::Describe)),
             kind => Err(ControlError::Unknown { field: "reply", value: kind.into() }),
-        }
-    }
-}
-
-/// A message whose header is valid.
-struct Decoded<'a> {
-    kind: u8,
-    class: u8,
-    flags: u8,
-    count: u32,
-    payload: &'a [u8],
-}
-
-fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ControlError> {
-    let length = ControlError::Length { bytes: bytes.len() };
-    let Ok((header, payload)) = Header::ref_from_prefix(bytes) else { return Err(length) };
-    if bytes.len() > MESSAGE_BYTES_MAX {
-        return Err(length);
-    }
-    unused("reserved byte", header.reserved)?;
-    let count = header.count.get();
-    Ok(Decoded { kind: header.kind, class: header.class, flags: header.flags, count, payload })
-}
-
-/// Checks that a field that this kind of message does not use is 0.
-fn unused(field: &'static str, value: impl Into<u64>) -> Result<(), ControlError> {
-    match value.into() {
-        0 => Ok(()),
-        value => Err(ControlError::Unknown { field, value }),
-    }
-}
-
-impl Decoded<'_> {
-    /// Checks that the kind of the message is its only content.
-    fn bare(&self) -> Result<(), ControlError> {
-        self.no_class_or_flags()?;
-        unused("count", self.count)?;
-        self.no_payload()
-    }
-
-    fn no_class_or_flags(&self) -> Result<(), ControlError> {
-        unused("size class", self.class)?;
-        unused("flags", self.flags)
-    }
-
-    /// Whether the one flag of this kind of message is set.
-    fn flag(&self) -> Result<bool, ControlError> {
-        unused("flags", self.flags & !1)?;
-        Ok(self.flags == 1)
-    }
-
-    fn class(&self) -> Result<SizeClass, ControlError> {
-        let value = self.class.into();
-        SizeClass::from_index(self.class)
-            .map_err(|_| ControlError::Unknown { field: "size class", value })
-    }
-
-    /// Returns the local depth in a message about a split.
-    fn depth(&self) -> Result<u8, ControlError> {
-        let value = self.class.into();
-        let depth = (self.class <= DEPTH_MAX).then_some(self.class);
-        depth.ok_or(ControlError::Unknown { field: "local depth", value })
-    }
-
-    /// Returns the progress in a message about a snapshot.
-    fn permille(&self) -> Result<u32, ControlError> {
-        self.no_class_or_flags()?;
-        self.no_payload()?;
-        let (field, value) = ("permille", self.count.into());
-        if self.count > 1000 { Err(ControlError::Unknown { field, value }) } else { Ok(self.count) }
-    }
-
-    /// Returns the bytes of a message that has no other content.
-    fn only_bytes(&self) -> Result<Vec<u8>, ControlError> {
-        self.no_class_or_flags()?;
-        unused("count", self.count)?;
-        Ok(self.payload.to_vec())
-    }
-
-    /// Returns the only content of a message, a reading of a clock.
-    fn clock(&self) -> Result<u64, ControlError> {
-        self.numbers().map(|[clock_ns]| clock_ns)
-    }
-
-    fn numbers<const COUNT: usize>(&self) -> Result<[u64; COUNT], ControlError> {
-        self.no_class_or_flags()?;
-        unused("count", self.count)?;
-        let numbers = <[le::U64; COUNT]>::read_from_bytes(self.payload);
-        let length = ControlError::Length { bytes: self.payload.len() };
-        numbers.map(|numbers| numbers.map(le::U64::get)).map_err(|_| length)
-    }
-
-    fn blocks(&self) -> Result<Vec<FreeBlock>, ControlError> {
-        let length = ControlError::Length { bytes: self.payload.len() };
-        let Ok(blocks) = <[BlockBytes]>::ref_from_bytes(self.payload) else { return Err(length) };
-        if blocks.len() != self.count as usize || blocks.len() > BLOCKS_PER_MESSAGE_MAX {
-            return Err(length);
-        }
-        let block = |bytes: &BlockBytes| FreeBlock {
-            address: BlockAddress(bytes.address.get()),
-            generation: bytes.generation.get(),
-        };
-        Ok(blocks.iter().map(block).collect())
-    }
-
-    /// Returns the addresses in a part of the payload, at most `max` of them.
-    fn addresses(&self, part: &[u8], max: usize) -> Result<Vec<BlockAddress>, ControlError> {
-        match <[le::U32]>::ref_from_bytes(part) {
-            Ok(units) if units.len() <= max => {
-                Ok(units.iter().map(|units| BlockAddress(units.get())).collect())
-            }
-            _ => Err(ControlError::Length { bytes: self.payload.len() }),
-        }
-    }
-
-    /// Returns the report of reads in this message.
-    fn reads(&self) -> Result<Request, ControlError> {
-        self.no_class_or_flags()?;
-        unused("count", self.count)?;
-        let Ok(([found, absent], part)) = <[le::U64; 2]>::ref_from_prefix(self.payload) else {
-            return Err(ControlError::Length { bytes: self.payload.len() });
-        };
-        let blocks = self.addresses(part, READS_PER_MESSAGE_MAX)?;
-        Ok(Request::Reads { found: found.get(), absent: absent.get(), blocks })
-    }
-
-    fn no_payload(&self) -> Result<(), ControlError> {
-        match self.payload.len() {
-            0 => Ok(()),
-            bytes => Err(ControlError::Length { bytes }),
-        }
-    }
-
-    fn statistics(&self) -> Result<ServerStatistics, ControlError> {
-        self.no_class_or_flags()?;
-        let statistics = ServerStatistics::decode(self.payload)?;
-        match statistics.classes.len() == self.count as usize {
-            true => Ok(statistics),
-            false => Err(ControlError::Length { bytes: self.payload.len() }),
         }
     }
 }

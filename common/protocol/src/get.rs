@@ -331,7 +331,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
     #[inline(always)]
     fn note_cached_read(self, hash: KeyHash, read: &CachedRead) {
         let lookups = &self.region.lookups;
-        lookups.note_cached_read();
+        lookups.note_cached_read(|| Some(read.location.block().ok()?.address));
         self.region.cache.prove(hash, read.location, read.posted, &lookups.reads);
     }
 
@@ -418,7 +418,7 @@ impl<F: Fabric> Operation<'_, F> {
             let is_linked = self.first_words(Buffer::Window) == [target.word.bits()];
             if is_linked && self.is_fresh(posted) && self.is_proved(&target, self.now()) {
                 let lookups = &self.region.lookups;
-                lookups.note_cached_read();
+                lookups.note_cached_read(|| Some(location.block().ok()?.address));
                 self.region.cache.prove(self.hash, location, posted, &lookups.reads);
                 let address = target.word.block()?.address;
                 return Ok(Some(Version::of(address, location.generation())));
@@ -524,7 +524,7 @@ impl<F: Fabric> Operation<'_, F> {
         }
         self.located.set(Some((location, Some(base))));
         if let Ok(block) = word.block() {
-            self.region.lookups.reads.add(block.address);
+            self.region.lookups.note_found(block.address);
         }
     }
 

@@ -1,10 +1,13 @@
 //! What a session counts: its lookups in the location cache, and its reads of keys.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use farside_layout::BlockAddress;
 
 use crate::read_reports::ReadReports;
+use crate::read_samples::ReadSamples;
 
 /// Counts of the location cache's hits and misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -48,6 +51,35 @@ pub struct Lookups {
     put_watchers: AtomicU8,
     /// The blocks that were read lately.
     pub(crate) reads: ReadReports,
+    /// The blocks of a sample of the reads.
+    pub samples: ReadSamples,
+    has_ended: AtomicBool,
+}
+
+/// A session's own lookups of a region. The session counts no more when this is dropped.
+#[derive(Default)]
+pub struct SessionLookups(Arc<Lookups>);
+
+impl SessionLookups {
+    /// Returns the lookups for another thread, which adds up those of all sessions.
+    pub fn share(&self) -> Arc<Lookups> {
+        self.0.clone()
+    }
+}
+
+impl Deref for SessionLookups {
+    type Target = Lookups;
+
+    #[inline(always)]
+    fn deref(&self) -> &Lookups {
+        &self.0
+    }
+}
+
+impl Drop for SessionLookups {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::Release);
+    }
 }
 
 /// Counts one more. Not atomic, because a count has one writer.
@@ -57,16 +89,26 @@ fn add_one(count: &AtomicU64) {
 }
 
 impl Lookups {
+    /// Whether the session counts no more. Then what is read afterwards is its last count.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
     /// Counts an operation that is no read, and whose key's location was cached and right.
     #[inline]
     pub fn note_hit(&self) {
         add_one(&self.changes_cached);
     }
 
-    /// Counts a read whose key's location was cached and right.
+    /// Counts a read whose key's location was cached and right. Now and then, if samples are
+    /// wanted, notes the block that was read.
     #[inline]
-    pub fn note_cached_read(&self) {
-        add_one(&self.reads_cached);
+    pub fn note_cached_read(&self, block: impl FnOnce() -> Option<BlockAddress>) {
+        let count = read(&self.reads_cached) + 1;
+        self.reads_cached.store(count, Ordering::Relaxed);
+        if self.samples.is_due(count) {
+            self.samples.add(count, block());
+        }
     }
 
     /// Corrects the counts after [`Lookups::note_cached_read`]: the value had expired.
@@ -80,6 +122,12 @@ impl Lookups {
     #[inline]
     pub fn note_miss(&self) {
         add_one(&self.misses);
+    }
+
+    /// Notes that a read without a cached location found this block.
+    pub(crate) fn note_found(&self, block: BlockAddress) {
+        self.reads.add(block);
+        self.samples.offer(block);
     }
 
     /// Counts the end of a read that [`Lookups::note_miss`] has counted: whether it found the key.
@@ -130,7 +178,7 @@ mod tests {
     fn each_read_counts_once_as_found_or_absent() {
         let lookups = Lookups::default();
         lookups.note_hit();
-        (0..5).for_each(|_| lookups.note_cached_read());
+        (0..5).for_each(|_| lookups.note_cached_read(|| None));
         lookups.note_expired();
         for is_found in [true, true, false] {
             lookups.note_miss();

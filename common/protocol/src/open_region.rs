@@ -17,7 +17,7 @@ use crate::directory::{Directory, Subtable};
 use crate::extents::ExtentTables;
 use crate::failure::Failure;
 use crate::location_cache::{ConnectionCache, LocationCache};
-use crate::lookups::{Lookups, METRICS_WATCH};
+use crate::lookups::{METRICS_WATCH, SessionLookups};
 use crate::operation_metrics::OperationMetrics;
 
 /// The value of [`OpenRegion::unused_share`] if no slot of the windows was ever used.
@@ -98,7 +98,7 @@ pub struct OpenRegion {
     pub cache: Arc<LocationCache>,
     /// Counts of this session's lookups in the location cache and of its reads, and the blocks that
     /// it read lately.
-    pub lookups: Arc<Lookups>,
+    pub lookups: SessionLookups,
     pub(crate) allocator: RefCell<Allocator>,
     /// How values are divided into extents.
     pub extent_shape: ExtentShape,
@@ -134,7 +134,7 @@ impl OpenRegion {
             client_id: options.client_id,
             directory: RefCell::default(),
             cache: cache.get(options.cache_bytes, constants.proof_age_ns_max, now),
-            lookups: Arc::default(),
+            lookups: SessionLookups::default(),
             allocator: RefCell::new(Allocator::new(blocks, constants.grace_ns, lanes)),
             extent_shape: ExtentShape::OF_REGIONS,
             extent_tables: RefCell::new(ExtentTables::new(lanes)),

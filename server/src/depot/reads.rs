@@ -95,6 +95,13 @@ impl Depot {
         Some(VisitedBlock { address, reads: self.reads(chunk, index) })
     }
 
+    /// Returns the class of a block that the depot does not have. `None` if the address, which may
+    /// be any, names no such block.
+    pub(crate) fn class_at(&self, address: BlockAddress) -> Option<SizeClass> {
+        let (chunk, _) = self.locate_outside(address)?;
+        self.span(chunk).map(|span| span.class)
+    }
+
     /// Returns how often the block with this index was read: 0, 1 or 2 times.
     pub(crate) fn reads(&self, chunk: u32, index: u64) -> u8 {
         self.span(chunk).map_or(0, |span| span.reads(index))

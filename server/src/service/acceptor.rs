@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_config::ServerConfig;
-use farside_control::{ControlChannel, Role, Welcome};
+use farside_control::{ControlChannel, FabricKind, Role, Welcome};
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::DeviceAtomics;
@@ -41,6 +41,9 @@ pub(crate) trait RegionDevice {
 
 /// Accepts the clients of one fabric. Its descriptor is readable when there is an [`Arrival`].
 pub(crate) trait Acceptor: AsFd + Send {
+    /// Returns its fabric.
+    fn fabric(&self) -> FabricKind;
+
     /// Returns the limit on the arrivals that one turn of the serving thread takes.
     fn arrivals_max(&self) -> usize;
 

@@ -319,6 +319,7 @@ impl Admission {
         let added = accepted.and_then(|(channel, connection_id)| {
             let mut connection = ClientConnection::new(channel, client);
             connection.id = Some((acceptor, connection_id));
+            connection.fabric = self.acceptors[acceptor].fabric();
             Ok(connections.add(connection)?)
         });
         if let Err(error) = &added {

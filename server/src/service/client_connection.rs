@@ -4,9 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use farside_control::{ControlChannel, Refusal, Role, ServerMessage, ServerRequest};
-use farside_fabric::ChainError;
+use farside_control::{
+    ClientDescription, ControlChannel, FabricKind, Refusal, Role, ServerMessage, ServerRequest,
+};
 use farside_fabric::rdma::ConnectionId;
+use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use rustix::event::epoll::EventFlags;
 
 use super::acceptor::DataConnection;
@@ -60,6 +62,8 @@ pub(super) enum DisconnectReason {
     ProcessSilent { ms: u64 },
     #[error("its clock fell {ms} ms behind the server's")]
     ClockBehind { ms: u64 },
+    #[error("an operator disconnected it")]
+    Kicked,
     #[error("more than {CLIENTLESS_MAX} connections have no client")]
     Crowded,
     #[error("more than {MAP_CONNECTIONS_MAX} connections are for the map of the cluster")]
@@ -84,7 +88,7 @@ pub(super) enum PushedMessage {
 }
 
 /// The number of kinds of pushed messages.
-const PUSHED_KINDS: usize = 6;
+const PUSHED_KINDS: usize = 8;
 
 impl PushedMessage {
     /// Returns the rank by which pushed messages are sent; 0 is sent first.
@@ -96,6 +100,8 @@ impl PushedMessage {
             Self::Request(ServerRequest::Return) => 3,
             Self::Map(_) => 4,
             Self::Request(ServerRequest::Reads) => 5,
+            Self::Request(ServerRequest::Samples) => 6,
+            Self::Request(ServerRequest::Describe) => 7,
         }
     }
 
@@ -123,6 +129,11 @@ pub(super) struct ClientConnection {
     /// The connections of its sessions to the region, over verbs.
     pub(super) data: Vec<Box<dyn DataConnection>>,
     pub(super) client: ClientIdentity,
+    /// The fabric through which it came.
+    pub(super) fabric: FabricKind,
+    pub(super) connected_at: Nanos,
+    /// The last description that its client sent of itself, and when it arrived.
+    pub(super) description: Option<(ClientDescription, Nanos)>,
     /// The user of the client, if it is on this host.
     pub(super) user: Option<u32>,
     /// Whether the connection is in the queue for a turn of the serving thread.
@@ -133,6 +144,8 @@ pub(super) struct ClientConnection {
     pub(super) snapshot_permille: Option<u32>,
     /// Whether the client was asked what it has read, and has not answered yet.
     pub(super) is_asked_for_reads: bool,
+    /// Whether the client was asked for a sample of its reads, and has not answered yet.
+    pub(super) is_asked_for_samples: bool,
     unsent: Option<ServerMessage>,
     last_sent: Option<ServerMessage>,
     /// The pushed messages to send once the channel has room, by their urgency.
@@ -152,11 +165,15 @@ impl ClientConnection {
             id: None,
             data: Vec::new(),
             client,
+            fabric: FabricKind::Shm,
+            connected_at: boot_time_ns(),
+            description: None,
             user: None,
             is_queued: false,
             watched: EventFlags::IN,
             snapshot_permille: None,
             is_asked_for_reads: false,
+            is_asked_for_samples: false,
             unsent: None,
             last_sent: None,
             pushed: Default::default(),

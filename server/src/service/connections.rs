@@ -238,7 +238,7 @@ impl Connections {
 
     /// Asks every client, readers included, what it has read. Returns how many are asked.
     pub(super) fn ask_for_reads(&mut self) -> usize {
-        let asked = self.ask_each(ServerRequest::Reads, ClientConnection::is_client);
+        let asked = self.ask_clients(ServerRequest::Reads);
         for connection_number in &asked {
             if let Some(connection) = self.by_number.get_mut(connection_number) {
                 connection.is_asked_for_reads = true;
@@ -251,6 +251,29 @@ impl Connections {
     pub(super) fn take_question_for_reads(&mut self, connection_number: u64) -> bool {
         let connection = self.by_number.get_mut(&connection_number);
         connection.is_some_and(|connection| std::mem::take(&mut connection.is_asked_for_reads))
+    }
+
+    /// Sends a request to every client, readers included. Returns the numbers of their connections.
+    pub(super) fn ask_clients(&mut self, request: ServerRequest) -> Vec<u64> {
+        self.ask_each(request, ClientConnection::is_client)
+    }
+
+    /// Asks every client for a sample of its reads. `counts` is whether the answers are taken.
+    /// Returns how many are asked.
+    pub(super) fn ask_for_samples(&mut self, counts: bool) -> usize {
+        let asked = self.ask_clients(ServerRequest::Samples);
+        for connection_number in &asked {
+            if let Some(connection) = self.by_number.get_mut(connection_number) {
+                connection.is_asked_for_samples = counts;
+            }
+        }
+        asked.len()
+    }
+
+    /// Returns whether the client was asked for a sample, and has not answered before.
+    pub(super) fn take_question_for_samples(&mut self, connection_number: u64) -> bool {
+        let connection = self.by_number.get_mut(&connection_number);
+        connection.is_some_and(|connection| std::mem::take(&mut connection.is_asked_for_samples))
     }
 
     fn ask_each(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
-use farside_control::{Role, Welcome, encode_reply};
+use farside_control::{FabricKind, Role, Welcome, encode_reply};
 use farside_fabric::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, slice_count};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::{self, DeviceAtomics};
@@ -104,6 +104,10 @@ impl BoundListener for Listener {
 }
 
 impl Acceptor for DeviceAcceptor {
+    fn fabric(&self) -> FabricKind {
+        FabricKind::Rdma
+    }
+
     fn arrivals_max(&self) -> usize {
         EVENTS_MAX
     }

@@ -104,6 +104,11 @@ labels! {
     Request::Snapshot { .. } => "snapshot",
     Request::Alive { .. } => "alive",
     Request::Reads { .. } => "reads",
+    Request::Samples { .. } => "samples",
+    Request::Description(_) => "description",
+    Request::Clients { .. } => "clients",
+    Request::Kick { .. } => "kick",
+    Request::Hot { .. } => "hot",
     Request::Heartbeat { .. } => "heartbeat",
     Request::Map => "map",
     Request::NewerMap { .. } => "newer_map",
@@ -119,6 +124,7 @@ const FENCES: &[&str] = &[
     "report_overdue",
     "process_silent",
     "clock_behind",
+    "kicked",
 ];
 
 /// `None` for the reasons for which no client is fenced.
@@ -131,6 +137,7 @@ fn fence_label(reason: &DisconnectReason) -> Option<&'static str> {
         DisconnectReason::ReportOverdue => Some("report_overdue"),
         DisconnectReason::ProcessSilent { .. } => Some("process_silent"),
         DisconnectReason::ClockBehind { .. } => Some("clock_behind"),
+        DisconnectReason::Kicked => Some("kicked"),
         DisconnectReason::Goodbye
         | DisconnectReason::Refused(_)
         | DisconnectReason::Failed(_)
@@ -161,7 +168,7 @@ labels! {
 
 #[cfg(test)]
 mod tests {
-    use farside_control::ControlError;
+    use farside_control::{ClientDescription, ControlError};
     use farside_layout::SizeClass;
 
     use super::*;
@@ -177,13 +184,14 @@ mod tests {
             DisconnectReason::ReportOverdue,
             DisconnectReason::ProcessSilent { ms: 1 },
             DisconnectReason::ClockBehind { ms: 1 },
+            DisconnectReason::Kicked,
         ];
         let mut counts = MetricsCounts::new(None);
         reasons.iter().for_each(|reason| counts.count_fence(reason));
         assert!(counts.fences.iter().all(|(_, count)| count == 1), "{:?}", counts.fences);
         assert_eq!(counts.probe_failures, 1);
         counts.count_fence(&DisconnectReason::Goodbye);
-        assert_eq!(counts.fences.iter().map(|(_, count)| count).sum::<u64>(), 7);
+        assert_eq!(counts.fences.iter().map(|(_, count)| count).sum::<u64>(), 8);
         let mut refusals = LabelledCounts::new(REFUSALS);
         for refusal in [
             Refusal::Version { server: 1, client: 2 },
@@ -210,6 +218,11 @@ mod tests {
             Request::Snapshot { permille: 0 },
             Request::Alive { clock_ns: 0 },
             Request::Reads { found: 0, absent: 0, blocks: Vec::new() },
+            Request::Samples { blocks: Vec::new() },
+            Request::Description(ClientDescription::default()),
+            Request::Clients { from_id: 0 },
+            Request::Kick { client_id: 1 },
+            Request::Hot { for_ms: 0 },
             Request::Heartbeat { clock_ns: 0, operations: 0 },
             Request::Map,
             Request::NewerMap { map: Vec::new() },

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use farside_config::ServerConfig;
-use farside_control::{ControlChannel, Role};
+use farside_control::{ControlChannel, FabricKind, Role};
 use farside_fabric::shm::{Listener, RegionMemory, ShmChannel, SocketOptions, lock_path};
 
 use super::acceptor::{Acceptor, Arrival, BoundListener, RegionDevice};
@@ -77,6 +77,10 @@ impl BoundListener for Listener {
 }
 
 impl Acceptor for SocketAcceptor {
+    fn fabric(&self) -> FabricKind {
+        FabricKind::Shm
+    }
+
     fn arrivals_max(&self) -> usize {
         ACCEPTS_MAX
     }

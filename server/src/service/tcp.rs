@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::address::Address;
-use farside_control::{Role, Welcome, encode_reply};
+use farside_control::{FabricKind, Role, Welcome, encode_reply};
 use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
 use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, TlsServer};
@@ -95,6 +95,10 @@ impl BoundListener for Listener {
 }
 
 impl Acceptor for TcpAcceptor {
+    fn fabric(&self) -> FabricKind {
+        FabricKind::Tcp
+    }
+
     fn arrivals_max(&self) -> usize {
         ARRIVALS_MAX
     }

@@ -2,10 +2,11 @@
 
 use farside_control::cluster::Id;
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, ClassStatistics, ConnectRequest, FreeBlock, HELD_PER_MESSAGE_MAX,
-    KnownView, MESSAGE_BYTES_MAX, Purpose, READS_PER_MESSAGE_MAX, REPLY_BYTES_MAX, Refusal,
-    Request, Role, ServerMessage, ServerRequest, ServerStatistics, SplitOutcome, Token, Welcome,
-    decode_reply, encode_reply,
+    BLOCKS_PER_MESSAGE_MAX, CLIENTS_PER_MESSAGE_MAX, ClassStatistics, ClientDescription,
+    ConnectRequest, ConnectedClient, DESCRIPTION_TEXT_BYTES_MAX, FabricKind, FreeBlock,
+    HELD_PER_MESSAGE_MAX, HOT_PER_MESSAGE_MAX, HotBlock, KnownView, MESSAGE_BYTES_MAX, Purpose,
+    READS_PER_MESSAGE_MAX, REPLY_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerRequest,
+    ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
 };
 use farside_fabric::rdma::Rkeys;
 use farside_layout::{BlockAddress, SizeClass};
@@ -30,6 +31,17 @@ fn encoded<M>(messages: &[M], encode: impl Fn(&M, &mut Vec<u8>)) -> Vec<Vec<u8>>
     messages.iter().map(encoded).collect()
 }
 
+fn description() -> ClientDescription {
+    let (host, program) = ("host-7".to_owned(), "kv-cli".to_owned());
+    ClientDescription { pid: 4711, host, program, operations: 1 << 40, ..Default::default() }
+}
+
+/// Checks that the texts of a description are within their bounds.
+fn check_description(description: &ClientDescription) {
+    assert!(description.host.len() <= DESCRIPTION_TEXT_BYTES_MAX);
+    assert!(description.program.len() <= DESCRIPTION_TEXT_BYTES_MAX);
+}
+
 pub(crate) fn requests() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
     let addresses: Vec<_> = blocks.iter().map(|block| block.address).collect();
@@ -37,7 +49,12 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
         Request::TakeBlocks { class, count: 512 },
         Request::GiveBlocks { class, rested: true, blocks },
         Request::Held { collection: 7, last: true, blocks: addresses.clone() },
-        Request::Reads { found: 1 << 40, absent: 3, blocks: addresses },
+        Request::Reads { found: 1 << 40, absent: 3, blocks: addresses.clone() },
+        Request::Samples { blocks: addresses },
+        Request::Description(description()),
+        Request::Clients { from_id: 7 },
+        Request::Kick { client_id: 4095 },
+        Request::Hot { for_ms: 5000 },
         Request::Collect,
         Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
         Request::Statistics,
@@ -58,7 +75,10 @@ pub(crate) fn request(bytes: &[u8]) -> bool {
     match &request {
         Request::GiveBlocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
         Request::Held { blocks, .. } => assert!(blocks.len() <= HELD_PER_MESSAGE_MAX),
-        Request::Reads { blocks, .. } => assert!(blocks.len() <= READS_PER_MESSAGE_MAX),
+        Request::Reads { blocks, .. } | Request::Samples { blocks } => {
+            assert!(blocks.len() <= READS_PER_MESSAGE_MAX);
+        }
+        Request::Description(description) => check_description(description),
         Request::Split { local_depth, .. } => assert!(*local_depth <= 32),
         Request::Snapshot { permille } => assert!(*permille <= 1000),
         _ => {}
@@ -82,6 +102,18 @@ fn class_statistics(class: SizeClass) -> ClassStatistics {
 pub(crate) fn replies() -> Vec<Vec<u8>> {
     let (class, blocks) = (class(), some_blocks());
     let classes = vec![class_statistics(class)];
+    let client = ConnectedClient {
+        id: 7,
+        role: Role::Writer,
+        fabric: FabricKind::Tcp,
+        is_asking: true,
+        user: Some(1000),
+        connected_ms: 1 << 40,
+        description: Some(description()),
+        description_age_ms: 7,
+    };
+    let other = ConnectedClient { user: None, description: None, ..client.clone() };
+    let hot = HotBlock { address: BlockAddress(7), class, reads: 1 << 40 };
     let messages = [
         ServerMessage::Blocks { class, rested: true, soon: false, blocks },
         ServerMessage::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
@@ -90,6 +122,11 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         ServerMessage::Request(ServerRequest::Report { collection: 9 }),
         ServerMessage::Request(ServerRequest::Return),
         ServerMessage::Request(ServerRequest::Reads),
+        ServerMessage::Request(ServerRequest::Samples),
+        ServerMessage::Request(ServerRequest::Describe),
+        ServerMessage::Clients { last: true, clients: vec![client, other] },
+        ServerMessage::Kicked { was_connected: true },
+        ServerMessage::Hot { samples: 7, blocks: vec![hot, hot] },
         ServerMessage::Statistics(ServerStatistics { clients: 3, classes, ..Default::default() }),
         ServerMessage::Statistics(ServerStatistics::default()),
         ServerMessage::Heartbeat { clock_ns: 1 << 40 },
@@ -104,6 +141,11 @@ pub(crate) fn reply(bytes: &[u8]) -> bool {
     match &reply {
         ServerMessage::Blocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
         ServerMessage::Split { local_depth, .. } => assert!(*local_depth <= 32),
+        ServerMessage::Clients { clients, .. } => {
+            assert!(clients.len() <= CLIENTS_PER_MESSAGE_MAX);
+            clients.iter().filter_map(|it| it.description.as_ref()).for_each(check_description);
+        }
+        ServerMessage::Hot { blocks, .. } => assert!(blocks.len() <= HOT_PER_MESSAGE_MAX),
         _ => {}
     }
     assert_eq!(encoded(&[reply], ServerMessage::encode), [bytes]);

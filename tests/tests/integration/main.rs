@@ -42,6 +42,7 @@ mod metrics;
 mod model;
 mod modifications;
 mod network;
+mod operators;
 mod pins;
 mod public_api;
 mod reader;

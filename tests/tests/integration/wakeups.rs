@@ -20,7 +20,11 @@ fn the_server_sleeps_during_two_hundred_thousand_operations() {
     // Metrics wake nothing either while no one reads them.
     let arguments = "--memory 256MiB --index 4MiB --grace-ms 10 --metrics 127.0.0.1:0";
     let server = ServerProcess::start_with_config("probe_ms = 0\n", arguments);
-    let mut session = server.session();
+    // Nor does it wake after it was asked what is hot, and which clients there are.
+    let client = server.client();
+    client.admin().hot_keys(Duration::from_millis(1), 1).unwrap();
+    client.admin().clients().unwrap();
+    let mut session = client.session().unwrap();
     fill(&mut session, 0..KEYS, |_| b"first");
     let mut round = |count: u64| {
         for n in 0..count {

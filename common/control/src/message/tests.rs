@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ClassStatistics, MESSAGE_BYTES_MAX};
+use crate::{ClassStatistics, DESCRIPTION_TEXT_BYTES_MAX, FabricKind, MESSAGE_BYTES_MAX, Role};
 
 fn some_blocks(count: u32) -> Vec<FreeBlock> {
     let block = |n| FreeBlock { address: BlockAddress(n), generation: n * 3 };
@@ -20,6 +20,57 @@ fn class_statistics(class: SizeClass) -> ClassStatistics {
         blocks_resting: 1,
         evicted: 7,
         evicted_after_ms: 60_000,
+    }
+}
+
+fn description(text: &str) -> ClientDescription {
+    ClientDescription {
+        pid: u32::MAX,
+        host: text.to_owned(),
+        program: text.chars().rev().collect(),
+        sessions: 4096,
+        blocks_held: 1 << 40,
+        operations: u64::MAX,
+        reads_found: 1,
+        reads_absent: 2,
+        get_p50_ns: 3,
+        get_p99_ns: 4,
+    }
+}
+
+fn clients(count: usize) -> Vec<ConnectedClient> {
+    let text = "x".repeat(DESCRIPTION_TEXT_BYTES_MAX);
+    let client = |at: usize| ConnectedClient {
+        id: at as u16,
+        role: if at.is_multiple_of(2) { Role::Reader } else { Role::Writer },
+        fabric: [FabricKind::Shm, FabricKind::Tcp, FabricKind::Rdma][at % 3],
+        is_asking: at == 7,
+        user: (!at.is_multiple_of(5)).then_some(u32::MAX),
+        connected_ms: u64::MAX,
+        description: (at % 4 != 1).then(|| description(&text)),
+        description_age_ms: 1 << 50,
+    };
+    (0..count).map(client).collect()
+}
+
+fn hot_blocks(count: usize) -> Vec<HotBlock> {
+    let block = |at: usize| HotBlock {
+        address: BlockAddress(u32::MAX - at as u32),
+        class: class((at % 60) as u8),
+        reads: u64::MAX - at as u64,
+    };
+    (0..count).map(block).collect()
+}
+
+#[test]
+fn a_text_is_shortened_between_two_characters() {
+    let umlauts = "\u{e4}".repeat(DESCRIPTION_TEXT_BYTES_MAX);
+    for text in [umlauts.clone(), format!("x{umlauts}"), "short".into(), String::new()] {
+        let mut bytes = Vec::new();
+        Request::Description(description(&text)).encode(&mut bytes);
+        let Request::Description(decoded) = Request::decode(&bytes).unwrap() else { panic!() };
+        assert!(text.starts_with(&decoded.host), "{text}");
+        assert!(decoded.host.len() + 1 >= text.len().min(DESCRIPTION_TEXT_BYTES_MAX), "{text}");
     }
 }
 
@@ -43,6 +94,13 @@ fn messages_round_trip() {
             blocks: (0..READS_PER_MESSAGE_MAX as u32).map(BlockAddress).collect(),
         },
         Request::Reads { found: 0, absent: 0, blocks: Vec::new() },
+        Request::Samples { blocks: (0..READS_PER_MESSAGE_MAX as u32).map(BlockAddress).collect() },
+        Request::Samples { blocks: Vec::new() },
+        Request::Description(description("host-7")),
+        Request::Description(ClientDescription::default()),
+        Request::Clients { from_id: u16::MAX },
+        Request::Kick { client_id: 4095 },
+        Request::Hot { for_ms: u32::MAX },
         Request::Collect,
         Request::Split { directory_hash: 0xdead_beef, local_depth: 32 },
         Request::Statistics,
@@ -78,6 +136,13 @@ fn messages_round_trip() {
         ServerMessage::Request(ServerRequest::Return),
         ServerMessage::Request(ServerRequest::Alive),
         ServerMessage::Request(ServerRequest::Reads),
+        ServerMessage::Request(ServerRequest::Samples),
+        ServerMessage::Request(ServerRequest::Describe),
+        ServerMessage::Clients { last: false, clients: clients(CLIENTS_PER_MESSAGE_MAX) },
+        ServerMessage::Clients { last: true, clients: Vec::new() },
+        ServerMessage::Kicked { was_connected: true },
+        ServerMessage::Hot { samples: u64::MAX, blocks: hot_blocks(HOT_PER_MESSAGE_MAX) },
+        ServerMessage::Hot { samples: 0, blocks: Vec::new() },
         ServerMessage::Statistics(statistics),
         ServerMessage::Statistics(ServerStatistics::default()),
     ] {
@@ -109,8 +174,8 @@ proptest! {
 
     #[test]
     fn damaged_messages_are_errors_or_other_messages(
-        kind in 0usize..15,
-        at in 0usize..32,
+        kind in 0usize..20,
+        at in 0usize..300,
         value: u8,
         cut in 0usize..40,
     ) {
@@ -145,6 +210,11 @@ proptest! {
                 let blocks = blocks.iter().map(|block| block.address).collect();
                 Request::Reads { found: 9, absent: 1 << 40, blocks }.encode(&mut bytes);
             }
+            15 => Request::Description(description("host-7")).encode(&mut bytes),
+            16 => ServerMessage::Clients { last: true, clients: clients(3) }.encode(&mut bytes),
+            17 => ServerMessage::Hot { samples: 7, blocks: hot_blocks(2) }.encode(&mut bytes),
+            18 => ServerMessage::Kicked { was_connected: true }.encode(&mut bytes),
+            19 => Request::Kick { client_id: 7 }.encode(&mut bytes),
             _ => ServerMessage::Statistics(ServerStatistics { classes, ..Default::default() })
                 .encode(&mut bytes),
         }
