@@ -24,7 +24,7 @@ PICTURES = [
         "kv-cli insert greeting hi",
         "kv-bench ycsb --workload c --records 100000 --operations 2000000 2>&1 | tail -9",
     ], 12),
-    ("top", 120, 36, ["kv-cli stat"], 6),
+    ("top", 120, 36, ["kv-cli top"], 6),
 ]
 SERVER = "shm:///tmp/farside/kv.sock"
 LOADS = ["a", "b"]
