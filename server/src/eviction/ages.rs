@@ -61,7 +61,8 @@ impl EvictionAges {
             tracing::warn!(
                 "FS-015 the cache is too small for what clients store: keys with blocks of {} \
                  bytes are evicted {:.1} s after they were written; start the server with more \
-                 --memory, store fewer or smaller values, or give a TTL to those that are soon of no use",
+                 --memory, store fewer or smaller values, or give a TTL to those that are soon of \
+                 no use",
                 class.block_bytes(),
                 self.of(class).age_ms / 1000.0
             );
