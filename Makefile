@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help build demo demo-cluster demo-python test test-python wheel soak fuzz miri instructions
 .PHONY: test-verbs vm bench-verbs bench-clients bench-cluster bench-compare bench-python bench-resp bench-tcp
-.PHONY: slow-link install install-c deb deb-test check-configs package site tour-test deny clean
+.PHONY: pictures slow-link install install-c deb deb-test check-configs package site tour-test deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
 # In CI everything is built once, so preparation for the next build would be wasted. Backtraces
@@ -177,6 +177,9 @@ tour-test: build ## Runs the commands of docs/tour.md, and compares what they pr
 	cargo build --release --locked -p farside --example counter
 	$(MAKE) vm
 	tools/scripts/tour.py
+
+pictures: build ## Draws docs/pictures from a terminal that runs commands; needs tmux and PyPI
+	tools/scripts/pictures.sh
 
 deny: ## Checks licences, sources and known vulnerabilities of all dependencies
 	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny

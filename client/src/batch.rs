@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use farside_protocol::{Action, Lifetime, Version};
+use farside_protocol::{Action, Lifetime, OperationKind, Version};
 
 use crate::reconnecting::ReconnectBudget;
 use crate::{
@@ -166,9 +166,11 @@ pub(crate) fn run_all(
         Some(waited) => (Contact::Silent, waited),
         None => (Contact::Lost, budget.since_first_loss()),
     };
-    for result in results.iter_mut().filter(|result| has_none(result)) {
+    for (number, result) in results.iter_mut().enumerate().filter(|(_, it)| has_none(it)) {
         let unreachable = || session.shared.unreachable(0, contact, tried);
-        *result = Err(cause.get_or_insert_with(unreachable).clone());
+        let error = cause.get_or_insert_with(unreachable).clone();
+        session.count_error(OperationKind::of(operation(number).0), &error);
+        *result = Err(error);
     }
     Ok(results)
 }

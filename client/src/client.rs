@@ -122,7 +122,8 @@ impl Client {
         RegisteredBuffer::new(bytes)
     }
 
-    /// Returns what an administrator can do: statistics, collection, compaction.
+    /// Returns what an operator can do: statistics, clients, hot keys, collection,
+    /// compaction.
     pub fn admin(&self) -> Admin<'_> {
         Admin { client: self, shard: None }
     }

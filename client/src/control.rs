@@ -1,10 +1,10 @@
 //! The control channel: one background thread per connection talks to the server, so that no
 //! operation waits for a socket.
 
-mod administrator;
 mod channel_blocks;
 mod description;
 mod heartbeats;
+mod operator;
 mod session_counts;
 
 use std::collections::VecDeque;
@@ -22,11 +22,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use farside_protocol::allocator::{BlockDelivery, Delivery};
 use farside_protocol::{Lookups, Prefix};
 
-pub(crate) use self::administrator::ANSWER_TIMEOUT;
-use self::administrator::ReplyCell;
 use self::channel_blocks::{ControlChannelBlocks, Inbox, ReportingSession};
 pub(crate) use self::heartbeats::ClusterLink;
 use self::heartbeats::Heartbeats;
+pub(crate) use self::operator::ANSWER_TIMEOUT;
+use self::operator::ReplyCell;
 use self::session_counts::SessionCounts;
 use crate::ConnectError;
 use crate::metrics::ClientMetrics;
@@ -50,7 +50,7 @@ enum Waiter {
     /// The request has no reply.
     None,
     Session(Arc<Inbox>),
-    Administrator(Arc<ReplyCell>),
+    Operator(Arc<ReplyCell>),
 }
 
 /// The state that the control thread shares with the client and its sessions.
@@ -286,7 +286,7 @@ impl ControlThread {
         let unsent = std::mem::take(&mut *lock(&self.queue.outbox));
         let unsent = unsent.into_iter().map(|(_, waiter)| waiter);
         for waiter in self.waiters.drain(..).chain(unsent) {
-            if let Waiter::Administrator(cell) = waiter {
+            if let Waiter::Operator(cell) = waiter {
                 cell.wake();
             }
         }
@@ -465,7 +465,7 @@ impl ControlThread {
                 inbox.deliver(Delivery::Split(prefix, outcome), &self.queue);
                 Ok(())
             }
-            (answer, Some(Waiter::Administrator(cell))) => {
+            (answer, Some(Waiter::Operator(cell))) => {
                 cell.fill(answer);
                 Ok(())
             }

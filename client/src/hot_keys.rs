@@ -7,7 +7,8 @@ use farside_control::HotBlock;
 use farside_layout::BlockRef;
 use farside_protocol::{LANE, read_key_at};
 
-use crate::{Result, Session};
+use crate::connection::SessionRegion;
+use crate::{Error, Result, Session};
 
 /// The keys that were read most; see [`Admin::hot_keys`](crate::Admin::hot_keys).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +26,14 @@ pub struct HotKey {
     pub key: Vec<u8>,
     /// How many reads of it the samples have.
     pub reads: u64,
+}
+
+/// Returns `None` for an error about one entry.
+fn unless_odd<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(Error::Operation(_)) => Ok(None),
+        result => result.map(Some),
+    }
 }
 
 /// The reads of each key. An update moves a key to another block, so a key may have had several.
@@ -46,10 +55,11 @@ impl KeyReads {
         self.samples = self.samples.saturating_add(samples);
         for HotBlock { address, class, reads } in blocks {
             let block = BlockRef { address: *address, class: *class, generation_low: 0 };
-            let key = session.run_on_shard(shard, |handle| {
+            let read = |handle: SessionRegion<'_>| {
                 handle.engine.endpoint.drive(read_key_at(handle, LANE, block))
-            })?;
-            if let Some(key) = key {
+            };
+            // An entry that is damaged or changes all the time is left out.
+            if let Some(key) = unless_odd(session.run_on_shard(shard, read))?.flatten() {
                 let sum = self.by_key.entry(key).or_default();
                 *sum = sum.saturating_add(*reads);
             }
@@ -70,7 +80,7 @@ impl KeyReads {
                 break;
             }
             // The bytes at the address may have been anything.
-            if session.exists(&key.key)? {
+            if unless_odd(session.exists(&key.key))? == Some(true) {
                 keys.push(key);
             }
         }

@@ -77,7 +77,8 @@
 //! a [`pinned`](Store::pinned) value.
 //!
 //! An [`AsyncClient`] has most of these methods as futures. [`Client::admin`] returns an [`Admin`],
-//! with what an administrator does: statistics, collection and compaction.
+//! with what an operator does: statistics, the list of clients, hot keys, collection and
+//! compaction. [`Client::render_metrics`] has metrics of a client.
 //!
 //! The folder `examples` of this crate has whole programs: `cache_aside`, `counter`, `lock`,
 //! `feature_store` and, with async tasks, `web_handler`.

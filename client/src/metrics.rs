@@ -42,9 +42,9 @@ impl SessionsCounts {
     /// Moves the counts of what has ended to the sums.
     fn add_up(&mut self) {
         let Self { sessions, ended, lookups, former_lookups } = self;
-        sessions.retain(|session| {
+        sessions.retain_mut(|session| {
             // Looked at first: a session that has ended counts no more.
-            let goes_on = Arc::strong_count(session) > 1;
+            let goes_on = Arc::get_mut(session).is_none();
             if !goes_on {
                 *ended += &session.totals();
             }
@@ -79,6 +79,17 @@ impl ClientMetrics {
         SessionMetrics { operations, client: self.clone() }
     }
 
+    /// Counts an operation that failed before a session could run it.
+    #[cold]
+    pub(crate) fn add_error(&self, kind: OperationKind, error: &Error) {
+        self.lock().ended.kinds[kind as usize].errors += 1;
+        self.count_cause(error);
+    }
+
+    fn count_cause(&self, error: &Error) {
+        self.errors[ErrorCause::of(error) as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The median and the 99th percentile of the latencies of all GETs so far, in nanoseconds.
     /// `None` if there were none.
     pub(crate) fn get_latency(&self) -> Option<(u64, u64)> {
@@ -108,7 +119,9 @@ pub(crate) struct SessionMetrics {
 impl SessionMetrics {
     /// Counts the operations on a region that the session has opened.
     pub(crate) fn add_region(&self, region: &mut OpenRegion) {
-        self.client.lock().lookups.push(region.lookups.share());
+        let mut counts = self.client.lock();
+        counts.add_up();
+        counts.lookups.push(region.lookups.share());
         region.set_metrics(self.operations.clone());
     }
 
@@ -118,7 +131,7 @@ impl SessionMetrics {
         // The value was found, so the operation is counted already.
         if !matches!(error, Error::Operation(OperationError::TargetTooShort { .. })) {
             self.operations.add_error(kind);
-            self.client.errors[ErrorCause::of(error) as usize].fetch_add(1, Ordering::Relaxed);
+            self.client.count_cause(error);
         }
     }
 }
@@ -208,14 +221,7 @@ impl Client {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn render_metrics(&self, format: MetricsFormat) -> Option<String> {
-        let figures = Figures::of(&self.shared)?;
-        let text = render(format, figures);
-        if text.is_err() {
-            tracing::error!(
-                "FS-010 the metrics cannot be written: this is a bug, please report it"
-            );
-        }
-        text.ok()
+        render(format, Figures::of(&self.shared)?)
     }
 }
 
@@ -253,8 +259,8 @@ impl Figures {
         let used = used.filter(|(_, totals)| totals.latencies.count() > 0);
         to.histograms(
             "farside_client_operation_duration",
-            "How long operations took that did not fail, from the post of their first verb to the \
-             end of their last one. A kind without operations has none.",
+            "Duration of operations that did not fail, from the post of the first verb to the end \
+             of the last. Kinds without operations are left out.",
             "operation",
             used.map(|(kind, totals)| {
                 let latencies = &totals.latencies;

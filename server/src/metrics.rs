@@ -84,12 +84,6 @@ impl Source {
             recovery: *recovery,
             keys: index_sample::estimate_keys(region, geometry, depth).ok(),
         };
-        let text = render(format, figures);
-        if text.is_err() {
-            tracing::error!(
-                "FS-010 the metrics cannot be written: this is a bug, please report it"
-            );
-        }
-        text.ok()
+        render(format, figures)
     }
 }

@@ -13,12 +13,12 @@ use farside_tools::encoding::Encoding;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  the key is absent, or the condition of the change did not hold
+  1  the key is absent, the condition of the change did not hold, or kick found no such client
   2  the command line or the config file is wrong: nothing was done
   3  no server: none answers, it went away, or it refuses the connection
   4  damage: something in the region is invalid; the command did what it could
   5  any other failure
-  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump, a snapshot or a restore
+  129, 130, 143  SIGHUP, SIGINT or SIGTERM ended a dump, a snapshot, a restore or top
 
 The server's address comes from --server, or FARSIDE_SERVER, or the config file: --config, or
 ~/.config/farside/client.toml, or /etc/farside/client.toml. Only the config file can have a secret.
@@ -97,10 +97,11 @@ pub(crate) enum Command {
     /// are those of GETs of an absent key, by this command. Each second takes one request for
     /// statistics and one for the clients.
     Top(Top),
-    /// List the clients of the server, without this command
+    /// List the clients of the server, except this command
     ///
-    /// What clients say of themselves is `-` if they have not answered within a second: the process
-    /// is stopped, or its host is not reached. `held` are free blocks for their next writes.
+    /// Clients report program, process, host and counts when the command asks. If a client does not
+    /// answer within a second, its last report is shown with its age, or `-` if there was none.
+    /// `held` are free blocks for its next writes.
     Clients {
         /// Print a JSON object for each client, one a line
         #[arg(long)]

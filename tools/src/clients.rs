@@ -16,7 +16,8 @@ use crate::output::{self, ExitStatus, Usage, duration};
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it sleeps before it asks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The server asks for descriptions at most every 100 ms. One of that age is new enough.
+/// A description of this age counts as new: the server asks at most every 100 ms, and the answer
+/// takes time.
 const NEW_MS_MAX: u64 = 200;
 /// The age from which on a table says that a description is old.
 const OLD_MS_MIN: u64 = 2000;
@@ -95,20 +96,14 @@ fn table(clients: &[ConnectedClient]) -> String {
     ];
     let rows: Vec<_> =
         std::iter::once(titles.map(str::to_owned)).chain(clients.iter().map(row)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [_; 12] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    let line = |row: &[String; 12]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}  "));
-        cells.collect::<String>().trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
+    output::aligned(&rows)
 }
 
 /// The cells of a client: `-` for what is unknown.
 fn row(client: &ConnectedClient) -> [String; 12] {
     let unknown = || "-".to_owned();
-    let said = |of: fn(&ClientDescription) -> String| {
-        client.description.as_ref().map(of).filter(|said| !said.is_empty()).unwrap_or_else(unknown)
+    let described = |of: fn(&ClientDescription) -> String| {
+        client.description.as_ref().map(of).filter(|text| !text.is_empty()).unwrap_or_else(unknown)
     };
     let answered = match (&client.description, client.description_age_ms) {
         (None, _) => "never".to_owned(),
@@ -117,16 +112,16 @@ fn row(client: &ConnectedClient) -> [String; 12] {
     };
     [
         client.id.to_string(),
-        format!("{:?}", client.role).to_lowercase(),
+        client.role.name().to_owned(),
         client.fabric.name().to_owned(),
         client.user.map_or_else(unknown, |user| user.to_string()),
         duration(client.connected_ms),
-        said(|said| printable(&said.program)),
-        said(|said| said.pid.to_string()),
-        said(|said| printable(&said.host)),
-        said(|said| said.sessions.to_string()),
-        said(|said| said.blocks_held.to_string()),
-        said(|said| said.operations.to_string()),
+        described(|it| printable(&it.program)),
+        described(|it| it.pid.to_string()),
+        described(|it| printable(&it.host)),
+        described(|it| it.sessions.to_string()),
+        described(|it| it.blocks_held.to_string()),
+        described(|it| it.operations.to_string()),
         answered,
     ]
 }
@@ -142,7 +137,7 @@ pub(crate) fn kick(args: &Args, options: &args::Kick) -> anyhow::Result<ExitStat
     Ok(ExitStatus::Done)
 }
 
-/// Returns what an administrator does with this shard, which has to be given if there are several.
+/// Returns what an operator does with this shard, which has to be given if there are several.
 fn of_shard(client: &Client, shard: Option<u16>) -> anyhow::Result<Admin<'_>> {
     let shards = client.admin().shards();
     match shard {

@@ -199,7 +199,6 @@ fn load_of(config: &ClientConfig, shard: u16, record: &ShardRecord) -> anyhow::R
 }
 
 fn table(shown: &Shown) -> String {
-    let mut lines = vec![format!("cluster {}, map {}", shown.cluster, shown.map_number)];
     let heads =
         ["shard", "state", "view", "keys", "bytes", "operations", "used", "clients", "server"];
     let mut rows = vec![heads.map(str::to_owned)];
@@ -221,16 +220,12 @@ fn table(shown: &Shown) -> String {
             server,
         ]);
     }
-    let width = |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        lines.push(cells.collect::<Vec<_>>().join("  ").trim_end().to_owned());
-    }
+    let mut text = format!("cluster {}, map {}\n", shown.cluster, shown.map_number);
+    text += &output::aligned(&rows);
     if !shown.spares.is_empty() {
-        lines.push(format!("spares: {}", shown.spares.join(" ")));
+        text += &format!("spares: {}\n", shown.spares.join(" "));
     }
-    lines.join("\n") + "\n"
+    text
 }
 
 /// Looks for everything that an operator has to do something about.

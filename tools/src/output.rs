@@ -23,7 +23,7 @@ pub(crate) enum ExitStatus {
     /// Everything was done.
     #[default]
     Done,
-    /// The key was absent, or the condition of the change did not hold.
+    /// The key was absent, the condition of the change did not hold, or no client has the id.
     No,
     /// The command failed, with this exit code. It has reported the error or the damage.
     Failed(u8),
@@ -219,6 +219,17 @@ pub(crate) fn duration(ms: u64) -> String {
         3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
         _ => format!("{}d{:02}h", hours / 24, hours % 24),
     }
+}
+
+/// Returns rows as lines of text. Cells are at their left, and two spaces are between columns.
+pub(crate) fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: [_; COLUMNS] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let line = |row: &[String; COLUMNS]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}  "));
+        cells.collect::<String>().trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use farside_config::command_line::exit_code;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -61,7 +62,11 @@ fn print_once(mut collector: Collector, interval: Duration) -> anyhow::Result<Ex
     for shard in 0..figures.shards.len() {
         stdout.write_all(as_text(&figures, shard)?.as_bytes())?;
     }
-    output::finish(stdout)
+    let done = output::finish(stdout)?;
+    match figures.shards.iter().all(Result::is_ok) {
+        true => Ok(done),
+        false => Ok(done.or_failed(exit_code::NO_SERVER)),
+    }
 }
 
 /// The pause after the view with this number, which counts from 1.
@@ -139,9 +144,8 @@ fn show(collecting: &CollectingThread, stop: &StopSignal) -> anyhow::Result<()> 
     loop {
         stop.check()?;
         let newest = collecting.figures.try_iter().last();
-        let is_new = newest.is_some();
+        let mut is_changed = newest.is_some();
         figures = newest.unwrap_or(figures);
-        let mut is_changed = is_new;
         if event::poll(KEYS_INTERVAL)? {
             let event = event::read()?;
             match event {

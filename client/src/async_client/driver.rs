@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use farside_protocol::{Action, Change, Expected, Modification};
+use farside_protocol::{Action, Change, Expected, Modification, OperationKind};
 
 use super::shared::{Job, Shared, SlotId, SlotResult};
+use crate::client::ClientInner;
 use crate::reconnecting::ReconnectBudget;
 use crate::{Completed, Error, Pipeline, Session};
 
@@ -95,7 +96,7 @@ impl Driver {
             match end {
                 Ok(PipelineEnd::Closed) => break,
                 Ok(PipelineEnd::Lost | PipelineEnd::Full) => {}
-                Err(error) => self.fail_all(&error),
+                Err(error) => self.fail_all(&client, &error),
             }
         }
     }
@@ -132,12 +133,15 @@ impl Driver {
     }
 
     /// Fails all requests: there is no connection.
-    fn fail_all(&mut self, error: &Error) {
+    fn fail_all(&mut self, client: &ClientInner, error: &Error) {
         self.budget = ReconnectBudget::default();
         let mut state = self.shared.lock();
-        while let Some(Job { slot, bytes, .. }) =
+        while let Some(Job { slot, request, bytes }) =
             self.retried.pop_front().or_else(|| state.take_job())
         {
+            if let Some(metrics) = &client.metrics {
+                metrics.add_error(OperationKind::of(request.action), error);
+            }
             state.answer(slot, bytes, Err(Box::new(error.clone())));
         }
         state.drain_ready(&mut self.ready);

@@ -1,6 +1,6 @@
-//! What an administrator does: statistics, and the upkeep of a region.
+//! What an operator does: statistics, and the upkeep of a region.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside_control::{ConnectedClient, Role, ServerStatistics};
 
@@ -13,8 +13,12 @@ use crate::{Client, Compaction, Contact, OperationError, Result};
 
 /// How long [`Admin::collect`] sleeps before it asks again whether the collection has ended.
 const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// For how long one request has a server sample reads, in milliseconds, and how long before the
+/// next request.
+const SAMPLE_MS: u32 = 4000;
+const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What an administrator does with a region. From [`Client::admin`].
+/// What an operator does with a region. From [`Client::admin`].
 #[derive(Clone, Copy, Debug)]
 pub struct Admin<'c> {
     pub(super) client: &'c Client,
@@ -36,7 +40,7 @@ impl<'c> Admin<'c> {
         self.client.shared.links.len() as u16
     }
 
-    /// Returns what an administrator does with one shard of the cluster. A number that no shard has
+    /// Returns what an operator does with one shard of the cluster. A number that no shard has
     /// stands for the last shard.
     ///
     /// ```no_run
@@ -176,7 +180,10 @@ impl<'c> Admin<'c> {
     pub fn kick(&self, client_id: u16) -> Result<bool> {
         self.check_writer()?;
         self.concerned().try_fold(false, |was_connected, shard| {
-            Ok(self.ask(shard, |control| control.kick(client_id))? || was_connected)
+            // Once only: if the server was restarted meanwhile, another client may have the id.
+            let kicked = self.client.shared.connection(shard)?.control.kick(client_id);
+            let lost = || self.client.shared.unreachable(shard, Contact::Lost, Duration::ZERO);
+            Ok(kicked.ok_or_else(lost)? || was_connected)
         })
     }
 
@@ -199,16 +206,23 @@ impl<'c> Admin<'c> {
     /// # Errors
     /// As [`Session::get`](crate::Session::get).
     pub fn hot_keys(&self, time: Duration, count: usize) -> Result<HotKeys> {
-        let for_ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
         let shards: Vec<usize> = self.concerned().collect();
-        for shard in &shards {
-            self.ask(*shard, |control| control.hot_blocks(for_ms))?;
-        }
-        std::thread::sleep(time);
         let mut session = self.client.session()?;
+        let began = Instant::now();
+        loop {
+            // Asks in time for more, so that the samples end soon after a program that dies.
+            let ask = |shard: &usize| self.ask(*shard, |it| it.hot_blocks(SAMPLE_MS)).map(drop);
+            shards.iter().try_for_each(ask)?;
+            let left = time.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left.min(SAMPLE_PAUSE));
+        }
+        let hottest = |shard: usize| self.ask(shard, |control| control.hot_blocks(0));
+        let hottest = shards.iter().map(|shard| hottest(*shard)).collect::<Result<Vec<_>>>()?;
         let mut reads = KeyReads::default();
-        for shard in shards {
-            let (samples, blocks) = self.ask(shard, |control| control.hot_blocks(0))?;
+        for (shard, (samples, blocks)) in shards.into_iter().zip(hottest) {
             reads.add(&mut session, shard, samples, &blocks)?;
         }
         reads.hottest(&mut session, count)

@@ -163,11 +163,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether the client has metrics, for [`Client::render_metrics`]. Off by default, and then an
-    /// operation costs no instruction more. If they are on, it takes some more: about 2 % of those
-    /// of a GET at a cached location.
-    pub fn metrics(mut self, counts: bool) -> Self {
-        self.metrics = counts;
+    /// Whether the client has metrics, for [`Client::render_metrics`]. Off by default. If they are
+    /// on, a GET at a cached location takes about 2 % more instructions.
+    pub fn metrics(mut self, enabled: bool) -> Self {
+        self.metrics = enabled;
         self
     }
 

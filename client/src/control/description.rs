@@ -1,4 +1,4 @@
-//! What a client says of itself when an operator asks the server for its clients.
+//! The description that a client sends when an operator lists the clients.
 
 use std::sync::OnceLock;
 
@@ -28,15 +28,15 @@ impl ControlQueue {
     }
 
     fn description(&self) -> ClientDescription {
-        let [host, program] = names().each_ref().map(|name| ClientDescription::shorten(name));
+        let [host, program] = names();
         let blocks_held = lock(&self.sessions).iter().map(|session| session.blocks_held()).sum();
         let latency = self.metrics.get().and_then(|metrics| metrics.get_latency());
         let (get_p50_ns, get_p99_ns) = latency.unwrap_or_default();
         let Totals { sessions, operations, reads } = lock(&self.counts).totals();
         ClientDescription {
             pid: std::process::id(),
-            host: host.to_owned(),
-            program: program.to_owned(),
+            host: host.clone(),
+            program: program.clone(),
             sessions,
             blocks_held,
             operations,

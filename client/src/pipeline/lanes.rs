@@ -339,7 +339,7 @@ impl<'s> LaneScheduler<'s> {
             }
             None => {
                 lane.job.successor = handle.successor_by_mark(id, &lane.read);
-                handle.count_read_in_vain(&lane.read);
+                handle.count_wasted_read(&lane.read);
                 let since = Some(lane.read.posted());
                 self.run_in_task(id, since);
             }

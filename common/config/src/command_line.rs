@@ -8,7 +8,8 @@ use std::error::Error;
 pub mod exit_code {
     use farside_control::attach::ConnectError;
 
-    /// The key is absent, or the condition of a change did not hold. kv-cli only.
+    /// The key is absent, the condition of a change did not hold, or no client has the id. kv-cli
+    /// only.
     pub const NO: u8 = 1;
     /// The command line or the config file is wrong.
     pub const USAGE: u8 = 2;

@@ -1,4 +1,4 @@
-//! The clients of a server, as it lists them, and what a client says of itself.
+//! The clients of a server, as it lists them, and the description that a client sends.
 
 use serde::Serialize;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
@@ -10,7 +10,7 @@ pub const CLIENTS_PER_MESSAGE_MAX: usize = 256;
 /// The maximum length of a text in a description, in bytes.
 pub const DESCRIPTION_TEXT_BYTES_MAX: usize = 64;
 
-/// What a client says of itself. The server passes it on, and relies on nothing of it.
+/// A client's description of itself. The server passes it on and does not check it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ClientDescription {
     /// The number of its process, on its host.
@@ -133,7 +133,7 @@ fn take_text(bytes: u8, payload: &mut &[u8]) -> Result<String, ControlError> {
 
 impl ClientDescription {
     /// Returns the longest beginning of a text that a description can have.
-    pub fn shorten(text: &str) -> &str {
+    fn shorten(text: &str) -> &str {
         &text[..text.floor_char_boundary(DESCRIPTION_TEXT_BYTES_MAX)]
     }
 

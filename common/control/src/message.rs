@@ -106,10 +106,10 @@ pub enum Request {
         client_id: u16,
     },
     /// Requests the blocks that were read most. The answer is [`ServerMessage::Hot`], with what the
-    /// server knows now. For the time that the request names, the server goes on to ask its clients
-    /// for samples of their reads.
+    /// server knows now. Then the server asks its clients for samples of their reads for this time.
     Hot {
-        /// The time in milliseconds, or 0. If no time runs, the counts start anew.
+        /// The time in milliseconds. If it is above 0 and the server was not sampling, the counts
+        /// start anew.
         for_ms: u32,
     },
     /// Asks whether the server's process runs and still serves the shard. The answer is

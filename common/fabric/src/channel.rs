@@ -16,6 +16,16 @@ pub enum Role {
     Writer = 2,
 }
 
+impl Role {
+    /// Its name, as in a config file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reader => "reader",
+            Self::Writer => "writer",
+        }
+    }
+}
+
 /// The longest message on a control channel, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// The longest private data that RDMA-CM carries in a connection request, in bytes.

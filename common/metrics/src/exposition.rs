@@ -4,8 +4,6 @@
 //! in the lines about a family: they have the name that its samples have, there are fewer types, no
 //! units and no end.
 
-use std::fmt;
-
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
@@ -61,16 +59,17 @@ impl MetricsFormat {
     }
 }
 
-/// Returns the text of the families that the collector writes.
-///
-/// # Errors
-/// `fmt::Error` for a number that the library refuses.
-pub fn render(format: MetricsFormat, collector: impl Collector) -> Result<String, fmt::Error> {
+/// Returns the text of the families that the collector writes. `None` for a number that the library
+/// refuses, which is logged.
+pub fn render(format: MetricsFormat, collector: impl Collector) -> Option<String> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(collector));
     let mut open_metrics = String::new();
-    text::encode(&mut open_metrics, &registry)?;
-    Ok(match format {
+    if text::encode(&mut open_metrics, &registry).is_err() {
+        tracing::error!("FS-010 the metrics cannot be written: this is a bug, please report it");
+        return None;
+    }
+    Some(match format {
         MetricsFormat::OpenMetrics => open_metrics,
         MetricsFormat::Prometheus => prometheus_text(&open_metrics),
     })

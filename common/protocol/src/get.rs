@@ -108,7 +108,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         match self.run_cached(hash, key, long_bytes).ok()? {
             Ok(found) => found,
             Err(missed) => {
-                self.count_vain_read(&missed);
+                self.count_missed(&missed);
                 None
             }
         }

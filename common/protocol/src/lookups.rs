@@ -47,7 +47,7 @@ pub struct Lookups {
     /// Reads that found the key without a cached location.
     found_uncached: AtomicU64,
     absent: AtomicU64,
-    /// What watches PUTs at cached locations, as a sum: `reads`, once they are wanted, and metrics.
+    /// The bits `METRICS_WATCH` and `READS_WATCH` that are set.
     put_watchers: AtomicU8,
     /// The blocks that were read lately.
     pub(crate) reads: ReadReports,
@@ -141,7 +141,7 @@ impl Lookups {
         self.put_watchers.fetch_or(watcher, Ordering::Relaxed);
     }
 
-    /// What watches PUTs at cached locations: 0 if they need not do more than they must.
+    /// What watches PUTs at cached locations: 0 if such a PUT needs no extra step.
     #[inline(always)]
     pub(crate) fn put_watchers(&self) -> u8 {
         self.put_watchers.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
-//! Counts operations as a whole, if the client has metrics: those that are not answered at the
-//! cached location, where they would be counted on the way (`operation_metrics.rs`).
+//! Measures operations as a whole, if the client has metrics. An operation that its cached location
+//! answers is counted elsewhere (`operation_metrics.rs`).
 
 use std::ops::Range;
 
@@ -90,21 +90,21 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
             CachedMiss::Unread => None,
             CachedMiss::InVain(read) | CachedMiss::Long(read, _) => Some(read.posted()),
         };
-        self.count_vain_read(&missed);
+        self.count_missed(&missed);
         self.measure(OperationKind::Get, since, is_found, || run(missed))
     }
 
     /// Counts what a READ of the cached location has transferred in vain, if there was one.
     #[cold]
-    pub(crate) fn count_vain_read(self, missed: &CachedMiss) {
+    pub(crate) fn count_missed(self, missed: &CachedMiss) {
         if let CachedMiss::InVain(read) = missed {
-            self.count_read_in_vain(read);
+            self.count_wasted_read(read);
         }
     }
 
     /// Counts what a READ of the cached location has transferred that did not answer its GET.
     #[cold]
-    pub fn count_read_in_vain(self, read: &CachedRead) {
+    pub fn count_wasted_read(self, read: &CachedRead) {
         if let (Some(metrics), Ok(block)) = (self.metrics(), read.location().block()) {
             metrics.add_traffic(&read_traffic(1, read.bytes(block)));
         }

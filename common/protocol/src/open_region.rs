@@ -220,7 +220,8 @@ impl OpenRegion {
         latency < self.uncounted_read_ns || self.count_get(latency, bytes)
     }
 
-    /// Without metrics, the READ is not fresh.
+    /// Reached if the READ is too old, or if there are metrics. Then checks its age, and counts the
+    /// GET if it is fresh.
     #[inline(always)]
     fn count_get(&self, latency: Nanos, bytes: usize) -> bool {
         let is_fresh = latency <= self.constants.patience_ns;

@@ -2,10 +2,10 @@
 //! not read.
 //!
 //! The session's thread adds the addresses to a ring, which the control thread takes them from when
-//! the server asks. The server asks only while it evicts. So the ring has no memory before it asks
-//! for the first time, and a client of another server spends nothing on it. A full ring loses its
+//! the server asks. The server asks only while it evicts, and the ring has no memory before it asks
+//! for the first time. A full ring loses its
 //! oldest addresses. They are guesses: what is lost or wrong makes a block look less or more
-//! popular than it is.
+//! popular than it is. `ReadSamples` has a second ring of this kind, for what is hot.
 //!
 //! A cached GET adds its block when it stamps the proof of the location anew, about once in
 //! T_word/16, so its fast path does not know of the ring. A location that a store has just proved

@@ -345,8 +345,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Ok([new.write(), mark, cas])
     }
 
-    /// Evaluates the result of the chain of [`Operation::post_swing`]. If it swung the slot, the
-    /// caller changes the location cache.
+    /// Evaluates the result of the chain of [`Operation::post_swing`]. Returns the time if it swung
+    /// the slot, and otherwise why not, which is never `Done`. After a swing the caller changes the
+    /// location cache.
     #[inline(always)]
     pub(super) fn finish_swing(
         &self,

@@ -277,7 +277,9 @@ impl ClientConnection {
         if let Some(reply) = &self.unsent {
             reply.encode(buffer);
             if self.send(buffer)? {
-                self.last_sent = self.unsent.take();
+                // Other answers hold nothing that must be taken back.
+                let is_kept = |it: &ServerMessage| matches!(it, ServerMessage::Blocks { .. });
+                self.last_sent = self.unsent.take().filter(is_kept);
             }
         }
         for urgency in 0..PUSHED_KINDS {

@@ -19,8 +19,9 @@ use crate::depot::Depot;
 const COUNTS_MAX: usize = 8192;
 /// How long a list of the hottest blocks serves all requests, so that requests cost little time.
 const LIST_AGE_NS_MAX: Nanos = 100_000_000;
-/// Limit on the time for which one request has the server ask for samples, in milliseconds.
-const FOR_MS_MAX: u32 = 600_000;
+/// Limit on the time for which one request has the server ask for samples, in milliseconds. A
+/// program that wants more asks again.
+const FOR_MS_MAX: u32 = 10_000;
 /// The server asks no sooner than this after the last time.
 const PAUSE_NS_MIN: Nanos = 100_000_000;
 /// The pause is longer if answers take long: so long for each client and for each block that was
@@ -48,14 +49,14 @@ pub(super) struct HotBlocks {
 }
 
 impl HotBlocks {
-    /// Goes on to ask for samples for so long. If the server does not ask now, the counts start
-    /// anew.
+    /// Asks for samples until this time has passed. If sampling had ended, the counts start anew.
     pub(super) fn sample_for(&mut self, for_ms: u32, now: Nanos) {
         if for_ms == 0 {
             return;
         }
         if now >= self.until {
-            *self = Self { ask_at: now, ..Self::default() };
+            // The pause after the last question holds, so that short requests cost no more.
+            *self = Self { ask_at: self.ask_at.max(now), ..Self::default() };
         }
         let for_ns = Nanos::from(for_ms.min(FOR_MS_MAX)) * 1_000_000;
         self.until = self.until.max(now.saturating_add(for_ns));
@@ -143,6 +144,20 @@ mod tests {
         assert_eq!(hot.next_step_at(), None);
         hot.sample_for(1, 405 * MS);
         assert_eq!((hot.samples, hot.next_step_at()), (0, Some(405 * MS)));
+    }
+
+    #[test]
+    fn short_requests_make_no_more_questions() {
+        let mut hot = HotBlocks::default();
+        let mut asked = 0;
+        for at in (0..200).map(|ms| ms * MS) {
+            hot.sample_for(1, at);
+            if hot.next_step_at().is_some_and(|due| due <= at) {
+                hot.note_asked(1, at);
+                asked += 1;
+            }
+        }
+        assert_eq!(asked, 2);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What an operator asks of a server: which clients it has, to disconnect one, and what is hot.
+//! The requests of operators: list the clients, disconnect one, list the hottest blocks.
 
 use farside_control::{
     CLIENTS_PER_MESSAGE_MAX, ConnectedClient, Request, Role, ServerMessage, ServerRequest,
@@ -13,7 +13,8 @@ use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReaso
 const DESCRIBE_NS_MIN: Nanos = 100_000_000;
 
 impl ControlService {
-    /// Answers a request of an operator, or takes what a client says for one.
+    /// Answers an operator's request, or stores a client's answer to a question that followed from
+    /// one.
     pub(super) fn answer_operator(
         &mut self,
         connection_number: u64,

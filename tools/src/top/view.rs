@@ -176,7 +176,7 @@ fn draw_rates(
     of_shard: &ShardFigures,
     round_trip: Option<RoundTrip>,
 ) {
-    let block = panel("a second");
+    let block = panel("per second");
     let inner = block.inner(area);
     frame.render_widget(block, area);
     let rates = of_shard.rates;
@@ -211,11 +211,7 @@ fn draw_rates(
 }
 
 fn titles<const N: usize>(titles: [&'static str; N], left: usize) -> Row<'static> {
-    let cell = |(at, title): (usize, &'static str)| {
-        let side = if at < left { Alignment::Left } else { Alignment::Right };
-        Cell::from(Line::from(title).alignment(side))
-    };
-    Row::new(titles.into_iter().enumerate().map(cell)).cyan()
+    row(titles.map(str::to_owned), left).cyan()
 }
 
 /// Returns a row whose first cells are at their left.
@@ -270,23 +266,23 @@ fn draw_classes(frame: &mut Frame<'_>, area: Rect, classes: &[&ClassStatistics])
 
 fn draw_clients(frame: &mut Frame<'_>, area: Rect, clients: &[ClientFigures]) {
     let client_row = |ClientFigures { client, operations_per_s }: &ClientFigures| {
-        let said = client.description.as_ref();
+        let description = client.description.as_ref();
         let unknown = || "-".to_owned();
         let known = |text: Option<String>| text.unwrap_or_else(unknown);
         let latency = |ns: Option<u64>| known(ns.filter(|ns| *ns > 0).map(time));
         row(
             [
                 client.id.to_string(),
-                known(said.map(|said| printable(&said.program))),
-                known(said.map(|said| printable(&said.host))),
-                known(said.map(|said| said.pid.to_string())),
-                format!("{:?}", client.role).to_lowercase(),
+                known(description.map(|it| printable(&it.program))),
+                known(description.map(|it| printable(&it.host))),
+                known(description.map(|it| it.pid.to_string())),
+                client.role.name().to_owned(),
                 client.fabric.name().to_owned(),
                 duration(client.connected_ms),
                 known(operations_per_s.map(number)),
-                latency(said.map(|said| said.get_p50_ns)),
-                latency(said.map(|said| said.get_p99_ns)),
-                known(said.map(|said| said.blocks_held.to_string())),
+                latency(description.map(|it| it.get_p50_ns)),
+                latency(description.map(|it| it.get_p99_ns)),
+                known(description.map(|it| it.blocks_held.to_string())),
             ],
             6,
         )
@@ -305,7 +301,7 @@ fn draw_clients(frame: &mut Frame<'_>, area: Rect, clients: &[ClientFigures]) {
         Constraint::Length(6),
     ];
     let heads =
-        ["id", "program", "host", "pid", "role", "by", "since", "ops/s", "p50", "p99", "held"];
+        ["id", "program", "host", "pid", "role", "fabric", "up", "ops/s", "p50", "p99", "held"];
     let table = Table::new(clients.iter().map(client_row), widths).header(titles(heads, 6));
     frame.render_widget(table.block(panel("clients")), area);
 }

@@ -95,7 +95,7 @@ impl Latencies {
         self.buckets.iter().sum()
     }
 
-    /// The latency at most so long that this share of all are not longer, from 0 to 1: the middle
+    /// Returns an estimate of the latency that this share (0 to 1) of all do not exceed: the middle
     /// of its bucket. `None` if there are no latencies.
     pub fn quantile(&self, share: f64) -> Option<Nanos> {
         let rank = (self.count() as f64 * share).ceil().max(1.0) as u64;

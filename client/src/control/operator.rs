@@ -1,4 +1,4 @@
-//! The requests of an administrator, and the wait for their answers.
+//! The requests of an operator, and the wait for their answers.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use farside_control::{ConnectedClient, HotBlock, Request, ServerMessage, ServerS
 
 use super::{Control, Waiter, lock};
 
-/// Timeout of a request of an administrator.
+/// Timeout of a request of an operator.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Holds the answer to one request of an administrator.
+/// Holds the answer to one request of an operator.
 #[derive(Default)]
 pub(super) struct ReplyCell {
     answer: Mutex<Option<ServerMessage>>,
@@ -96,7 +96,7 @@ impl Control {
         expected: impl FnOnce(ServerMessage) -> Option<T>,
     ) -> Option<T> {
         let cell = Arc::new(ReplyCell::default());
-        self.queue.send(request, Waiter::Administrator(cell.clone()));
+        self.queue.send(request, Waiter::Operator(cell.clone()));
         let answer = lock(&cell.answer);
         let (mut answer, _) = cell
             .answered
