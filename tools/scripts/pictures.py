@@ -16,7 +16,7 @@ from rich.text import Text
 # Each picture: its name, the columns and lines of the terminal, the commands, and how many seconds to
 # wait after the last one.
 PICTURES = [
-    ("commands", 96, 21, [
+    ("commands", 112, 24, [
         "kv-cli put greeting hello",
         "kv-cli get greeting; echo",
         "kv-cli put session abc --ttl 15m; kv-cli ttl session",
@@ -79,7 +79,8 @@ def main():
             if name == "top":
                 loads = [subprocess.Popen(
                     [f"{release}/kv-bench", "ycsb", "--workload", load, "--records", "200000",
-                     "--seconds", str(SECONDS_MAX), "--server", SERVER],
+                     "--seconds", str(SECONDS_MAX), "--server", SERVER,
+                     "--client-metrics", "/dev/null"],
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for load in LOADS]
                 time.sleep(5)
             screen = shown(columns, lines, commands, seconds, environment)

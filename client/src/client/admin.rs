@@ -13,9 +13,9 @@ use crate::{Client, Compaction, Contact, OperationError, Result};
 
 /// How long [`Admin::collect`] sleeps before it asks again whether the collection has ended.
 const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// For how long one request has a server sample reads, in milliseconds, and how long before the
-/// next request.
-const SAMPLE_MS: u32 = 4000;
+/// For how long one request of [`Admin::hot_keys`] has a server sample reads, and when the next
+/// request follows.
+const SAMPLE_TIME: Duration = Duration::from_secs(3);
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What an operator does with a region. From [`Client::admin`].
@@ -176,7 +176,7 @@ impl<'c> Admin<'c> {
     ///
     /// # Errors
     /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
-    /// not answer.
+    /// not answer. Then the client may be disconnected or not. Also if it was this client itself.
     pub fn kick(&self, client_id: u16) -> Result<bool> {
         self.check_writer()?;
         self.concerned().try_fold(false, |was_connected, shard| {
@@ -210,13 +210,14 @@ impl<'c> Admin<'c> {
         let mut session = self.client.session()?;
         let began = Instant::now();
         loop {
-            // Asks in time for more, so that the samples end soon after a program that dies.
-            let ask = |shard: &usize| self.ask(*shard, |it| it.hot_blocks(SAMPLE_MS)).map(drop);
-            shards.iter().try_for_each(ask)?;
             let left = time.saturating_sub(began.elapsed());
             if left.is_zero() {
                 break;
             }
+            // In parts, so that the server soon stops to sample for a program that has ended.
+            let for_ms = left.min(SAMPLE_TIME).as_millis() as u32;
+            let ask = |shard: &usize| self.ask(*shard, |it| it.hot_blocks(for_ms)).map(drop);
+            shards.iter().try_for_each(ask)?;
             std::thread::sleep(left.min(SAMPLE_PAUSE));
         }
         let hottest = |shard: usize| self.ask(shard, |control| control.hot_blocks(0));

@@ -24,7 +24,8 @@ fn files(file: &str, rest: &str) -> Vec<Vec<u8>> {
 
 pub(crate) fn servers() -> Vec<Vec<u8>> {
     let rest = "listen = 'rdma://[fe80::1]:7400'\nmemory = '64MiB'\nsecret = 'a'\n\
-        reader_secret = 'b'\nhuge_pages = 'never'\nlog_format = 'json'\ngrace_ms = 10000\nevict = true\n";
+        reader_secret = 'b'\nhuge_pages = 'never'\nlog_format = 'json'\n\
+        grace_ms = 10000\nevict = true\n";
     files(SERVER_FILE, rest)
 }
 

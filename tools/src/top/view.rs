@@ -293,7 +293,7 @@ fn draw_clients(frame: &mut Frame<'_>, area: Rect, clients: &[ClientFigures]) {
         Constraint::Fill(2),
         Constraint::Length(7),
         Constraint::Length(6),
-        Constraint::Length(4),
+        Constraint::Length(6),
         Constraint::Length(6),
         Constraint::Length(6),
         Constraint::Length(6),
