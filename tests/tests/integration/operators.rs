@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farside::{Client, ConnectedClient, Error, FabricKind, OperationError, Role, Store};
-use farside_control::{Request, Token};
+use farside_control::{CLIENTS_PER_MESSAGE_MAX, Request, Token};
 use farside_tests::cluster::TestCluster;
 use farside_tests::engine::connect_options;
 use farside_tests::{
@@ -95,11 +95,11 @@ fn clients_are_listed_with_what_they_say_of_themselves() {
 #[test]
 fn a_long_list_comes_in_several_messages() {
     let server = ServerProcess::start("--memory 32MiB");
-    let clients: Vec<_> = (0..300).map(|_| server.client()).collect();
+    let clients: Vec<_> = (0..CLIENTS_PER_MESSAGE_MAX + 2).map(|_| server.client()).collect();
     let mut expected: Vec<u16> = clients.iter().map(own_id).collect();
     expected.sort_unstable();
     assert_eq!(ids(&clients[0]), expected);
-    assert_eq!(listed(&server).len(), 300);
+    assert_eq!(listed(&server).len(), clients.len());
 }
 
 #[test]
