@@ -13,6 +13,8 @@ use farside_config::command_line::exit_code;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use self::figures::{Collector, Figures};
 use self::view::{draw, height_of};
@@ -137,6 +139,18 @@ fn watch(collector: Collector, interval: Duration) -> anyhow::Result<ExitStatus>
     shown.map(|()| ExitStatus::Done)
 }
 
+/// Waits for keys, at most so long. Returns whether the terminal is gone: then the library that
+/// reads keys would never return.
+fn has_hung_up(timeout: Duration) -> anyhow::Result<bool> {
+    let stdin = std::io::stdin();
+    let mut polled = [PollFd::new(&stdin, PollFlags::IN)];
+    match poll(&mut polled, Some(&timeout.try_into()?)) {
+        Ok(_) => Ok(polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn show(collecting: &CollectingThread, stop: &StopSignal) -> anyhow::Result<()> {
     let mut terminal = ratatui::try_init().context("the terminal cannot be set up")?;
     let _restored = RestoredTerminal;
@@ -146,7 +160,10 @@ fn show(collecting: &CollectingThread, stop: &StopSignal) -> anyhow::Result<()> 
         let newest = collecting.figures.try_iter().last();
         let mut is_changed = newest.is_some();
         figures = newest.unwrap_or(figures);
-        if event::poll(KEYS_INTERVAL)? {
+        if has_hung_up(KEYS_INTERVAL)? {
+            return Ok(());
+        }
+        if event::poll(Duration::ZERO)? {
             let event = event::read()?;
             match event {
                 Event::Key(key) if key.kind != KeyEventKind::Release => {
