@@ -28,6 +28,7 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
     match &args.command {
         Command::Ycsb(ycsb) => {
             ycsb.output.check()?;
+            publish::check_file_or_stdout(ycsb.client_metrics.as_deref())?;
             if !ycsb.ignored.is_empty() {
                 COMMAND.tell(&format!(
                     "these properties are not known here: {}",
@@ -53,14 +54,14 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             written.map_err(Error::system("writing the result"))
         }
         Command::Policies(args) => {
-            publish::check_json(args.json.as_deref())?;
+            publish::check_file_or_stdout(args.json.as_deref())?;
             let report = policies::run(args, interrupt)?;
             let table = report.table().map_err(|_| Error::Panicked)?;
             let drawn = args.svg.as_deref().map_or(Ok(()), |folder| report.draw(folder));
             publish::result(&report, &table, args.json.as_deref()).and(drawn)
         }
         Command::Verbs(args) => {
-            publish::check_json(args.json.as_deref())?;
+            publish::check_file_or_stdout(args.json.as_deref())?;
             if let Some(sizes) = &args.values {
                 let report = verbs::values(args, sizes, interrupt)?;
                 let table = report.table().map_err(|_| Error::Panicked)?;

@@ -62,8 +62,8 @@ impl Output {
     }
 }
 
-/// Checks that the file for the JSON can be written; `-` is stdout.
-pub fn check_json(path: Option<&Path>) -> Result<()> {
+/// Checks that a file can be written; `-` is stdout.
+pub fn check_file_or_stdout(path: Option<&Path>) -> Result<()> {
     path.filter(|path| !is_stdout(path)).map_or(Ok(()), check_file)
 }
 
@@ -172,6 +172,14 @@ fn folder_of(path: &Path) -> &Path {
 /// Whether something exists at this path that is no regular file, like a pipe.
 fn is_no_file(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file())
+}
+
+/// Writes a text to a file, as [`write_whole`]; `-` is stdout.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+    match is_stdout(path) {
+        true => print(text).map_err(Error::system("writing the result")),
+        false => write_whole(path, text.as_bytes()),
+    }
 }
 
 /// Writes a file whole, or leaves it as it was. A pipe or device is written to directly.

@@ -1,7 +1,5 @@
 //! `kv-bench ycsb`: prepares a run, runs it, and returns what it measured.
 
-use std::io::{self, Write};
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use farside::{Client, MetricsFormat, OperationError};
@@ -15,7 +13,7 @@ use crate::environment::Machine;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::keys::KEY_BYTES;
 use crate::phases;
-use crate::publish::grouped;
+use crate::publish::{grouped, write_text};
 use crate::server::Server;
 use crate::shares::EmulatedReport;
 use crate::sizing::{self, Demand, ServerMemory};
@@ -66,8 +64,7 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         .map_err(with_advice(&server))?;
     if let (Some(path), [client, ..]) = (&args.client_metrics, &clients[..]) {
         let text = client.render_metrics(MetricsFormat::Prometheus).unwrap_or_default();
-        write_metrics(path, &text)
-            .map_err(|source| Error::Output { path: path.clone(), source })?;
+        write_text(path, &text)?;
     }
     // Without operations the report's rates, ratios and percentiles would be undefined.
     if threads.recorder.operations() == 0 {
@@ -97,13 +94,6 @@ pub fn ycsb(args: &Ycsb, interrupt: &Interrupt) -> Result<Measured> {
         }
     }
     Ok(measured)
-}
-
-fn write_metrics(path: &Path, text: &str) -> io::Result<()> {
-    match path.to_str() {
-        Some("-") => io::stdout().write_all(text.as_bytes()),
-        _ => std::fs::write(path, text),
-    }
 }
 
 /// Messages as long as the block of a GET or PUT, with as many threads and operations in flight.

@@ -39,7 +39,7 @@ struct SessionsCounts {
 }
 
 impl SessionsCounts {
-    /// Moves the counts of what has ended to the sums.
+    /// Adds the counts of sessions and regions that have ended to the sums, and forgets these.
     fn add_up(&mut self) {
         let Self { sessions, ended, lookups, former_lookups } = self;
         sessions.retain_mut(|session| {
@@ -243,7 +243,7 @@ impl Figures {
         let name = "farside_client_operations";
         let help = "Operations that have ended, by their kind and result.";
         let mut metric = to.family(name, help, None, MetricType::Counter)?;
-        for (kind, totals) in OperationKind::ALL.iter().zip(&self.operations.kinds) {
+        for ((kind, label), totals) in OperationKind::ALL.iter().zip(&self.operations.kinds) {
             let [positive, negative] = kind.results();
             let results = [
                 (positive, totals.positive),
@@ -251,7 +251,7 @@ impl Figures {
                 ("error", totals.errors),
             ];
             for (result, count) in results {
-                let labels = [("operation", kind.label()), ("result", result)];
+                let labels = [("operation", *label), ("result", result)];
                 encode_count(&mut metric.encode_family(&labels)?, count)?;
             }
         }
@@ -262,9 +262,9 @@ impl Figures {
             "Duration of operations that did not fail, from the post of the first verb to the end \
              of the last. Kinds without operations are left out.",
             "operation",
-            used.map(|(kind, totals)| {
+            used.map(|((_, label), totals)| {
                 let latencies = &totals.latencies;
-                (kind.label(), seconds(latencies.sum_ns as f64), buckets(latencies))
+                (*label, seconds(latencies.sum_ns as f64), buckets(latencies))
             }),
         )
     }
@@ -322,7 +322,7 @@ impl Collector for Figures {
             "farside_client_retries",
             "How often an operation was tried again or had to wait, by the reason.",
             "reason",
-            retries.map(|(reason, count)| (reason.label(), count)),
+            retries.map(|((_, label), count)| (*label, count)),
         )?;
         to.counts(
             "farside_client_errors",

@@ -132,7 +132,7 @@ impl Session {
         let mut budget = ReconnectBudget::default();
         loop {
             let handle = self.handle(shard)?;
-            let begun = handle.begin_measuring(LANE.0..LANE.0 + 1);
+            let begun = handle.begin_measuring(LANE.0..LANE.0 + 1, || 0);
             let result = operation(handle);
             if let Some(begun) = begun {
                 handle.end_measuring(&begun, LANE.0..LANE.0 + 1);

@@ -45,7 +45,7 @@ use crate::metrics::MetricsQuestions;
 use crate::recovery::ServedRegion;
 use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
-use client_connection::{ClientIdentity, DisconnectReason};
+use client_connection::{AwaitedAnswer, ClientIdentity, DisconnectReason};
 use connections::{
     CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, METRICS, ReceivedMessage, STOP,
 };
@@ -406,7 +406,7 @@ impl ControlService {
 
     fn note_reads(&mut self, connection_number: u64, counts: (u64, u64), blocks: &[BlockAddress]) {
         // Without a question only the counts are noted.
-        let was_asked = self.connections.take_question_for_reads(connection_number);
+        let was_asked = self.connections.take_question(AwaitedAnswer::Reads, connection_number);
         self.keeper.note_reads(counts, if was_asked { blocks } else { &[] });
     }
 
@@ -446,7 +446,7 @@ impl ControlService {
             self.connections.ask_writers(ServerRequest::Return);
         }
         if questions.reads {
-            let asked = self.connections.ask_for_reads();
+            let asked = self.connections.ask_for(AwaitedAnswer::Reads, true);
             self.keeper.note_asked_for_reads(asked, now);
         }
         swept.into_iter().for_each(|client| self.admission.clients.forget(client));

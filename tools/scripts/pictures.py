@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Draws docs/pictures/*.svg. tools/scripts/pictures.sh runs it, and says what it needs."""
 
+import io
 import os
 import re
-import shlex
 import subprocess
 import sys
-import tempfile
 import time
 
 import rich._export_format
@@ -53,8 +52,8 @@ def shown(columns, lines, commands, seconds, environment):
 
 
 def draw(screen, columns, title, path):
-    console = Console(record=True, width=columns, file=open(os.devnull, "w", encoding="utf-8"),
-                      force_terminal=True, color_system="truecolor")
+    console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True,
+                      color_system="truecolor")
     for line in screen.split("\n"):
         console.print(Text.from_ansi(line), soft_wrap=True)
     # Without fonts from another site: the reader's own does.

@@ -209,6 +209,12 @@ pub(crate) fn bytes(number: u64) -> String {
     ByteSize(number).rounded()
 }
 
+/// Names a block size by what its blocks hold, as `SizeClass::content` names it, and their length.
+pub(crate) fn block_name(content: &str, block_bytes: u64) -> String {
+    let length = bytes(block_bytes);
+    if content == "value" { length } else { format!("{content} {length}") }
+}
+
 /// Formats a time in milliseconds for people, by its two largest units: `7s`, `3m12s`, `2d04h`.
 pub(crate) fn duration(ms: u64) -> String {
     let seconds = ms / 1000;

@@ -319,8 +319,7 @@ impl Overview {
                 _ => format!("{:.1} s", class.evicted_after_ms as f64 / 1000.0),
             };
             let numbers = numbers.into_iter().map(|number| number.to_string());
-            let content = if class.content == "value" { "" } else { class.content };
-            let block = format!("{content} {}", bytes(class.block_bytes));
+            let block = output::block_name(class.content, class.block_bytes);
             table += &row(&block, numbers.chain([after]));
         }
         table

@@ -14,12 +14,12 @@ fn main() -> ExitCode {
 
 fn measure(args: &Compare, interrupt: &Interrupt) -> Result<()> {
     if let Some(Command::Cache(args)) = &args.command {
-        publish::check_json(args.json.as_deref())?;
+        publish::check_file_or_stdout(args.json.as_deref())?;
         let report = cache::run(args, interrupt)?;
         let table = report.table().map_err(|_| Error::Panicked)?;
         return publish::result(&report, &table, args.json.as_deref());
     }
-    publish::check_json(args.json.as_deref())?;
+    publish::check_file_or_stdout(args.json.as_deref())?;
     let report = run::run(args, interrupt)?;
     let table = report.table().map_err(|_| Error::Panicked)?;
     publish::result(&report, &table, args.json.as_deref())

@@ -72,7 +72,7 @@ pub(crate) unsafe fn set<T>(target: *mut T, what: &str, value: T) -> Result<(), 
     Ok(())
 }
 
-/// As [`object`], of what other threads may use at the same time.
+/// As [`object`], for an object that other threads may use at the same time.
 ///
 /// # Safety
 /// Unless NULL, the pointer leads to a valid object.

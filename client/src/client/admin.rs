@@ -181,9 +181,13 @@ impl<'c> Admin<'c> {
         self.check_writer()?;
         self.concerned().try_fold(false, |was_connected, shard| {
             // Once only: if the server was restarted meanwhile, another client may have the id.
-            let kicked = self.client.shared.connection(shard)?.control.kick(client_id);
-            let lost = || self.client.shared.unreachable(shard, Contact::Lost, Duration::ZERO);
-            Ok(kicked.ok_or_else(lost)? || was_connected)
+            let shared = &self.client.shared;
+            let (control, asked_at) = (&shared.connection(shard)?.control, Instant::now());
+            let Some(kicked) = control.kick(client_id) else {
+                let contact = if control.is_lost() { Contact::Lost } else { Contact::Silent };
+                return Err(shared.unreachable(shard, contact, asked_at.elapsed()));
+            };
+            Ok(kicked || was_connected)
         })
     }
 

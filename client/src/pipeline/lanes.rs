@@ -71,7 +71,7 @@ struct PipelineLane<'s> {
     value: Vec<u8>,
     /// The verbs of the operation taken last, if the client counts them.
     counters: Counters,
-    /// The beginning of what the task executes, if the client has metrics.
+    /// The measurement of the task's operation, if the client has metrics.
     measured: Measurement,
     /// All verbs of the lane until the operation taken last was taken, if the client counts them.
     total_counters: Counters,
@@ -330,7 +330,7 @@ impl<'s> LaneScheduler<'s> {
         }
         let (fabric, now) = (self.engine.endpoint.fabric(), self.engine.endpoint.now());
         let key = (lane.job.hash, staged_key(&*fabric, id, lane.job.key_bytes));
-        let completed = handle.complete_cached_read(&*fabric, now, id, key, &lane.read);
+        let completed = handle.complete_cached_read::<true>(&*fabric, now, id, key, &lane.read);
         drop(fabric);
         match completed {
             Some(found) => {
@@ -340,8 +340,8 @@ impl<'s> LaneScheduler<'s> {
             None => {
                 lane.job.successor = handle.successor_by_mark(id, &lane.read);
                 handle.count_wasted_read(&lane.read);
-                let since = Some(lane.read.posted());
-                self.run_in_task(id, since);
+                let posted = lane.read.posted();
+                self.run_in_task(id, Some(posted));
             }
         }
     }
@@ -393,8 +393,8 @@ impl<'s> LaneScheduler<'s> {
         self.tasks[usize::from(id.0)].get_or_insert_with(|| LaneTask::new(id))
     }
 
-    /// Gives the job to the lane's task, and polls the task.
-    /// `since` is when the operation's first verb was posted, if one was.
+    /// Gives the job to the lane's task, and polls the task. `since` is when the operation's first
+    /// verb was posted, if one was.
     #[inline(never)]
     fn run_in_task(&mut self, id: LaneId, since: Option<Nanos>) {
         let handle = self.handle(id);

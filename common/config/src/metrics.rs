@@ -1,9 +1,9 @@
-//! The address of a server's metrics.
+//! The address of a program's metrics.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// The address at which a server answers requests for its metrics.
+/// The address at which a program answers requests for its metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub SocketAddr);
 

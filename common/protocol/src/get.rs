@@ -136,7 +136,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let done = fabric.run_read(LANE, self.region.index, remote, Buffer::ReadBlock, bytes);
         done.map_err(|error| self.failed(error))?;
         let now = fabric.now();
-        let found = self.complete_cached_read(&*fabric, now, LANE, (hash, key), &read);
+        let found = self.complete_cached_read::<true>(&*fabric, now, LANE, (hash, key), &read);
         Ok(found.ok_or(CachedMiss::InVain(read)))
     }
 
@@ -230,24 +230,11 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
 
     /// Returns the value that a READ of [`RegionHandle::post_cached`] found, or `Some(None)` if it
     /// has expired. Returns `None`, and forgets the location, if the block does not prove that it
-    /// is the key's. `fabric` is that of the endpoint, and `now` the time.
+    /// is the key's. `fabric` is that of the endpoint, and `now` the time. `IS_GET` tells whether
+    /// this is the first READ of a GET, which is counted if there are metrics and the READ answers.
     // Always, because it is the larger part of a GET, and has several callers.
     #[inline(always)]
-    pub fn complete_cached_read(
-        self,
-        fabric: &F,
-        now: Nanos,
-        lane: LaneId,
-        (hash, key): (KeyHash, &[u8]),
-        read: &CachedRead,
-    ) -> Option<Option<Found>> {
-        self.evaluate_cached_read::<true>(fabric, now, lane, (hash, key), read)
-    }
-
-    /// As [`RegionHandle::complete_cached_read`]. `IS_GET` tells whether it is the first READ of a
-    /// GET, which is counted if there are metrics and the READ answers it.
-    #[inline(always)]
-    fn evaluate_cached_read<const IS_GET: bool>(
+    pub fn complete_cached_read<const IS_GET: bool>(
         self,
         fabric: &F,
         now: Nanos,
@@ -439,7 +426,7 @@ impl<F: Fabric> Operation<'_, F> {
         let (fabric, now) = (self.engine.endpoint.fabric(), self.now());
         let key = (self.hash, self.key_in(&fabric));
         let handle = self.handle();
-        let completed = handle.evaluate_cached_read::<false>(&*fabric, now, self.lane, key, read);
+        let completed = handle.complete_cached_read::<false>(&*fabric, now, self.lane, key, read);
         if completed.is_some() {
             let location = read.location.location(self.hash, read.posted).ok()?;
             self.located.set(Some((location, None)));

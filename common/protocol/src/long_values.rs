@@ -18,7 +18,6 @@ use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock
 use crate::engine::LANE;
 use crate::failure::Failure;
 use crate::get::{CachedMiss, CachedRead};
-use crate::operation_metrics::OperationKind;
 use crate::put::{CachedPut, DisplacedPut};
 use crate::region_handle::RegionHandle;
 use crate::{Found, Lifetime, Operation, OperationError, ProtocolResult, Version};
@@ -344,12 +343,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         value: &[u8],
     ) -> ProtocolResult<Option<Version>> {
         if !self.is_short(key, value.len()) {
-            return self.measure(
-                OperationKind::Put,
-                None,
-                |_| true,
-                || self.put_extents(lifetime, (hash, key), value),
-            );
+            return self.measure_put(None, || self.put_extents(lifetime, (hash, key), value));
         }
         let operation = Operation::staged(self, LANE, hash, (key.len(), value.len()), None);
         match self.engine.endpoint.alone(|| operation.put_long_cached(lifetime, key, value))? {

@@ -21,12 +21,16 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         self.region.has_metrics.then_some(&*self.region.metrics)
     }
 
-    /// Begins to measure an operation on these lanes. `None` without metrics.
+    /// Begins to measure an operation on these lanes, which began at this time. `None` without
+    /// metrics.
     #[inline]
-    pub fn begin_measuring(self, lanes: Range<u16>) -> Option<Measurement> {
+    pub fn begin_measuring(
+        self,
+        lanes: Range<u16>,
+        since: impl FnOnce() -> Nanos,
+    ) -> Option<Measurement> {
         self.metrics()?;
-        let before = self.engine.counters_of(lanes);
-        Some(Measurement { since: self.engine.endpoint.now(), before })
+        Some(Measurement { since: since(), before: self.engine.counters_of(lanes) })
     }
 
     /// Counts what these lanes transferred since the beginning of the measurement.
@@ -48,12 +52,11 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         run: impl FnOnce() -> ProtocolResult<T>,
     ) -> ProtocolResult<T> {
         let lanes = 0..self.engine.lanes.min(LANES_MAX as u16);
-        let begun = self.begin_measuring(lanes.clone());
         // No future is in progress, so the endpoint would not read the clock.
         let now = || self.engine.endpoint.fabric().now();
-        let since = begun.map(|_| since.unwrap_or_else(now));
+        let begun = self.begin_measuring(lanes.clone(), || since.unwrap_or_else(now));
         let result = run();
-        if let (Some(begun), Some(since), Some(metrics)) = (&begun, since, self.metrics()) {
+        if let (Some(begun), Some(metrics)) = (&begun, self.metrics()) {
             self.end_measuring(begun, lanes);
             let is_positive = match &result {
                 Ok(result) => Some(is_positive(result)),
@@ -64,10 +67,20 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
                 Err(_) => None,
             };
             if let Some(is_positive) = is_positive {
-                metrics.add(kind, is_positive, now().saturating_sub(since));
+                metrics.add(kind, is_positive, now().saturating_sub(begun.since));
             }
         }
         result
+    }
+
+    /// [`RegionHandle::measure`] for a PUT.
+    #[inline]
+    pub(crate) fn measure_put<T>(
+        self,
+        since: Option<Nanos>,
+        run: impl FnOnce() -> ProtocolResult<T>,
+    ) -> ProtocolResult<T> {
+        self.measure(OperationKind::Put, since, |_| true, run)
     }
 
     /// Counts another attempt of an operation.

@@ -83,8 +83,8 @@ pub struct OperationMetrics {
     /// Those of `cached_gets` that found an expired value.
     expired: AtomicU64,
     cached_puts: CachedOperations,
-    kinds: [KindCounts; OperationKind::COUNT],
-    retries: [AtomicU64; RetryReason::COUNT],
+    kinds: [KindCounts; OperationKind::ALL.len()],
+    retries: [AtomicU64; RetryReason::ALL.len()],
     traffic: Traffic,
 }
 

@@ -9,7 +9,7 @@ use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::location_cache::FoundEntry;
 use crate::lookups::METRICS_WATCH;
-use crate::operation_metrics::{OperationKind, cached_put_traffic};
+use crate::operation_metrics::cached_put_traffic;
 use crate::{Lifetime, Version};
 
 /// The number of attempts in which an INSERT waits for unfinished INSERTs to leave slots of a full
@@ -105,24 +105,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
     pub(super) fn put_displaced(&self, displaced: DisplacedPut) -> ProtocolResult<Option<Version>> {
         self.count_displaced(&displaced);
         let since = Some(displaced.posted);
-        let answer = self.handle().measure(
-            OperationKind::Put,
-            since,
-            |_| true,
-            || self.engine.endpoint.drive(self.put_after(displaced)),
-        );
-        Ok(answer?.version)
+        let put = || self.engine.endpoint.drive(self.put_after(displaced));
+        Ok(self.handle().measure_put(since, put)?.version)
     }
 
     #[cold]
     pub(super) fn put_by_future(&self, lifetime: Lifetime) -> ProtocolResult<Option<Version>> {
-        let answer = self.handle().measure(
-            OperationKind::Put,
-            None,
-            |_| true,
-            || self.engine.endpoint.drive(self.put(lifetime)),
-        );
-        Ok(answer?.version)
+        let put = || self.engine.endpoint.drive(self.put(lifetime));
+        Ok(self.handle().measure_put(None, put)?.version)
     }
 
     /// Counts what the chain of a PUT transferred that did not swing the slot.

@@ -3,9 +3,9 @@
 //!
 //! The session's thread adds the addresses to a ring, which the control thread takes them from when
 //! the server asks. The server asks only while it evicts, and the ring has no memory before it asks
-//! for the first time. A full ring loses its
-//! oldest addresses. They are guesses: what is lost or wrong makes a block look less or more
-//! popular than it is. `ReadSamples` has a second ring of this kind, for what is hot.
+//! for the first time. A full ring loses its oldest addresses. They are guesses: a lost or wrong
+//! address makes a block look less or more popular than it is. `ReadSamples` has a second ring of
+//! this kind, for the commands of operators.
 //!
 //! A cached GET adds its block when it stamps the proof of the location anew, about once in
 //! T_word/16, so its fast path does not know of the ring. A location that a store has just proved

@@ -8,8 +8,8 @@ use std::io;
 use farside_config::{Secret, ServerConfig};
 use farside_control::cluster::Id;
 use farside_control::{
-    ConnectRequest, ControlChannel, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token, Welcome,
-    encode_reply,
+    ConnectRequest, ControlChannel, FabricKind, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token,
+    Welcome, encode_reply,
 };
 use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::{Nanos, boot_time_ns};
@@ -136,7 +136,8 @@ impl Admission {
         connections: &mut Connections,
     ) {
         let added = connection.and_then(|(channel, user)| {
-            let mut connection = ClientConnection::new(channel, ClientIdentity::Unidentified);
+            let mut connection =
+                ClientConnection::new(channel, ClientIdentity::Unidentified, FabricKind::Shm);
             connection.user = Some(user);
             connections.add(connection)
         });
@@ -317,9 +318,9 @@ impl Admission {
     ) -> Option<u64> {
         let accepted = incoming.accept_control(&encode_reply(&Ok(*welcome)));
         let added = accepted.and_then(|(channel, connection_id)| {
-            let mut connection = ClientConnection::new(channel, client);
+            let fabric = self.acceptors[acceptor].fabric();
+            let mut connection = ClientConnection::new(channel, client, fabric);
             connection.id = Some((acceptor, connection_id));
-            connection.fabric = self.acceptors[acceptor].fabric();
             Ok(connections.add(connection)?)
         });
         if let Err(error) = &added {

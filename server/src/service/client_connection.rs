@@ -39,6 +39,15 @@ pub(super) enum ClientIdentity {
     Map,
 }
 
+/// An answer that the server takes once for each question.
+#[derive(Clone, Copy)]
+pub(super) enum AwaitedAnswer {
+    /// The blocks that the client has read, for eviction.
+    Reads,
+    /// A sample of its reads, for an operator.
+    Samples,
+}
+
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DisconnectReason {
@@ -142,10 +151,8 @@ pub(super) struct ClientConnection {
     pub(super) watched: EventFlags,
     /// The progress of the snapshot that its client takes, in thousandths.
     pub(super) snapshot_permille: Option<u32>,
-    /// Whether the client was asked what it has read, and has not answered yet.
-    pub(super) is_asked_for_reads: bool,
-    /// Whether the client was asked for a sample of its reads, and has not answered yet.
-    pub(super) is_asked_for_samples: bool,
+    /// Whether the client was asked, and has not answered yet. By [`AwaitedAnswer`].
+    pub(super) awaited: [bool; 2],
     unsent: Option<ServerMessage>,
     last_sent: Option<ServerMessage>,
     /// The pushed messages to send once the channel has room, by their urgency.
@@ -159,21 +166,24 @@ pub(super) struct ClientConnection {
 }
 
 impl ClientConnection {
-    pub(super) fn new(channel: Box<dyn ControlChannel>, client: ClientIdentity) -> Self {
+    pub(super) fn new(
+        channel: Box<dyn ControlChannel>,
+        client: ClientIdentity,
+        fabric: FabricKind,
+    ) -> Self {
         Self {
             channel,
             id: None,
             data: Vec::new(),
             client,
-            fabric: FabricKind::Shm,
+            fabric,
             connected_at: boot_time_ns(),
             description: None,
             user: None,
             is_queued: false,
             watched: EventFlags::IN,
             snapshot_permille: None,
-            is_asked_for_reads: false,
-            is_asked_for_samples: false,
+            awaited: [false; 2],
             unsent: None,
             last_sent: None,
             pushed: Default::default(),

@@ -20,8 +20,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use super::client_connection::{
-    CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason, MAP_CONNECTIONS_MAX,
-    PushedMessage,
+    AwaitedAnswer, CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason,
+    MAP_CONNECTIONS_MAX, PushedMessage,
 };
 use super::probing::probe_first;
 use crate::error::{ServerError, system};
@@ -236,44 +236,31 @@ impl Connections {
         self.ask_each(request, |client| client.role() == Some(Role::Writer))
     }
 
-    /// Asks every client, readers included, what it has read. Returns how many are asked.
-    pub(super) fn ask_for_reads(&mut self) -> usize {
-        let asked = self.ask_clients(ServerRequest::Reads);
+    /// Asks every client, readers included. `counts` is whether the answers are taken. Returns how
+    /// many are asked.
+    pub(super) fn ask_for(&mut self, answer: AwaitedAnswer, counts: bool) -> usize {
+        let asked = self.ask_clients(match answer {
+            AwaitedAnswer::Reads => ServerRequest::Reads,
+            AwaitedAnswer::Samples => ServerRequest::Samples,
+        });
         for connection_number in &asked {
             if let Some(connection) = self.by_number.get_mut(connection_number) {
-                connection.is_asked_for_reads = true;
+                connection.awaited[answer as usize] = counts;
             }
         }
         asked.len()
     }
 
-    /// Returns whether the client was asked what it has read, and has not answered before.
-    pub(super) fn take_question_for_reads(&mut self, connection_number: u64) -> bool {
+    /// Returns whether the client was asked for this, and has not answered before.
+    pub(super) fn take_question(&mut self, answer: AwaitedAnswer, connection_number: u64) -> bool {
         let connection = self.by_number.get_mut(&connection_number);
-        connection.is_some_and(|connection| std::mem::take(&mut connection.is_asked_for_reads))
+        connection
+            .is_some_and(|connection| std::mem::take(&mut connection.awaited[answer as usize]))
     }
 
     /// Sends a request to every client, readers included. Returns the numbers of their connections.
     pub(super) fn ask_clients(&mut self, request: ServerRequest) -> Vec<u64> {
         self.ask_each(request, ClientConnection::is_client)
-    }
-
-    /// Asks every client for a sample of its reads. `counts` is whether the answers are taken.
-    /// Returns how many are asked.
-    pub(super) fn ask_for_samples(&mut self, counts: bool) -> usize {
-        let asked = self.ask_clients(ServerRequest::Samples);
-        for connection_number in &asked {
-            if let Some(connection) = self.by_number.get_mut(connection_number) {
-                connection.is_asked_for_samples = counts;
-            }
-        }
-        asked.len()
-    }
-
-    /// Returns whether the client was asked for a sample, and has not answered before.
-    pub(super) fn take_question_for_samples(&mut self, connection_number: u64) -> bool {
-        let connection = self.by_number.get_mut(&connection_number);
-        connection.is_some_and(|connection| std::mem::take(&mut connection.is_asked_for_samples))
     }
 
     fn ask_each(

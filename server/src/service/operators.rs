@@ -6,7 +6,7 @@ use farside_control::{
 use farside_fabric::Nanos;
 
 use super::ControlService;
-use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
+use super::client_connection::{AwaitedAnswer, ClientConnection, ClientIdentity, DisconnectReason};
 
 /// The server asks its clients to describe themselves no sooner than this after the last time, so
 /// that no client makes it ask all the time.
@@ -29,7 +29,7 @@ impl ControlService {
                 return Ok(());
             }
             Request::Samples { blocks } => {
-                if self.connections.take_question_for_samples(connection_number) {
+                if self.connections.take_question(AwaitedAnswer::Samples, connection_number) {
                     self.hot_blocks.add(&blocks);
                 }
                 return Ok(());
@@ -58,7 +58,7 @@ impl ControlService {
 
     /// Asks all clients for samples of their reads.
     pub(super) fn ask_for_samples(&mut self, now: Nanos) {
-        let asked = self.connections.ask_for_samples(self.hot_blocks.has_asked);
+        let asked = self.connections.ask_for(AwaitedAnswer::Samples, self.hot_blocks.has_asked);
         self.hot_blocks.note_asked(asked, now);
     }
 

@@ -83,7 +83,10 @@ fn keep_missing() {
 
 #[test]
 fn regions_of_former_versions_are_served_or_refused() {
-    for (version, path) in kept_versions("region-") {
+    let kept = kept_versions("region-");
+    let is_present = |(version, _): &(u32, PathBuf)| *version == FORMAT_VERSION;
+    assert!(kept.iter().any(is_present) && !kept.iter().all(is_present), "{kept:?}");
+    for (version, path) in kept {
         let bytes = zstd::decode_all(&std::fs::read(path).unwrap()[..]).unwrap();
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let file = folder.path().join("region");
@@ -104,7 +107,8 @@ fn regions_of_former_versions_are_served_or_refused() {
             continue;
         }
         let mut server = command("kv-server");
-        server.args(["--listen", "shm:///nowhere/kv.sock", "--region-file"]).arg(&file);
+        let address = format!("shm://{}/kv.sock", folder.path().display());
+        server.args(["--listen", &address, "--region-file"]).arg(&file);
         let refused = CommandOutput::of(&mut server);
         refused.expect_line(1, &[&format!("has format version {version}"), "snapshot"]);
         assert_eq!(std::fs::read(&file).unwrap(), bytes);

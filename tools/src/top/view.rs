@@ -13,7 +13,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, BorderType, Cell, Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::figures::{ClientFigures, Figures, RoundTrip, ShardFigures};
-use crate::output::{bytes, duration};
+use crate::output::{block_name, bytes, duration};
 
 /// The smallest view.
 const WIDTH_MIN: u16 = 72;
@@ -228,13 +228,11 @@ fn draw_classes(frame: &mut Frame<'_>, area: Rect, classes: &[&ClassStatistics])
         let in_use = class.blocks.saturating_sub(class.blocks_free);
         let share = in_use as f64 / class.blocks.max(1) as f64;
         let filled = ((share * BAR_WIDTH as f64).round() as usize).min(BAR_WIDTH);
-        let content = class.class.content();
         let after = match class.evicted {
             0 => "-".to_owned(),
             _ => duration(class.evicted_after_ms),
         };
-        let size = bytes(class.class.block_bytes());
-        let block = if content == "value" { size } else { format!("{content} {size}") };
+        let block = block_name(class.class.content(), class.class.block_bytes());
         row(
             [
                 block,

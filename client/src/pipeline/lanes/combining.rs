@@ -153,7 +153,7 @@ impl LaneScheduler<'_> {
                 lane.value_lane = leader;
                 lane.answer = Some(Ok(answer));
                 self.queues.answered.push(id);
-                self.measure_follower(leader, &answer);
+                self.count(leader, &answer);
             } else {
                 lane.state = LaneState::Queued;
                 let action = lane.job.action;

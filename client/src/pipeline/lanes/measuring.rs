@@ -14,7 +14,7 @@ use crate::connection::SessionRegion;
 use crate::session_regions::SessionRegions;
 
 impl PipelineLane<'_> {
-    /// Begins to measure what the lane's task executes. `since` is when the operation's first verb
+    /// Begins to measure the verbs of the lane's task. `since` is when the operation's first verb
     /// was posted, if one was.
     #[inline]
     pub(super) fn begin_measuring(
@@ -23,9 +23,9 @@ impl PipelineLane<'_> {
         LaneId(id): LaneId,
         since: Option<Nanos>,
     ) {
-        if let Some(measured) = handle.begin_measuring(id..id + 1) {
+        let since = || since.unwrap_or_else(|| handle.engine.endpoint.now());
+        if let Some(measured) = handle.begin_measuring(id..id + 1, since) {
             self.measured = measured;
-            self.measured.since = since.unwrap_or(measured.since);
         }
     }
 
@@ -43,21 +43,19 @@ impl LaneScheduler<'_> {
     /// Counts an operation that the lane's task has completed, unless it failed.
     #[inline]
     pub(super) fn measure(&self, id: LaneId, answer: &LaneAnswer) {
-        let handle = self.handle(id);
-        let Some(metrics) = handle.metrics() else { return };
         let lane = &self.lanes[usize::from(id.0)];
-        handle.end_measuring(&lane.measured, id.0..id.0 + 1);
+        self.handle(id).end_measuring(&lane.measured, id.0..id.0 + 1);
         if let Ok(answer) = answer {
-            let latency = self.engine.endpoint.now().saturating_sub(lane.since());
-            metrics.add(OperationKind::of(lane.job.action), answer.applied, latency);
+            self.count(id, answer);
         }
     }
 
-    /// Counts a follower, which has the same answer as its leader, and takes as long.
+    /// Counts the operation of a lane, or a follower of it: that has the same answer, and takes as
+    /// long.
     #[inline]
-    pub(super) fn measure_follower(&self, leader: LaneId, answer: &Answer) {
-        let Some(metrics) = self.handle(leader).metrics() else { return };
-        let lane = &self.lanes[usize::from(leader.0)];
+    pub(super) fn count(&self, id: LaneId, answer: &Answer) {
+        let Some(metrics) = self.handle(id).metrics() else { return };
+        let lane = &self.lanes[usize::from(id.0)];
         let latency = self.engine.endpoint.now().saturating_sub(lane.since());
         metrics.add(OperationKind::of(lane.job.action), answer.applied, latency);
     }

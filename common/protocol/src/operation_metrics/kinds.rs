@@ -23,25 +23,23 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
-    /// All kinds, in their order.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Get,
-        Self::GetRange,
-        Self::Version,
-        Self::Put,
-        Self::Insert,
-        Self::Update,
-        Self::Delete,
-        Self::CompareExchange,
-        Self::Increment,
-        Self::Append,
-        Self::GetOrInsert,
-        Self::Touch,
-        Self::Take,
-        Self::DeleteIfVersion,
+    /// All kinds with their labels, in their order.
+    pub const ALL: [(Self, &'static str); 14] = [
+        (Self::Get, "get"),
+        (Self::GetRange, "get_range"),
+        (Self::Version, "version"),
+        (Self::Put, "put"),
+        (Self::Insert, "insert"),
+        (Self::Update, "update"),
+        (Self::Delete, "delete"),
+        (Self::CompareExchange, "compare_exchange"),
+        (Self::Increment, "increment"),
+        (Self::Append, "append"),
+        (Self::GetOrInsert, "get_or_insert"),
+        (Self::Touch, "touch"),
+        (Self::Take, "take"),
+        (Self::DeleteIfVersion, "delete_if_version"),
     ];
-    /// The number of kinds.
-    pub const COUNT: usize = 14;
 
     /// The kind of this action. A store that returns or keeps something counts as the store that it
     /// is otherwise.
@@ -69,26 +67,6 @@ impl OperationKind {
         }
     }
 
-    /// The value of the label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Get => "get",
-            Self::GetRange => "get_range",
-            Self::Version => "version",
-            Self::Put => "put",
-            Self::Insert => "insert",
-            Self::Update => "update",
-            Self::Delete => "delete",
-            Self::CompareExchange => "compare_exchange",
-            Self::Increment => "increment",
-            Self::Append => "append",
-            Self::GetOrInsert => "get_or_insert",
-            Self::Touch => "touch",
-            Self::Take => "take",
-            Self::DeleteIfVersion => "delete_if_version",
-        }
-    }
-
     /// The labels of a positive and a negative result.
     pub fn results(self) -> [&'static str; 2] {
         match self {
@@ -112,21 +90,13 @@ pub enum RetryReason {
 }
 
 impl RetryReason {
-    /// All reasons, in their order.
-    pub const ALL: [Self; Self::COUNT] =
-        [Self::Conflict, Self::Split, Self::Memory, Self::Connection];
-    /// The number of reasons.
-    pub const COUNT: usize = 4;
-
-    /// The value of the label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Conflict => "conflict",
-            Self::Split => "split",
-            Self::Memory => "memory",
-            Self::Connection => "connection",
-        }
-    }
+    /// All reasons with their labels, in their order.
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Conflict, "conflict"),
+        (Self::Split, "split"),
+        (Self::Memory, "memory"),
+        (Self::Connection, "connection"),
+    ];
 }
 
 #[cfg(test)]
@@ -135,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_lists_are_in_the_order_of_the_numbers() {
-        assert!(OperationKind::ALL.iter().enumerate().all(|(at, kind)| *kind as usize == at));
-        assert!(RetryReason::ALL.iter().enumerate().all(|(at, reason)| *reason as usize == at));
+        assert!(OperationKind::ALL.iter().enumerate().all(|(at, (kind, _))| *kind as usize == at));
+        assert!(RetryReason::ALL.iter().enumerate().all(|(at, (it, _))| *it as usize == at));
     }
 }

@@ -23,9 +23,9 @@ pub struct KindTotals {
 #[derive(Clone, Debug, Default)]
 pub struct OperationTotals {
     /// By [`OperationKind`].
-    pub kinds: [KindTotals; OperationKind::COUNT],
+    pub kinds: [KindTotals; OperationKind::ALL.len()],
     /// By [`RetryReason`].
-    pub retries: [u64; RetryReason::COUNT],
+    pub retries: [u64; RetryReason::ALL.len()],
     /// What verbs transferred, without doorbells.
     pub traffic: Counters,
 }
