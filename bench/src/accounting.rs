@@ -93,14 +93,30 @@ pub fn now_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
-    fn the_usage_of_this_process_grows() {
-        let before = ServerUsage::of(std::process::id()).unwrap();
-        std::thread::sleep(Duration::from_millis(2));
-        let spent = ServerUsage::of(std::process::id()).unwrap().since(&before);
-        assert!(spent.wakeups >= 1, "{spent:?}");
+    fn a_process_that_waits_for_input_again_has_slept() {
+        // A process of its own: threads of this one end at any time, and take their sleeps along.
+        let mut cat = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("every system has cat");
+        let before = ServerUsage::of(cat.id()).unwrap();
+        let mut input = cat.stdin.take().unwrap();
+        input.write_all(b"x").unwrap();
+        cat.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        // There is nothing more to read, so it goes to sleep.
+        while ServerUsage::of(cat.id()).unwrap().since(&before).wakeups == 0 {
+            std::thread::yield_now();
+        }
+
+        drop(input);
+        assert!(cat.wait().unwrap().success());
         assert!(ServerUsage::of(u32::MAX).is_err());
     }
 
