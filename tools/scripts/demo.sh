@@ -65,8 +65,8 @@ tree=$work/tree
 files=$(count_files "$tree")
 [ "$files" -gt 0 ] || fail "there is nothing to load in $copied_from: take another DIR=..."
 mib=$(mib_of "$tree")
-# A block is larger than its content, and each size has its own chunks.
-memory_mib=$((mib * 3 + 64))
+# A block is larger than its content, and each size has its own chunks, of 2 MiB.
+memory_mib=$(((mib * 3 / 2 + 32) * 2))
 [ "$memory_mib" -ge "$memory_mib_min" ] || memory_mib=$memory_mib_min
 printf -v q_tree %q "$tree"
 printf -v q_work %q "$work"
