@@ -98,6 +98,8 @@ impl Server {
         let events = (&stop, questions);
         let service =
             ControlService::new(config, listeners, memory.clone(), opened, membership, events)?;
+        // Before a client is accepted, which then can read the metrics at once.
+        let metrics = metrics.map(|bound| metrics::serve(bound, region)).transpose()?;
         let (pages, huge_pages) = (memory.pages_text(), ByteSize(memory.huge_bytes()));
         tracing::info!(%address, memory = %bytes, pages, %huge_pages, incarnation, "serving");
         let thread = thread::Builder::new()
@@ -106,9 +108,7 @@ impl Server {
             .map_err(system("start a thread"))?;
         let (thread, stop) = (Some(thread), Stopper(Arc::new(stop)));
         let tls = tls.map(TlsReloader);
-        let mut server = Self { addresses, tls, stop, thread, background: None, metrics: None };
-        let metrics = metrics.map(|bound| metrics::serve(bound, region));
-        server.metrics = metrics.transpose()?;
+        let mut server = Self { addresses, tls, stop, thread, background: None, metrics };
         // The server's address must not be in the records before it listens.
         watcher.map_or(Ok(()), Watcher::start).map_err(system("start a thread"))?;
         match pages_left {
