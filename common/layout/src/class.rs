@@ -6,7 +6,7 @@
 //!
 //! [`ExtentTable`]: crate::ExtentTable
 
-use super::{BlockHeader, CHUNK_BYTES, LayoutError, block_bytes, class_for};
+use super::{BlockHeader, CHUNK_BYTES, LayoutError, block_bytes};
 
 /// The unit of block addresses and the smallest block, in bytes.
 pub const BLOCK_UNIT: u64 = 64;
@@ -42,16 +42,27 @@ const BLOCK_BYTES: [u32; SizeClass::COUNT] = {
     all
 };
 
+/// The size of blocks of the next smaller class with the same content, by class. Larger than any
+/// block for the class of extents, because no key fits there.
+const SMALLER_BLOCK_BYTES: [u32; SizeClass::COUNT] = {
+    let mut all = [0; SizeClass::COUNT];
+    let mut index = 1;
+    while index < SizeClass::COUNT {
+        all[index] = BLOCK_BYTES[index - 1];
+        index += 1;
+    }
+    all[SizeClass::FIRST_HEAD.0 as usize] = 0;
+    all[SizeClass::EXTENT.0 as usize] = u32::MAX;
+    all
+};
+
 /// The base 2 logarithm of the unit of padding, by class: a quarter of the difference between a
 /// block of this class and one of the next smaller class. Heads and extents have no padding.
 const PADDING_UNIT_LOG2: [u8; SizeClass::COUNT] = {
     let mut all = [u64::BITS as u8 - 1; SizeClass::COUNT];
     let mut index = 0;
-    while index < VALUE_CLASSES {
-        let doublings = index.saturating_sub(LINEAR_CLASSES) / CLASSES_PER_DOUBLING;
-        let is_linear = index < LINEAR_CLASSES;
-        let first = if is_linear { BLOCK_UNIT / 4 } else { LINEAR_BYTES_MAX / 16 };
-        all[index as usize] = first.ilog2() as u8 + doublings;
+    while index < VALUE_CLASSES as usize {
+        all[index] = ((BLOCK_BYTES[index] - SMALLER_BLOCK_BYTES[index]) / 4).ilog2() as u8;
         index += 1;
     }
     all
@@ -145,16 +156,13 @@ impl SizeClass {
         }
     }
 
-    /// Whether a block of this class can hold a key and this many bytes of a value, or of a table
-    /// of extents, in a slot.
+    /// Whether this is the smallest class for a key and this many bytes of a value; for classes of
+    /// heads, of a table of extents. The class of extents never is.
     #[inline]
     pub const fn fits(self, key_bytes: usize, value_bytes: usize) -> bool {
-        let class = match class_for(key_bytes, value_bytes) {
-            Some(class) if class.0 == self.0 => return true,
-            _ if !self.is_head() => return false,
-            _ => Self::for_head(block_bytes(key_bytes, value_bytes)),
-        };
-        matches!(class, Some(class) if class.0 == self.0)
+        let bytes = block_bytes(key_bytes, value_bytes);
+        let smaller = SMALLER_BLOCK_BYTES[self.0 as usize % Self::COUNT] as u64;
+        smaller < bytes && bytes <= self.block_bytes()
     }
 
     /// The index of this class, below [`SizeClass::COUNT`].
@@ -232,6 +240,9 @@ mod tests {
         for class in SizeClass::of_values() {
             for bytes in [below + 1, class.block_bytes() - 1, class.block_bytes()] {
                 assert_eq!(SizeClass::for_bytes(bytes), Some(class), "{bytes} bytes");
+                let Some(value_bytes) = bytes.checked_sub(block_bytes(8, 0)) else { continue };
+                let fitting = SizeClass::of_values().filter(|it| it.fits(8, value_bytes as usize));
+                assert_eq!(fitting.collect::<Vec<_>>(), [class], "{bytes} bytes");
             }
             below = class.block_bytes();
         }
