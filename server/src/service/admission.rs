@@ -431,6 +431,8 @@ impl Admission {
         match refusal {
             // Routine: a client whose session comes after its fence reconnects.
             Refusal::UnknownClient { .. }
+            // kv-bench, and clients with several addresses, ask first whether there is a cluster.
+            | Refusal::NoCluster
             // In a cluster, a client with an old map gets the new one.
             | Refusal::Spare
             | Refusal::OtherView { .. }
