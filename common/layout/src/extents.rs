@@ -274,6 +274,8 @@ mod tests {
                 let class = SHAPE.class_in_slot(key_bytes, value_bytes as usize).unwrap();
                 let table_bytes = extent_table_bytes(SHAPE.count(key_bytes, value_bytes));
                 assert!(class.is_head() && class.fits(key_bytes, table_bytes));
+                let fitting = SizeClass::of_heads().filter(|it| it.fits(key_bytes, table_bytes));
+                assert_eq!(fitting.collect::<Vec<_>>(), [class]);
                 assert!(block_bytes(key_bytes, table_bytes) <= class.block_bytes());
             }
         }
