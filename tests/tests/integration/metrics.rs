@@ -13,7 +13,8 @@ use farside_tests::{
     ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, left_out_without_shm, scaled,
     wait_until,
 };
-use scrape::{METRICS, Scrape};
+pub(crate) use scrape::METRICS;
+use scrape::Scrape;
 
 #[test]
 fn metrics_show_what_clients_and_the_server_do() {
@@ -59,7 +60,7 @@ fn heap_of_blocks(scrape: &Scrape) -> f64 {
 }
 
 /// Waits until the metrics of a server have this property, and returns them.
-fn wait_for(server: &ServerProcess, mut holds: impl FnMut(&Scrape) -> bool) -> Scrape {
+pub(crate) fn wait_for(server: &ServerProcess, mut holds: impl FnMut(&Scrape) -> bool) -> Scrape {
     let mut scrape = Scrape::of(server);
     wait_until("the metrics show it", TEST_TIMEOUT, || {
         scrape = Scrape::of(server);

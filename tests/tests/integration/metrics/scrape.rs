@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use farside_tests::{ServerProcess, TEST_TIMEOUT};
 
 /// The arguments of a server with metrics.
-pub(super) const METRICS: &str = "--metrics 127.0.0.1:0";
+pub(crate) const METRICS: &str = "--metrics 127.0.0.1:0";
 /// What a request for OpenMetrics has, as Prometheus sends it.
 pub(super) const OPEN_METRICS: &str =
     "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n";
@@ -57,7 +57,7 @@ pub(super) type Labels = BTreeMap<String, String>;
 
 /// The metrics of a server in the text format of Prometheus.
 #[derive(Debug, Default)]
-pub(super) struct Scrape {
+pub(crate) struct Scrape {
     /// The type of each metric.
     pub(super) types: BTreeMap<String, String>,
     /// The samples of each metric, with their labels.
@@ -102,7 +102,7 @@ impl Scrape {
     }
 
     /// Returns the sum of the samples of this metric that have this label.
-    pub(super) fn labelled(&self, name: &str, label: (&str, &str)) -> f64 {
+    pub(crate) fn labelled(&self, name: &str, label: (&str, &str)) -> f64 {
         let samples = self.samples.get(name).map(Vec::as_slice).unwrap_or_default();
         let has_label = |labels: &Labels| labels.get(label.0).is_some_and(|is| is == label.1);
         let found: Vec<f64> = samples
