@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command, and at the same time with one core: the longest tests of the simulator, random
 # schedules for a minute, the tests with an etcd that fails, those of the Python package, lints
-# without RDMA, and the build with the oldest supported Rust. A test with a virtual machine keeps only one core busy. Fails if any of
-# them fails.
+# without RDMA, and the build with the oldest supported Rust. A test with a virtual machine keeps only
+# one core busy. Fails if any of them fails; then the end of what COMMAND printed comes last.
 #
 #   tools/scripts/beside.sh COMMAND...
 #
@@ -10,8 +10,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
+output=$(mktemp) first=$(mktemp)
+trap 'rm -f "$output" "$first"' EXIT
 export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-60}
 {
     nice cargo test --locked --workspace --test simulation -- \
@@ -24,8 +24,10 @@ export FARSIDE_SIMULATION_SECONDS=${FARSIDE_SIMULATION_SECONDS:-60}
             --locked -- -D warnings &&
         CARGO_BUILD_JOBS=1 nice tools/scripts/msrv.sh
 } >"$output" 2>&1 &
-failed=0
-"$@" || failed=$?
-wait $! || failed=$?
+beside=$! failed=0 ended=
+"$@" 2>&1 | tee "$first" || failed=$?
+[ $failed -eq 0 ] || ended=$(printf '\nfailed: %s\n' "$*"; tail -n 60 "$first")
+wait $beside || failed=$?
 cat "$output"
+echo "$ended"
 exit $failed
