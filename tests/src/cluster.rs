@@ -18,10 +18,14 @@ use tempfile::TempDir;
 
 use crate::engine::connect_options;
 use crate::network::Network;
-use crate::{ServerProcess, TEST_TIMEOUT, wait_until};
+use crate::{ServerProcess, TEST_TIMEOUT, device, wait_until};
 
-/// How long clients trust a server in these tests, in milliseconds.
-const TRUST_MS: u32 = 200;
+/// How long clients trust a server in these tests, in milliseconds: over RDMA, where a server in
+/// emulation may answer late, half the default.
+fn trust_ms() -> u32 {
+    if device().is_some() { 1000 } else { 200 }
+}
+
 /// The arguments of all servers, unless others are given.
 const ARGUMENTS: &str = "--memory 16MiB --grace-ms 20";
 
@@ -180,7 +184,7 @@ impl TestCluster {
 
 /// Writes the records of a new cluster.
 pub fn write_cluster(store: &dyn RecordStore, shards: u16, hash_key: Id) {
-    let cluster = ClusterRecord::new(random_id().unwrap(), hash_key, shards, TRUST_MS);
+    let cluster = ClusterRecord::new(random_id().unwrap(), hash_key, shards, trust_ms());
     let shards = (0..shards).map(|shard| ShardRecord::default().change(shard));
     let changes: Vec<_> = shards.chain([cluster.change()]).collect();
     assert_eq!(store.commit(&[], &changes).unwrap(), Commit::Done);

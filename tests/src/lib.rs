@@ -34,7 +34,7 @@ pub use left_out::{
     left_out_without_netem, left_out_without_root, left_out_without_shm,
     left_out_without_time_namespaces, network_or_left_out,
 };
-pub use server_process::ServerProcess;
+pub use server_process::{RDMA_GRACE_MS, ServerProcess};
 pub use worker::Worker;
 
 /// Returns the path of the binary of this name, built from the present sources (unless
@@ -87,6 +87,11 @@ impl Drop for StopOnDrop<'_> {
 
 /// Timeout of steps that are quick on an idle machine: far more than they take on a busy one.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a client tries to reach a server of which a test waits for the failure to come.
+pub fn short_timeout() -> Duration {
+    Duration::from_millis(if device().is_some() { 3000 } else { 500 })
+}
 
 /// Waits until a condition holds; panics with its description `what` after the timeout.
 pub fn wait_until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool) {

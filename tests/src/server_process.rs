@@ -13,16 +13,26 @@ use crate::free_tcp_address;
 use crate::network::{Network, command_by};
 use crate::{TEST_TIMEOUT, binary, device, is_over_shm, new_address, send_signal};
 
-/// Returns a server's arguments. Over RDMA, raises GRACE to its default: in emulation a READ often
-/// takes longer than a shorter GRACE. Over TCP, raises it to the shortest that a server accepts.
+/// The shortest GRACE over RDMA. In emulation a READ or the answer of a client now and then takes
+/// longer than the default allows.
+pub const RDMA_GRACE_MS: u64 = 250;
+
+/// The shortest GRACE that a server accepts over TCP.
+const TCP_GRACE_MS: u64 = 8;
+
+/// Returns a server's arguments, with a GRACE that suits the fabric.
 fn adapted(arguments: &str) -> Vec<String> {
-    let grace_ms_min: u64 = if device().is_some() { 100 } else { 8 };
+    let least = match device() {
+        Some(_) => RDMA_GRACE_MS,
+        None if is_over_shm() => 0,
+        None => TCP_GRACE_MS,
+    };
     let mut adapted: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
-    let grace = adapted.iter().position(|argument| argument == "--grace-ms");
-    if let Some(value) = grace.and_then(|at| adapted.get_mut(at + 1))
-        && !is_over_shm()
-    {
-        *value = value.parse().unwrap_or(grace_ms_min).max(grace_ms_min).to_string();
+    if let Some(at) = adapted.iter().position(|argument| argument == "--grace-ms") {
+        let value = &mut adapted[at + 1];
+        *value = value.parse().unwrap_or(least).max(least).to_string();
+    } else if device().is_some() {
+        adapted.extend(["--grace-ms".to_owned(), least.to_string()]);
     }
     adapted
 }

@@ -29,5 +29,5 @@ beside=$! failed=0 ended=
 [ $failed -eq 0 ] || ended=$(printf '\nfailed: %s\n' "$*"; tail -n 60 "$first")
 wait $beside || failed=$?
 cat "$output"
-echo "$ended"
+[ -z "$ended" ] || echo "$ended"
 exit $failed

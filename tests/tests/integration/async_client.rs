@@ -14,7 +14,7 @@ use farside::OperationError::{Denied, KeyEmpty, KeyTooLong, NotANumber, ValueToo
 use farside::{AsyncClient, Client, Error, Role, Store};
 use farside_bench::allocations::of_this_thread;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, blocks_with_clients, device, fill, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, blocks_with_clients, fill, scaled, short_timeout, wait_until,
 };
 
 use crate::reconnect::FenceAt;
@@ -325,7 +325,7 @@ fn a_restarted_server_is_found_by_all_tasks() {
 #[test]
 fn a_server_that_stays_away_is_unreachable_until_it_returns() {
     let mut server = ServerProcess::start("--memory 32MiB");
-    let timeout = Duration::from_millis(if device().is_some() { 3000 } else { 300 });
+    let timeout = short_timeout();
     let connected = server.client_builder().connect_timeout(timeout).connect().unwrap();
     let client = connected.async_client().unwrap();
     server.kill();

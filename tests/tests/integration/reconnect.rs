@@ -9,7 +9,7 @@ use farside::ConnectError::Unreachable;
 use farside::{Contact, Error};
 use farside_fabric::Intercept;
 use farside_tests::faults::Fence;
-use farside_tests::{ServerProcess, device, fill, left_out_over_tcp};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, left_out_over_tcp, short_timeout};
 use rustix::process::{Pid, Signal, kill_process};
 
 const KEYS: u64 = 1000;
@@ -17,7 +17,7 @@ const KEYS: u64 = 1000;
 #[test]
 fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
     let mut server = ServerProcess::start("--memory 32MiB");
-    let timeout = Duration::from_millis(if device().is_some() { 3000 } else { 300 });
+    let timeout = short_timeout();
     let client = server.client_builder().connect_timeout(timeout).connect().unwrap();
     let mut session = client.session().unwrap();
     session.put(b"key", b"value").unwrap();
@@ -29,10 +29,7 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
             Ok(value) => assert_eq!(*value.unwrap(), *b"value"),
             Err(error) => break error,
         }
-        assert!(
-            started.elapsed() < timeout + Duration::from_secs(5),
-            "the server's death was not noticed"
-        );
+        assert!(started.elapsed() < timeout + TEST_TIMEOUT, "the server's death was not noticed");
     };
     assert!(matches!(error, Error::Connect(Unreachable { contact: Contact::Lost, .. })), "{error}");
     assert!(error.to_string().contains("answered, then went away"), "{error}");
@@ -49,8 +46,7 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
 fn sessions_of_a_lost_server_fail_together() {
     const ATTEMPTS_MAX: u64 = 20;
     let mut server = ServerProcess::start("--memory 32MiB");
-    let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
-    let client = server.client_builder().connect_timeout(timeout).connect().unwrap();
+    let client = server.client_builder().connect_timeout(short_timeout()).connect().unwrap();
     let mut sessions: Vec<_> = (0..4).map(|_| client.session().unwrap()).collect();
     let failures: Vec<AtomicU64> = sessions.iter().map(|_| AtomicU64::new(0)).collect();
     let all_failed = || failures.iter().all(|count| count.load(Ordering::Relaxed) > 0);
@@ -158,14 +154,14 @@ fn a_batch_whose_connection_is_lost_continues_on_the_next() {
 fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     const KEYS: u64 = 12;
     const CHAINS_BEFORE: u64 = 5;
+    const DEPTH: u16 = 4;
     if left_out_over_tcp("a dead server answers no chain that is on its way") {
         return;
     }
     let server = ServerProcess::start("--memory 32MiB");
     let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
     let fence = FenceAt::new(move || kill_process(pid, Signal::KILL).unwrap());
-    let timeout = Duration::from_millis(if device().is_some() { 1000 } else { 200 });
-    let builder = server.client_builder().pipeline_depth(4).connect_timeout(timeout);
+    let builder = server.client_builder().pipeline_depth(DEPTH).connect_timeout(short_timeout());
     let client = builder.intercept_fabric(fence.wrap()).connect().unwrap();
     let mut session = client.session().unwrap();
     let keys: Vec<_> = (0..KEYS).map(u64::to_le_bytes).collect();
@@ -173,14 +169,17 @@ fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     let batch = keys.iter().fold(session.batch(), |batch, key| batch.get(key));
     fence.set(CHAINS_BEFORE);
     let outcomes = batch.run().unwrap();
-    let (known, unknown) = outcomes.split_at(CHAINS_BEFORE as usize);
-    assert!(known.iter().all(Result::is_ok), "{known:?}");
+    assert_eq!(outcomes.len() as u64, KEYS);
     let is_unreachable = |error: &Error| match error {
         Error::Connect(Unreachable { tried, .. }) => !tried.is_zero(),
         _ => false,
     };
+    let (known, unknown): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
     assert!(unknown.iter().all(|it| it.as_ref().is_err_and(is_unreachable)), "{unknown:?}");
-    assert_eq!(outcomes.len() as u64, KEYS);
+    // A device may lose chains that are in flight when the server ends.
+    let lost_max = u64::from(DEPTH) - 1;
+    let known = known.len() as u64;
+    assert!((CHAINS_BEFORE - lost_max..=CHAINS_BEFORE).contains(&known), "{known} known");
 }
 
 /// The connection is lost at each chain of a scan in turn, as when a client was stopped too long.

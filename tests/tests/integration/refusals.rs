@@ -8,7 +8,9 @@ use std::process::{Command, Stdio};
 
 use farside_fabric::rdma::preflight;
 use farside_tests::command::CommandOutput;
-use farside_tests::{ServerProcess, binary, device_or_left_out, left_out, new_address};
+use farside_tests::{
+    RDMA_GRACE_MS, ServerProcess, binary, device_or_left_out, left_out, new_address,
+};
 
 /// Runs `program <arguments>` without a user's config file, and prints its stderr. `timeout` ends a
 /// server that starts, which would run forever.
@@ -142,7 +144,8 @@ fn a_client_whose_writes_may_arrive_too_late_can_only_read() {
     let with = |arguments: &[&str]| {
         run("kv-cli", &[arguments, &["--config", config.to_str().unwrap()]].concat())
     };
-    let late = &["60829 ms late", "rdma.ack_timeout", "grace_ms >= 382", "this one has 100"];
+    let has = format!("this one has {RDMA_GRACE_MS}");
+    let late = &["60829 ms late", "rdma.ack_timeout", "grace_ms >= 382", &has];
     with(&["put", "key", "other"]).expect_line(2, late);
     assert_eq!(with(&["get", "key"]).succeeded().text(), "value");
 }

@@ -32,9 +32,9 @@ pub(crate) fn uncached(
 }
 
 /// Returns a server with room for all keys from the start: a split costs round trips to the
-/// operation that meets it.
+/// operation that meets it. So does a READ that takes longer than GRACE.
 pub(crate) fn server() -> ServerProcess {
-    ServerProcess::start("--memory 32MiB --index 4MiB")
+    ServerProcess::start("--memory 32MiB --index 4MiB --grace-ms 2000")
 }
 
 fn session(server: &ServerProcess) -> Session {

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::{ServerProcess, device, fill, left_out_over_tcp, scaled};
+use farside_tests::{RDMA_GRACE_MS, ServerProcess, device, fill, left_out_over_tcp, scaled};
 use rustix::process::Signal;
 
 const KEYS: u64 = 1000;
-/// The interval at which the server asks its clients' processes over RDMA, with GRACE = 100 ms.
-const ROLL_CALL: Duration = Duration::from_millis(8 * 100);
+/// The interval at which the server asks its clients' processes over RDMA.
+const ROLL_CALL: Duration = Duration::from_millis(8 * RDMA_GRACE_MS);
 
 #[test]
 fn the_server_sleeps_during_two_hundred_thousand_operations() {

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use farside::{Client, Error, Session};
 use farside_control::attach::ConnectError;
 use farside_tests::cluster::TestCluster;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, is_over_shm, wait_until};
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, free_tcp_address, is_over_shm, short_timeout, wait_until,
+};
 
 const KEYS: u32 = 300;
 /// How long a server may stand still before it asks the records whose its shard is, and a margin.
@@ -17,7 +19,7 @@ const SERVER_GAP: Duration = Duration::from_secs(6);
 fn connect(servers: &[&ServerProcess]) -> Client {
     let seeds: Vec<String> = servers.iter().map(|server| server.address()).collect();
     let builder = Client::builder().server(&seeds.join(","));
-    builder.connect_timeout(Duration::from_millis(500)).connect().unwrap()
+    builder.connect_timeout(short_timeout()).connect().unwrap()
 }
 
 fn key(number: u32) -> String {
@@ -259,7 +261,7 @@ fn one_bad_seed_does_no_harm() {
     // None is good.
     bad.truncate(4);
     let none = Client::builder().server(&bad.join(","));
-    let error = none.connect_timeout(Duration::from_millis(300)).connect().unwrap_err();
+    let error = none.connect_timeout(short_timeout()).connect().unwrap_err();
     assert!(error.to_string().contains("://"), "{error}");
 }
 

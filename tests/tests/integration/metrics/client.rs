@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farside::{Client, Error, MetricsFormat, OperationError, Role, Session, Store};
 use farside_tests::command::CommandOutput;
-use farside_tests::{ServerProcess, left_out_without_shm};
+use farside_tests::{ServerProcess, left_out_without_shm, short_timeout};
 
 use super::files::{documented_in, promtool};
 use super::scrape::Scrape;
@@ -290,8 +290,7 @@ fn counts_outlive_their_sessions_and_a_lost_connection() {
     assert_eq!(after.of_kind("put"), 1.0);
     // A batch of which the connection is lost runs again, and fails if the server stays away.
     server.kill();
-    let timeout = Duration::from_millis(300);
-    let builder = server.client_builder().metrics(true).connect_timeout(timeout);
+    let builder = server.client_builder().metrics(true).connect_timeout(short_timeout());
     builder.connect().unwrap_err();
     server.restart();
     second.batch().get(key(1)).run().unwrap().remove(0).unwrap();
@@ -305,8 +304,7 @@ fn counts_outlive_their_sessions_and_a_lost_connection() {
 #[test]
 fn an_operation_that_a_reader_may_not_do_and_one_without_a_server_are_errors() {
     let mut server = ServerProcess::start("--memory 16MiB");
-    let timeout = Duration::from_millis(1000);
-    let builder = server.client_builder().metrics(true).connect_timeout(timeout);
+    let builder = server.client_builder().metrics(true).connect_timeout(short_timeout());
     let client = builder.role(Role::Reader).connect().unwrap();
     let mut session = client.session().unwrap();
     session.put(key(1), "a").unwrap_err();
