@@ -381,9 +381,10 @@ unsafe fn copy_words(from: *const u64, into: *mut u64, count: usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as the caller promises.
     unsafe {
+        // Bytes, which processors copy faster this way than words.
         std::arch::asm!(
-            "rep movsq",
-            inout("rcx") count => _,
+            "rep movsb",
+            inout("rcx") count * WORD_BYTES as usize => _,
             inout("rdi") into => _,
             inout("rsi") from => _,
             options(nostack, preserves_flags)
