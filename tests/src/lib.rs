@@ -88,7 +88,8 @@ impl Drop for StopOnDrop<'_> {
 /// Timeout of steps that are quick on an idle machine: far more than they take on a busy one.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a client tries to reach a server of which a test waits for the failure to come.
+/// How long a client tries to reach a server that a test has stopped: no longer than it may take to
+/// connect to one that runs.
 pub fn short_timeout() -> Duration {
     Duration::from_millis(if device().is_some() { 3000 } else { 500 })
 }
