@@ -126,6 +126,8 @@ fn a_shard_that_is_down_fails_its_own_keys_and_comes_back() {
                         assert_eq!(usize::from(of), shard);
                         failed += 1;
                     }
+                    // A PUT that was in flight when the server died may have taken effect.
+                    Err(error) if !is_over_shm() && error.is_indeterminate() => {}
                     Err(error) => panic!("{error}"),
                 }
             }
