@@ -4,7 +4,7 @@
 //! ends the connection to the shard's former server at once, so that no session survives the change
 //! of an owner.
 
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use farside_control::address::Address;
 use farside_control::attach::{Attached, ConnectError, ConnectOptions};
 use farside_control::cluster::{ClusterMap, Id, Router, ShardCopy, ShardView};
 use farside_control::{ControlError, Refusal};
-use farside_fabric::{Trust, boot_time_ns};
+use farside_fabric::{Trust, boot_time_ns, interrupt};
 
 use crate::Contact;
 use crate::connection::ServerConnection;
@@ -281,7 +281,8 @@ impl Cluster {
             let from = boot_time_ns() as usize % addresses.len().max(1);
             let some = addresses.iter().cycle().skip(from).take(ADDRESSES_MAX.min(addresses.len()));
             let answers = fetch_maps(some.cloned().collect(), options, ATTEMPT_TIMEOUT);
-            while let Ok((_, answer)) = answers.recv_timeout(attempt.at_most(ATTEMPT_TIMEOUT)) {
+            let until = || Instant::now() + attempt.at_most(ATTEMPT_TIMEOUT);
+            while let Some((_, answer)) = receive(&answers, until()) {
                 if let Ok(map) = answer {
                     self.merge(&map);
                 }
@@ -345,6 +346,17 @@ fn fetch_maps(
     receiver
 }
 
+/// Waits until this time for an answer; `None` if there is none, or if no more will come.
+fn receive<T>(answers: &Receiver<T>, until: Instant) -> Option<T> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match answers.recv_timeout(interrupt::step(left)) {
+            Err(RecvTimeoutError::Timeout) if !left.is_zero() && !interrupt::gives_up() => {}
+            received => return received.ok(),
+        }
+    }
+}
+
 /// Asks the seeds for the map of their cluster, again and again until the timeout.
 ///
 /// Takes the cluster that most of the seeds name that answer: a seed that is down, silent or of
@@ -365,7 +377,7 @@ pub(crate) fn discover(options: &ConnectOptions) -> Result<Discovered, ConnectEr
         };
         let tried = started.elapsed();
         let Some(pause) = attempts.pause_after(tried) else { return Err(error.tried_for(tried)) };
-        std::thread::sleep(pause);
+        interrupt::sleep(pause);
     }
 }
 
@@ -378,8 +390,7 @@ fn ask_seeds(
     let mut maps: Vec<(ClusterMap, Vec<Address>)> = Vec::new();
     let (mut failed, mut has_no_cluster) = (None, false);
     let mut until = Instant::now() + timeout + FURTHER_SEEDS_TIMEOUT;
-    let left = |until: Instant| until.saturating_duration_since(Instant::now());
-    while let Ok((seed, answer)) = answers.recv_timeout(left(until)) {
+    while let Some((seed, answer)) = receive(&answers, until) {
         match answer {
             Ok(map) => {
                 until = until.min(Instant::now() + FURTHER_SEEDS_TIMEOUT);

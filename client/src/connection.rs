@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use farside_control::attach::{Attached, Attempts, ConnectError, ConnectOptions, FabricFactory};
 use farside_control::{Role, Welcome};
-use farside_fabric::{AnyFabric, Intercept, LaneId, RegionIndex, Trust};
+use farside_fabric::{AnyFabric, Intercept, LaneId, RegionIndex, Trust, interrupt};
 use farside_protocol::{ConnectionCache, Engine, Failure, OpenRegion, RegionHandle, RegionOptions};
 
 use crate::control::{ClusterLink, Control};
@@ -129,7 +129,7 @@ impl ServerConnection {
                 let error = ConnectError::Unreachable { server, tried, contact, source };
                 return Err(error.into());
             };
-            std::thread::sleep(pause);
+            interrupt::sleep(pause);
         }
     }
 

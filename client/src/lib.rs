@@ -219,6 +219,7 @@ pub use farside_control::{
     ClassStatistics, ClientDescription, ConnectedClient, ControlError, FabricKind, Refusal, Role,
     ServerStatistics,
 };
+pub use farside_fabric::interrupt::interruptible;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
 pub use farside_fabric::tcp::{TlsError, TlsFiles};
 pub use farside_fabric::{Counters, RegisteredBuffer};

@@ -1,8 +1,11 @@
 //! One connection for all sessions of a client. When it is lost, one session reconnects for all.
 //! Also the budget of each call, which limits how often and for how long the call reconnects.
 
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use farside_fabric::interrupt;
 
 use crate::ConnectError;
 
@@ -69,7 +72,14 @@ impl<C> Reconnecting<C> {
             if !state.is_connecting {
                 break;
             }
-            state = self.attempted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.attempted.wait_timeout(state, interrupt::step(Duration::MAX));
+            // The question needs Python's lock, whose holder may wait for this one.
+            drop(waited);
+            if interrupt::gives_up() {
+                let source = Arc::new(io::ErrorKind::Interrupted.into());
+                return Err(ConnectError::System { doing: "waiting for a connection", source });
+            }
+            state = self.lock();
         }
         state.is_connecting = true;
         drop(state);
@@ -86,7 +96,10 @@ impl<C> Reconnecting<C> {
             }
             Err(error) => {
                 let error = error.after_an_answer();
-                state.last_failure = Some((Instant::now(), error.clone()));
+                // After an attempt that its caller has ended, a session that waits makes its own.
+                if !interrupt::is_given_up() {
+                    state.last_failure = Some((Instant::now(), error.clone()));
+                }
                 Err(error)
             }
         }
@@ -129,10 +142,11 @@ impl ReconnectBudget {
     pub(crate) fn count_loss(&mut self, connect_timeout: Duration) -> bool {
         self.first_loss_at.get_or_insert_with(Instant::now);
         self.losses += 1;
-        if self.losses >= LOSSES_MIN && self.since_first_loss() >= connect_timeout {
+        let is_over = self.losses >= LOSSES_MIN && self.since_first_loss() >= connect_timeout;
+        if is_over || interrupt::gives_up() {
             return false;
         }
-        std::thread::sleep((RECONNECT_PAUSE * (self.losses - 1)).min(RECONNECT_PAUSE_MAX));
+        interrupt::sleep((RECONNECT_PAUSE * (self.losses - 1)).min(RECONNECT_PAUSE_MAX));
         true
     }
 }

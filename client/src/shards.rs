@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use farside_control::attach::ConnectError;
+use farside_fabric::interrupt;
 
 use crate::client::ClientInner;
 use crate::cluster::Attempt;
@@ -83,7 +84,10 @@ impl ClientInner {
             || self.establish(shard, Some(Instant::now() + self.connect_options.timeout)),
         );
         let made = made.map_err(|error| self.connect_error(shard, error));
-        if let Err(error @ Error::Unavailable { .. }) = &made {
+        // An attempt that its caller has ended proves nothing.
+        if let Err(error @ Error::Unavailable { .. }) = &made
+            && !interrupt::is_given_up()
+        {
             link.revival().failed = Some(error.clone());
             self.revive(shard);
         }
@@ -124,7 +128,10 @@ impl ClientInner {
             {
                 return Err(error);
             }
-            std::thread::sleep(FIRST_SHARD_PAUSE);
+            if interrupt::gives_up() {
+                return Err(self.unreachable(0, Contact::Lost, started.elapsed()));
+            }
+            interrupt::sleep(FIRST_SHARD_PAUSE);
         }
     }
 
@@ -209,7 +216,7 @@ impl ClientInner {
             let Some(pause) = attempts.pause_after(tried) else {
                 return Err(error.tried_for(tried));
             };
-            std::thread::sleep(pause);
+            interrupt::sleep(pause);
         }
     }
 

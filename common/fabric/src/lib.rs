@@ -18,6 +18,7 @@ mod counters;
 mod endpoint;
 mod flight;
 mod intercept;
+pub mod interrupt;
 mod lane_chain;
 #[allow(unsafe_code, reason = "memory of the caller, for the length of a call")]
 mod lent;

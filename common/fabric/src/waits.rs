@@ -1,6 +1,6 @@
 //! Lanes that wait for a time: [`Fabric::wait`](crate::Fabric::wait) of both fabrics.
 
-use super::{Completion, LaneId, Nanos};
+use super::{Completion, LaneId, Nanos, interrupt};
 
 /// The lanes that wait, each with the time until which it waits.
 pub(super) struct SleepingLanes(Vec<(Nanos, LaneId)>);
@@ -20,13 +20,14 @@ impl SleepingLanes {
         self.0.iter().map(|(until, _)| *until).min()
     }
 
-    /// The completion of a lane whose time has come. Reads the clock only if a lane waits.
+    /// The completion of a lane whose time has come, or of any if the caller has given up. Reads the
+    /// clock only if a lane waits.
     #[inline]
     pub(super) fn due(&mut self, now: impl FnOnce() -> Nanos) -> Option<Completion> {
         if self.0.is_empty() {
             return None;
         }
-        let now = now();
+        let now = if interrupt::is_given_up() { Nanos::MAX } else { now() };
         let due = self.0.iter().position(|(until, _)| *until <= now)?;
         let (_, lane) = self.0.swap_remove(due);
         Some(Completion { lane, result: Ok(0) })

@@ -1,7 +1,7 @@
 //! The limit on a lane's wait for the server.
 
-use farside_fabric::Nanos;
 use farside_fabric::waiting::WaitTimer;
+use farside_fabric::{Nanos, interrupt};
 
 use crate::failure::Failure;
 
@@ -9,9 +9,9 @@ use crate::failure::Failure;
 /// expects. Then the operation fails.
 const TIMEOUT_NS: Nanos = 5_000_000_000;
 
-/// Whether the wait has taken longer than [`TIMEOUT_NS`].
+/// Whether the wait has taken longer than [`TIMEOUT_NS`], or the caller has given up.
 pub(crate) fn has_timed_out(waiting: &WaitTimer) -> bool {
-    waiting.waited() > TIMEOUT_NS
+    waiting.waited() > TIMEOUT_NS || interrupt::is_given_up()
 }
 
 /// Returns the failure of an operation whose wait has timed out.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use farside_fabric::{Fabric, LaneId, Nanos};
+use farside_fabric::{Fabric, LaneId, Nanos, interrupt};
 use farside_protocol::{Failure, OpenRegion, RetryReason};
 
 use super::{LaneScheduler, LaneState};
@@ -216,7 +216,10 @@ impl<'s> LaneScheduler<'s> {
         }
         match self.shared.try_connection(shard) {
             ShardState::Down(error) => Found::Unavailable(error),
-            ShardState::Connecting if since.elapsed() > self.shared.connect_options.timeout => {
+            ShardState::Connecting
+                if since.elapsed() > self.shared.connect_options.timeout
+                    || interrupt::is_given_up() =>
+            {
                 let (contact, tried) = (crate::Contact::Lost, since.elapsed());
                 Found::Unavailable(self.shared.unreachable(shard, contact, tried))
             }

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use farside_fabric::interrupt;
+
 use super::{Attached, ConnectError, ConnectOptions, Result};
 
 /// The first pause between two attempts. Each next one is twice as long.
@@ -76,9 +78,13 @@ impl Attempts {
     }
 
     /// Returns the pause after an attempt that failed. `elapsed` is the time since the first
-    /// attempt began. `None` if the last attempt was made.
+    /// attempt began. `None` if the last attempt was made, or the caller has given
+    /// up.
     pub fn pause_after(&mut self, elapsed: Duration) -> Option<Duration> {
         let left = self.timeout.checked_sub(elapsed).filter(|left| !left.is_zero())?;
+        if interrupt::is_given_up() {
+            return None;
+        }
         let pause = self.pause.min(left);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         Some(pause)
@@ -105,7 +111,7 @@ impl ConnectOptions {
             let Some(pause) = attempts.pause_after(tried) else {
                 return Err(ConnectError::Unreachable { server, contact, tried, source });
             };
-            std::thread::sleep(pause);
+            interrupt::sleep(pause);
         }
     }
 }

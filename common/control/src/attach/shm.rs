@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
-use farside_fabric::{AnyFabric, Fabric, RegionIndex};
+use farside_fabric::{AnyFabric, Fabric, RegionIndex, interrupt};
 use farside_layout::{CLIENT_IDS, LayoutError, SUPERBLOCK_BYTES, Superblock};
 
 use super::{Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system};
@@ -68,17 +68,26 @@ fn connect(
     if !trust::may_serve(user, path) {
         return Err(ConnectError::Untrusted { server: options.address.to_string(), user });
     }
-    let waiting = connection.set_receive_timeout(Some(left()));
-    waiting.map_err(system("setting up the socket"))?;
     connection.send(&options.request(purpose), None).map_err(|_| hung_up())?;
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-    let (bytes, descriptor) =
-        connection.receive(&mut buffer).map_err(|source| match Errno::from_io_error(&source) {
-            Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
-            Some(Errno::CONNRESET) => hung_up(),
-            Some(Errno::AGAIN) => silent(),
-            _ => options.unreachable(Contact::Silent, started.elapsed(), Some(source)),
-        })?;
+    let received = loop {
+        let step = interrupt::step(left()).max(Duration::from_millis(1));
+        let waiting = connection.set_receive_timeout(Some(step));
+        waiting.map_err(system("setting up the socket"))?;
+        match connection.receive(&mut buffer) {
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    && started.elapsed() < timeout
+                    && !interrupt::gives_up() => {}
+            received => break received,
+        }
+    };
+    let (bytes, descriptor) = received.map_err(|source| match Errno::from_io_error(&source) {
+        Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
+        Some(Errno::CONNRESET) => hung_up(),
+        Some(Errno::AGAIN) => silent(),
+        _ => options.unreachable(Contact::Silent, started.elapsed(), Some(source)),
+    })?;
     if bytes == 0 {
         return Err(hung_up());
     }

@@ -13,7 +13,7 @@ use crate::long_transfer::run_gathered;
 use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
-    LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
+    LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup, interrupt,
 };
 use memory::LaneMemory;
 pub(crate) use memory::{ChainMemory, part_mut, words_mut};
@@ -464,7 +464,7 @@ impl Fabric for ShmFabric {
             let left = Duration::from_nanos(left);
             match &self.wakeup {
                 Some(wakeup) => wakeup.sleep(Some(left)),
-                None => std::thread::sleep(left),
+                None => interrupt::sleep(left),
             }
         } else {
             std::hint::spin_loop();

@@ -12,7 +12,7 @@ use super::record::{CLOCK_WORDS, Header, ReplyKind, WORD_BYTES, reply_kind};
 use super::stream::Stream;
 use super::tls::TlsClient;
 use crate::rdma::{ConnectionId, RemoteRegion};
-use crate::{ControlChannel, REPLY_BYTES_MAX, Trust, boot_time_ns};
+use crate::{ControlChannel, REPLY_BYTES_MAX, Trust, boot_time_ns, interrupt};
 
 /// How long one attempt waits for the server's host. The system repeats the first packet at growing
 /// intervals, so that a longer attempt could outlast an outage by as much again.
@@ -61,10 +61,7 @@ pub fn connect_control(
     timeout: Duration,
 ) -> io::Result<(TcpChannel, Vec<u8>)> {
     let started = Instant::now();
-    let left = || {
-        let left = timeout.saturating_sub(started.elapsed());
-        left.max(Duration::from_millis(1))
-    };
+    let left = || timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
     let stream = Stream::connect(address, tls, left().min(HANDSHAKE_TIMEOUT))?;
     let mut channel = TcpChannel::over(stream, NO_ID);
     channel.send(request)?;
@@ -79,8 +76,10 @@ pub fn connect_control(
             None => {}
         }
         let mut polled = [rustix::event::PollFd::new(&channel, rustix::event::PollFlags::IN)];
-        let left = rustix::event::Timespec::try_from(left()).ok();
-        if rustix::event::poll(&mut polled, left.as_ref()) == Ok(0) {
+        let step = rustix::event::Timespec::try_from(interrupt::step(left())).ok();
+        let polled = rustix::event::poll(&mut polled, step.as_ref());
+        let is_over = started.elapsed() >= timeout || interrupt::gives_up();
+        if polled != Ok(1) && is_over {
             return Err(io::ErrorKind::WouldBlock.into());
         }
     }
@@ -105,11 +104,16 @@ pub fn connect_data(
     clock[..filled].copy_from_slice(&buffered[..filled]);
     while filled < clock.len() {
         let left = timeout.saturating_sub(started.elapsed());
-        stream.set_wait_max(left.max(Duration::from_millis(1)))?;
-        match stream.receive(&mut clock[filled..], true)? {
+        stream.set_wait_max(interrupt::step(left).max(Duration::from_millis(1)))?;
+        match stream.receive(&mut clock[filled..], true) {
             // A refusal.
-            0 => break,
-            bytes => filled += bytes,
+            Ok(0) => break,
+            Ok(bytes) => filled += bytes,
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock
+                    && !left.is_zero()
+                    && !interrupt::gives_up() => {}
+            Err(error) => return Err(error),
         }
     }
     let word = |at: usize| {

@@ -20,7 +20,7 @@ use crate::shm::words_mut;
 use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,
-    Nanos, RegionIndex, Timing, Verb, Wakeup,
+    Nanos, RegionIndex, Timing, Verb, Wakeup, interrupt,
 };
 
 /// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
@@ -275,9 +275,9 @@ impl TcpFabric {
         has_changed
     }
 
-    /// Breaks the connections that are overdue.
+    /// Breaks the connections that are overdue; all that owe an answer if the caller gives up.
     fn check_links(&mut self) {
-        let now = self.clock.now();
+        let now = if interrupt::gives_up() { Nanos::MAX } else { self.clock.now() };
         for at in 0..self.links.len() {
             if self.links[at].is_overdue(now) {
                 self.break_link(RegionIndex(at as u16));

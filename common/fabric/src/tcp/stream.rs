@@ -1,15 +1,21 @@
 //! The byte stream of a connection.
 
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType,
+    sockopt,
+};
 
 use super::PEER_TIMEOUT;
 use super::tls::{Tls, TlsClient, TlsServer, no_handshake};
+use crate::interrupt;
 
 /// The interval between keepalive probes, and the time of silence before the first.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -52,18 +58,21 @@ impl Stream {
         timeout: Duration,
     ) -> io::Result<Self> {
         let started = Instant::now();
-        let mut stream = Self::over(TcpStream::connect_timeout(&address, timeout)?.into())?;
+        let mut stream = Self::over(connect_socket(address, timeout)?)?;
         let Some(tls) = tls else { return Ok(stream) };
         let mut tls = tls.connection()?;
         // The handshake begins with this side's first message.
         tls.flush(&stream.socket)?;
         while tls.is_handshaking() {
             let left = timeout.saturating_sub(started.elapsed());
-            stream.set_wait_max(left.max(Duration::from_millis(1)))?;
+            stream.set_wait_max(interrupt::step(left).max(Duration::from_millis(1)))?;
             match tls.fill(&stream.socket, true) {
                 Ok(0) => return Err(no_handshake()),
                 Ok(_) => drop(tls.take(&stream.socket, &mut [])?),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !left.is_zero() => {}
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && !left.is_zero()
+                        && !interrupt::gives_up() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -189,6 +198,33 @@ impl Stream {
     }
 }
 
+/// As [`std::net::TcpStream::connect_timeout`], also for a call that its caller can end.
+fn connect_socket(address: SocketAddr, timeout: Duration) -> io::Result<OwnedFd> {
+    let started = Instant::now();
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        if left.is_zero() || interrupt::gives_up() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let step = Timespec::try_from(interrupt::step(left)).ok();
+        match poll(&mut [PollFd::new(&socket, PollFlags::OUT)], step.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    sockopt::socket_error(&socket)??;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
 /// As [`Stream::receive`], without TLS.
 pub(super) fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Result<usize> {
     let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
@@ -198,7 +234,7 @@ pub(super) fn receive(socket: &OwnedFd, into: &mut [u8], wait: bool) -> io::Resu
 fn receive_with(socket: &OwnedFd, into: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
     match net::recv(socket, into, flags) {
         Ok((_, bytes)) => Ok(bytes),
-        Err(rustix::io::Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
         Err(error) => Err(error.into()),
     }
 }

@@ -13,7 +13,7 @@ use super::handles::{Capacity, CompletionQueue, ProtectionDomain, QueuePair, wai
 use super::identifier::{CmId, Event, EventChannel};
 use super::link::{Connected, DataLink};
 use crate::rdma::{ConnectionId, Options, VerbsError};
-use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX, Trust};
+use crate::{CHAIN_VERBS_MAX, REQUEST_BYTES_MAX, Trust, interrupt};
 
 /// IB_CM_REJ_CONSUMER_DEFINED: the peer's program refused the connection.
 const REJECTED_BY_PROGRAM: i32 = 28;
@@ -202,7 +202,7 @@ impl CmEventWait {
                 return Err(self.refusal(&event));
             }
             let left = self.left();
-            if left.is_zero() {
+            if left.is_zero() || interrupt::gives_up() {
                 return Err(VerbsError::TimedOut { address: self.address, after: self.timeout });
             }
             wait_until_readable(&*self.channel, left).map_err(failed())?;

@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::lane_chain::Stage;
 use crate::rdma::{RemoteRegion, VerbsError};
 use crate::waits::SleepingLanes;
-use crate::{Completion, LaneId, Nanos, RegionIndex, Wakeup};
+use crate::{Completion, LaneId, Nanos, RegionIndex, Wakeup, interrupt};
 
 const WATCHING: &str = "watching a connection";
 /// Completions of one poll.
@@ -237,6 +237,9 @@ impl VerbsFabric {
         let slept = poll(&mut polled, Some(&timeout));
         let [_, event, _] = polled.map(|fd| fd.revents());
         wakeup.inspect(|wakeup| wakeup.end_sleep());
+        if interrupt::gives_up() {
+            return (0..self.links.len()).for_each(|at| self.break_link(RegionIndex(at as u16)));
+        }
         if slept.is_ok() && event.contains(PollFlags::IN) {
             self.take_events();
         }

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::ffi::{self, cm, constructed, ibv, polled, system};
 use super::identifier::CmId;
 use super::lanes::ENTRIES_PER_WORK;
+use crate::interrupt;
 use crate::rdma::VerbsError;
 
 macro_rules! impl_send_and_sync {
@@ -212,9 +213,10 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Sleeps until the descriptor is readable, a signal arrives, or the timeout has passed.
+/// Sleeps until the descriptor is readable, a signal arrives, or the timeout has passed, or for a
+/// step of a call that its caller can end.
 pub(super) fn wait_until_readable(source: &impl AsFd, timeout: Duration) -> io::Result<()> {
-    let timeout = Timespec::try_from(timeout).ok();
+    let timeout = Timespec::try_from(interrupt::step(timeout)).ok();
     match poll(&mut [PollFd::new(source, PollFlags::IN)], timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
