@@ -6,11 +6,12 @@
 
 use std::time::Duration;
 
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyString};
+
+use crate::exported::Exported;
 
 /// Returns the bytes of a `str` or `bytes`, if the object is one.
 #[inline]
@@ -53,7 +54,7 @@ impl<'py> Keys<'py> {
 /// The bytes of a value to store.
 pub(crate) enum Source<'a> {
     Immutable(&'a [u8]),
-    Exported(PyUntypedBuffer),
+    Exported(Exported),
 }
 
 impl<'a> Source<'a> {
@@ -80,7 +81,7 @@ impl AsRef<[u8]> for Source<'_> {
 pub(crate) enum KeptSource {
     Text(PyBackedStr),
     Bytes(PyBackedBytes),
-    Exported(PyUntypedBuffer),
+    Exported(Exported),
 }
 
 impl KeptSource {
@@ -105,8 +106,8 @@ impl AsRef<[u8]> for KeptSource {
     }
 }
 
-fn exported_bytes(buffer: &PyUntypedBuffer) -> &[u8] {
-    let Some((start, bytes)) = span(buffer) else { return &[] };
+fn exported_bytes(buffer: &Exported) -> &[u8] {
+    let Some((start, bytes)) = buffer.span() else { return &[] };
     // SAFETY: the exporter keeps the memory in place until the buffer is released. The package's
     // documentation forbids changes by other threads during the call, as for `socket.send`. With
     // one, the stored value may differ from its checksum: GETs of it then fail.
@@ -114,19 +115,19 @@ fn exported_bytes(buffer: &PyUntypedBuffer) -> &[u8] {
 }
 
 /// Memory for a value that is read.
-pub(crate) struct Target(PyUntypedBuffer);
+pub(crate) struct Target(Exported);
 
 impl Target {
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = export(object)?;
-        if buffer.readonly() {
+        if buffer.is_read_only() {
             return Err(PyBufferError::new_err("the buffer is read-only: pass a writable one"));
         }
         Ok(Self(buffer))
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let Some((start, bytes)) = span(&self.0) else { return &mut [] };
+        let Some((start, bytes)) = self.0.span() else { return &mut [] };
         // SAFETY: the exporter keeps the memory in place until the buffer is released, and it is
         // writable. The package's documentation forbids its use by other threads during the call,
         // as for `socket.recv_into`.
@@ -136,7 +137,7 @@ impl Target {
 
 /// Refuses buffers that share memory: each has its own value.
 pub(crate) fn check_apart(targets: &[Target]) -> PyResult<()> {
-    let mut spans: Vec<_> = targets.iter().filter_map(|Target(buffer)| span(buffer)).collect();
+    let mut spans: Vec<_> = targets.iter().filter_map(|Target(buffer)| buffer.span()).collect();
     spans.sort_unstable();
     let is_apart = |pair: &[(*mut u8, usize)]| pair[0].0 as usize + pair[0].1 <= pair[1].0 as usize;
     if spans.windows(2).all(is_apart) {
@@ -145,20 +146,15 @@ pub(crate) fn check_apart(targets: &[Target]) -> PyResult<()> {
     Err(PyValueError::new_err("two of the buffers share memory: pass one for each key"))
 }
 
-/// Exports an object's memory, which is one piece.
-fn export(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
-    let buffer = match PyUntypedBuffer::get(object) {
+/// Exports an object's memory.
+fn export(object: &Bound<'_, PyAny>) -> PyResult<Exported> {
+    match Exported::new(object) {
         Err(error) => match tensor_memory(object)? {
-            Some(memory) => PyUntypedBuffer::get(&memory)?,
-            None => return Err(error),
+            Some(memory) => Exported::new(&memory),
+            None => Err(error),
         },
-        Ok(buffer) => buffer,
-    };
-    if !buffer.is_c_contiguous() {
-        let text = "the buffer is not contiguous: pass a contiguous one, or a copy";
-        return Err(PyBufferError::new_err(text));
+        exported => exported,
     }
-    Ok(buffer)
 }
 
 /// Returns an array of bytes that shares the memory of a torch tensor, if the object is one.
@@ -171,13 +167,6 @@ fn tensor_memory<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, 
     }
     let flat = object.call_method0("detach")?.call_method1("view", (-1,))?;
     flat.call_method1("view", (torch.getattr("uint8")?,))?.call_method0("numpy").map(Some)
-}
-
-/// The start of exported memory, and its length in bytes; `None` if it is empty.
-#[inline]
-fn span(buffer: &PyUntypedBuffer) -> Option<(*mut u8, usize)> {
-    let (start, bytes) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
-    (bytes > 0 && !start.is_null()).then_some((start, bytes))
 }
 
 /// A duration in seconds, or a `datetime.timedelta`.

@@ -8,6 +8,7 @@ mod aio;
 mod arguments;
 mod client;
 mod errors;
+mod exported;
 mod fork;
 mod lmcache;
 mod registered;

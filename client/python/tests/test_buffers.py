@@ -1,6 +1,7 @@
 """Memory of the caller: it is read and written where it is."""
 
 import array
+import ctypes
 import sys
 import types
 
@@ -39,6 +40,76 @@ def test_arrays_of_all_types(client):
     assert (read == rows).all()
     client.put("doubles", array.array("d", [1.5, 2.5]))
     assert client.get("doubles") == array.array("d", [1.5, 2.5]).tobytes()
+
+
+class Pair(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_int), ("second", ctypes.c_double)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (ctypes.c_char * 5)(*b"hello"),
+        lambda: ((ctypes.c_int * 3) * 2)((1, 2, 3), (4, 5, 6)),
+        lambda: ctypes.c_int(7),
+        lambda: Pair(1, 2.5),
+        lambda: numpy.array(5.0),
+        lambda: memoryview(numpy.array(5.0)),
+        lambda: numpy.array([1 + 2j]),
+        # Fields with the names of pointers' formats.
+        lambda: numpy.ones(2, [("O", "i4"), ("P", "f8")]),
+    ],
+)
+def test_arrays_without_strides_or_shape(client, make):
+    """Their strides or shapes are null: they are in one piece."""
+    source, target = make(), make()
+    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(target)), 0, len(bytes(target)))
+    client.put("key", source)
+    assert client.get("key") == bytes(source)
+    assert client.get_into("key", target) == len(bytes(source))
+    assert bytes(target) == bytes(source)
+
+
+class Owner(ctypes.Structure):
+    _fields_ = [("number", ctypes.c_int), ("owned", ctypes.py_object)]
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        numpy.array([object(), {}], dtype=object),
+        numpy.zeros(2, [("number", "i4"), ("owned", "O")]),
+        (ctypes.py_object * 2)(1, 2),
+        Owner(1, []),
+        (ctypes.c_char_p * 1)(b"text"),
+        (ctypes.c_wchar_p * 1)("text"),
+        (ctypes.c_void_p * 1)(),
+        ctypes.pointer(ctypes.c_int(3)),
+        (ctypes.CFUNCTYPE(None) * 1)(),
+    ],
+)
+def test_pointers_are_refused(client, buffer):
+    """A value that is read into them would let the program follow any address."""
+    client.put("key", bytes(8))
+    before = bytes(buffer)
+    for call in (
+        lambda: client.put("key", buffer),
+        lambda: client.get_into("key", buffer),
+        lambda: client.get_many_into(["key"], [buffer]),
+    ):
+        with pytest.raises(BufferError, match=r"has pointers \(format '.*'\).*array of numbers"):
+            call()
+    assert bytes(buffer) == before and client.get("key") == bytes(8)
+
+
+def test_items_without_a_format(client):
+    days = numpy.array(["2026-01-01"], dtype="datetime64[D]")
+    for call in (lambda: client.put("key", days), lambda: client.get_into("key", days)):
+        with pytest.raises(BufferError, match=r"dtype 'M' in a buffer: .*array\.view\(\"uint8\"\)"):
+            call()
+    client.put("key", days.view("uint8"))
+    found = numpy.zeros_like(days)
+    assert client.get_into("key", found.view("uint8")) == 8 and found == days
 
 
 def test_several_buffers(client):
