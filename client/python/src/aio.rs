@@ -25,6 +25,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::errors;
 use crate::fork::ProcessLocal;
+use crate::interrupts;
 use crate::results::{PyOutcome, PyValue};
 
 /// What an operation returns to Python.
@@ -296,8 +297,7 @@ impl AsyncEngine {
         create_future: Py<PyAny>,
     ) -> PyResult<Self> {
         let client = client.get().state().client(py)?;
-        let client = py.detach(|| client.async_client());
-        let client = client.map_err(|error| errors::of_operation(py, &error))?;
+        let client = interrupts::operate(py, || client.async_client())?;
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let eventfd = eventfd.map_err(std::io::Error::from)?;
         let (ready, is_signalled) = (Mutex::default(), AtomicBool::new(false));

@@ -9,10 +9,15 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pyo3::Python;
+use pyo3::{Python, ffi};
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// The number of forks from the process that loaded the module to this one.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+#[inline]
+pub(crate) fn count() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
 
 extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -32,8 +37,18 @@ pub(crate) fn watch() -> io::Result<()> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forked;
 
-/// A value that only the process that made it can use. A child leaks it. Its drop may wait, so it
-/// releases the GIL.
+/// Whether the thread is attached to the main interpreter.
+pub(crate) fn is_main_interpreter(_: Python<'_>) -> bool {
+    // SAFETY: the thread is attached to an interpreter.
+    let interpreter = unsafe { ffi::PyInterpreterState_Get() };
+    // SAFETY: it is the thread's own. The first one has the number 0.
+    unsafe { ffi::PyInterpreterState_GetID(interpreter) == 0 }
+}
+
+/// A value that only the process that made it can use. A child leaks it.
+///
+/// Its drop may wait, so it releases the GIL; but not in a subinterpreter. If that one ends with the
+/// main interpreter, a thread that takes the GIL again is ended, and the process never ends.
 #[derive(Debug)]
 pub(crate) struct ProcessLocal<T: Send> {
     value: ManuallyDrop<T>,
@@ -42,12 +57,12 @@ pub(crate) struct ProcessLocal<T: Send> {
 
 impl<T: Send> ProcessLocal<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { value: ManuallyDrop::new(value), forks: FORKS.load(Ordering::Relaxed) }
+        Self { value: ManuallyDrop::new(value), forks: count() }
     }
 
     #[inline]
     pub(crate) fn get(&self) -> Result<&T, Forked> {
-        if self.forks == FORKS.load(Ordering::Relaxed) { Ok(&self.value) } else { Err(Forked) }
+        if self.forks == count() { Ok(&self.value) } else { Err(Forked) }
     }
 }
 
@@ -56,7 +71,10 @@ impl<T: Send> Drop for ProcessLocal<T> {
         if self.get().is_ok() {
             // SAFETY: it is taken here only, and not used after that.
             let value = unsafe { ManuallyDrop::take(&mut self.value) };
-            Python::attach(|py| py.detach(|| drop(value)));
+            Python::attach(|py| match is_main_interpreter(py) {
+                true => py.detach(|| drop(value)),
+                false => drop(value),
+            });
         }
     }
 }

@@ -10,6 +10,7 @@ mod client;
 mod errors;
 mod exported;
 mod fork;
+mod interrupts;
 mod lmcache;
 mod registered;
 mod results;
@@ -29,6 +30,8 @@ mod _farside {
     use crate::aio::AsyncEngine;
     #[pymodule_export]
     use crate::client::Client;
+    #[pymodule_export]
+    use crate::interrupts::Cancellable;
     #[pymodule_export]
     use crate::lmcache::Connector;
     #[pymodule_export]

@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors;
 use crate::fork::ProcessLocal;
+use crate::interrupts;
 
 /// How many entries are read each time that the GIL is released.
 const ENTRIES_PER_PAGE: usize = 64;
@@ -106,19 +107,15 @@ impl PyScan {
     ) -> PyResult<Option<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
         let progress = self.0.get()?;
         // Locked without the GIL: another thread holds the lock while it reads a page.
-        let next = py.detach(|| {
+        let next = interrupts::operate(py, || {
             let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
             if progress.page.is_empty() {
                 progress.read_page();
             }
-            progress.page.pop_front()
-        });
-        match next {
-            None => Ok(None),
-            Some(Ok(Entry { key, value, .. })) => {
-                Ok(Some((PyBytes::new(py, &key), PyBytes::new(py, &value.data))))
-            }
-            Some(Err(error)) => Err(errors::of_operation(py, &error)),
-        }
+            progress.page.pop_front().transpose()
+        })?;
+        let objects =
+            |Entry { key, value, .. }| (PyBytes::new(py, &key), PyBytes::new(py, &value.data));
+        Ok(next.map(objects))
     }
 }

@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::arguments::Seconds;
 use crate::errors;
+use crate::interrupts;
 
 /// The variable of the environment with the server's address, as for `kv-cli`.
 const SERVER_VARIABLE: &str = "FARSIDE_SERVER";
@@ -49,7 +50,7 @@ pub(crate) fn connect(
         }
     }
     let builder = builder.rdma(rdma).tls(tls);
-    py.detach(|| builder.connect()).map_err(|error| errors::of_setup(py, &error))
+    interrupts::detach(py, errors::of_setup, || builder.connect())
 }
 
 fn role(name: &str) -> PyResult<Role> {

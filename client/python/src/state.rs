@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 
 use crate::errors;
 use crate::fork::ProcessLocal;
+use crate::interrupts;
 
 /// The most memory for values that an idle session keeps, in bytes.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -126,11 +127,8 @@ impl State {
         take: impl FnOnce(T, &[u8]) -> PyResult<U>,
     ) -> PyResult<U> {
         let mut worker = self.worker(py)?;
-        let result = py.detach(|| operation(&mut worker));
-        let result = match result {
-            Ok(result) => take(result, &worker.value),
-            Err(error) => Err(errors::of_operation(py, &error)),
-        };
+        let result = interrupts::operate(py, || operation(&mut worker));
+        let result = result.and_then(|result| take(result, &worker.value));
         self.put_back(py, worker)?;
         result
     }
@@ -149,7 +147,7 @@ impl State {
     #[cold]
     pub(crate) fn session(&self, py: Python<'_>) -> PyResult<Session> {
         let client = self.client(py)?;
-        py.detach(|| client.session()).map_err(|error| errors::of_operation(py, &error))
+        interrupts::operate(py, || client.session())
     }
 
     #[inline]

@@ -140,6 +140,62 @@ def test_a_closed_client(server):
     asyncio.run(main())
 
 
+def test_another_loop_is_refused_before_anything_is_sent(client, server):
+    tasks = aio.Client(server)
+
+    async def begin():
+        await tasks.connect()
+        await tasks.put("key", "value")
+
+    async def other_loop():
+        for operation in [
+            lambda: tasks.put("key", "other"),
+            lambda: tasks.put_many({"key": "other"}),
+            lambda: tasks.increment("visits"),
+            lambda: tasks.delete_many(["key"]),
+            lambda: tasks.get("key"),
+            lambda: tasks.ttl("key"),
+            lambda: tasks.scan().__anext__(),
+            lambda: tasks.close(),
+            lambda: tasks.connect(),
+        ]:
+            with pytest.raises(farside.LoopError, match="another event loop") as caught:
+                await operation()
+            assert isinstance(caught.value, RuntimeError)
+
+    with asyncio.Runner() as first:
+        first.run(begin())
+        with asyncio.Runner() as second:
+            second.run(other_loop())
+        assert client.get("key") == b"value" and not client.exists("visits")
+        assert first.run(tasks.get("key")) == b"value"
+
+
+def test_a_client_outlives_its_loop(server):
+    """After the end of a loop another one may close the client, or connect it again."""
+    tasks = aio.Client(server)
+
+    async def begin():
+        await tasks.connect()
+        asyncio.ensure_future(tasks.put("key", "value"))
+        await asyncio.sleep(0)
+
+    async def again():
+        with pytest.raises(farside.LoopError):
+            await tasks.get("key")
+        await tasks.connect()
+        await tasks.put("key", "again")
+        return await tasks.get("key")
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    assert asyncio.run(again()) == b"again"
+    asyncio.run(tasks.close())
+    with pytest.raises(farside.ClosedError):
+        asyncio.run(tasks.get("key"))
+
+
 def test_a_server_that_is_not_there():
     async def main():
         async with aio.Client("tcp://127.0.0.1:1", connect_timeout=0.1):

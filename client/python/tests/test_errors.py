@@ -155,6 +155,32 @@ def test_a_child_ends_in_peace(server):
     assert (done.returncode, done.stdout.split()) == (0, ["child", "parent"]), done.stderr
 
 
+def test_a_subinterpreter_ends_with_the_process(server):
+    """Objects of it are dropped while the main interpreter is ending."""
+    pytest.importorskip("_xxsubinterpreters", reason="this Python has no such module")
+    if sys.version_info >= (3, 12):
+        pytest.skip("subinterpreters have an own GIL, which pyo3 refuses")
+    inner = f"""
+        import farside
+        from farside import lmcache
+        client = farside.Client({server!r})
+        client.put("key", "value")
+        scan, buffer = client.scan(), client.buffer(100)
+        next(scan)
+        connector = lmcache.Connector({server!r})
+        connector.submit_batch_set(["block"], [b"hello"])
+    """
+    program = f"""
+        import _xxsubinterpreters as interpreters
+        interpreter = interpreters.create()
+        interpreters.run_string(interpreter, {textwrap.dedent(inner)!r})
+        print("ends", flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["ends"]), done.stderr
+
+
 def test_multiprocessing_works_with_a_client_in_each_process(server, tmp_path):
     program = f"""
         import multiprocessing, farside

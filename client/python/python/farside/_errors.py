@@ -25,6 +25,10 @@ class ForkError(Error, RuntimeError):
     """The process is a fork of the one that made the client."""
 
 
+class LoopError(Error, RuntimeError):
+    """The client belongs to another asyncio loop. The operation was not sent."""
+
+
 class ClosedError(Error, ValueError):
     """The client is closed."""
 

@@ -15,7 +15,7 @@ import itertools
 from asyncio import isfuture
 
 import farside
-from farside._farside import AsyncEngine
+from farside._farside import AsyncEngine, Cancellable
 
 __all__ = ["Client"]
 
@@ -50,7 +50,7 @@ class Client:
         """Connects, without blocking the loop. Returns the client."""
         loop = asyncio.get_running_loop()
         if self._engine is not None and self._loop is not loop:
-            raise RuntimeError("the client is open in another loop: close it there first")
+            await self.close()
         async with self._changing:
             if self._engine is None:
                 server, settings = self._arguments
@@ -59,22 +59,29 @@ class Client:
                     client = farside.Client(server, **settings)
                     return client, AsyncEngine(client, loop.create_future)
 
-                self._client, engine = await loop.run_in_executor(None, open_engine)
+                self._client, engine = await _run(open_engine)
                 loop.add_reader(engine.fileno(), engine.drain)
                 self._loop, self._engine = loop, engine
         return self
 
     async def close(self):
-        """Closes the connection.
+        """Closes the connection. Call it in the loop that connected, unless that is closed.
 
         Operations that are under way fail with `ClosedError`, and may take effect.
         """
+        if self._engine is not None and not self._loop.is_closed():
+            self._check_loop()
         async with self._changing:
             engine, self._engine = self._engine, None
             if engine is not None:
                 self._loop.remove_reader(engine.fileno())
-                engine.close()
-                await self._loop.run_in_executor(None, self._client.close)
+                try:
+                    engine.close()
+                except RuntimeError:
+                    # No task awaits an operation if the loop is closed.
+                    if not self._loop.is_closed():
+                        raise
+                await _run(self._client.close)
 
     async def __aenter__(self):
         return await self.connect()
@@ -85,7 +92,22 @@ class Client:
     def _open(self):
         if self._engine is None:
             raise farside.ClosedError("the client is not connected: use `async with`")
+        self._check_loop()
         return self._engine
+
+    def _check_loop(self):
+        """Refuses another loop before an operation is sent. It could not await the result."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            # As in the child of a fork, for which this raises the better error.
+            self._engine.fileno()
+            raise
+        if loop is not self._loop:
+            raise farside.LoopError(
+                "the client belongs to another event loop: make one in each loop, or close it there"
+                " and connect it in this one"
+            )
 
     async def get(self, key, /):
         """Returns the value of a key; `None` if the key is absent.
@@ -309,14 +331,25 @@ class Client:
         [(b'user:1', b'alice'), (b'user:2', b'bob')]
         """
         scan = await self._in_thread("scan", prefix)
-        while page := await self._loop.run_in_executor(None, _page, scan):
+        while page := await _run(_page, scan):
             for entry in page:
                 yield entry
 
     async def _in_thread(self, method, *arguments):
         self._open()
-        call = getattr(self._client, method)
-        return await self._loop.run_in_executor(None, call, *arguments)
+        return await _run(getattr(self._client, method), *arguments)
+
+
+async def _run(function, *arguments):
+    """Calls a function in the loop's executor. If the task is cancelled, the call ends early."""
+    call = Cancellable()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(
+            None, call.call, function, *arguments
+        )
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
 
 
 def _page(scan):
