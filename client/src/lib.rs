@@ -64,7 +64,9 @@
 //! | remove all with a prefix | [`delete_prefix`](Session::delete_prefix) |
 //! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |
 //! | iterate over one shard | [`scan_shard`](Session::scan_shard) |
-//! | iterate in pieces | [`scan_from`](Session::scan_from) |
+//! | iterate over the keys alone | [`scan_keys`](Session::scan_keys) |
+//! | iterate in pieces | [`scan_from`](Session::scan_from), [`scan_keys_from`](Session::scan_keys_from) |
+//! | count the keys | [`count_keys`](Session::count_keys) |
 //! | wait for a change | [`watch`](Session::watch), [`watch_since`](Session::watch_since) |
 //! | run a list at once | [`batch`](Session::batch), which returns a [`Batch`] |
 //! | keep many in flight | [`pipeline`](Session::pipeline), which returns a [`Pipeline`] |
@@ -226,13 +228,14 @@ pub use farside_fabric::{Counters, RegisteredBuffer};
 pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_metrics::MetricsFormat;
 pub use farside_protocol::{
-    CacheStatistics, Entry, Exhausted, OperationError, ReadRange, ReadValue, Value, Version,
+    CacheStatistics, Entry, Exhausted, KeyEntry, OperationError, ReadRange, ReadValue, Value,
+    Version,
 };
 pub use hot_keys::{HotKey, HotKeys};
 pub use outcome::{Outcome, ValueRef};
 pub use pipeline::{Completed, Pipeline, PipelineFull, Ticket};
 pub use present_value::Ttl;
-pub use scan::{Scan, ScanPosition};
+pub use scan::{KeyScan, Scan, ScanPosition};
 pub use session::Session;
 pub use store::Store;
 pub use target::Target;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use farside_protocol::{Failure, HASHES, LANE, ScanCursor, next_entry};
+use farside_protocol::{Failure, HASHES, LANE, ScanCursor, count_part, next_entry, next_key};
 
-use crate::{Entry, Result, Session};
+use crate::connection::SessionRegion;
+use crate::{Entry, KeyEntry, Result, Session};
 
 /// A position between two parts of the index. It stays valid if the index grows, and in another
 /// session, but means nothing in another store.
@@ -51,7 +52,7 @@ impl Session {
     /// with `Layout`, `Contended` or `Unregistered`. All others do, among them
     /// [`Error::Disconnected`](crate::Error::Disconnected) when the server has another region now.
     pub fn scan(&mut self) -> Result<Scan<'_>> {
-        Ok(Scan::new(self, &[]))
+        Ok(Scan(Walk::new(self, &[])))
     }
 
     /// Iterates over the keys that begin with `prefix`, and their values. It costs as much as
@@ -67,7 +68,7 @@ impl Session {
     /// # Errors
     /// As [`Session::scan`].
     pub fn scan_prefix(&mut self, prefix: impl AsRef<[u8]>) -> Result<Scan<'_>> {
-        Ok(Scan::new(self, prefix.as_ref()))
+        Ok(Scan(Walk::new(self, prefix.as_ref())))
     }
 
     /// Iterates over the keys and values of one shard, as [`Session::scan`] over all. So a program
@@ -85,7 +86,7 @@ impl Session {
     /// As [`Session::scan`]. [`Error::Unavailable`](crate::Error::Unavailable) if the shard cannot
     /// be reached; it ends the scan.
     pub fn scan_shard(&mut self, shard: u16) -> Result<Scan<'_>> {
-        Ok(Scan::of_shard(self, shard))
+        Ok(Scan(Walk::of_shard(self, shard)))
     }
 
     /// Iterates over the keys and values behind a position, as [`Session::scan`] over all. So a
@@ -117,12 +118,130 @@ impl Session {
     /// # Errors
     /// As [`Session::scan`].
     pub fn scan_from(&mut self, position: ScanPosition) -> Result<Scan<'_>> {
-        Ok(Scan::of_position(self, position))
+        Ok(Scan(Walk::of_position(self, position)))
+    }
+
+    /// Iterates over the keys that begin with `prefix`, without their values: otherwise as
+    /// [`Session::scan_prefix`]. Of a block at most 256 bytes are read, or header and key if the key
+    /// is longer.
+    ///
+    /// A hash of 64 bits proves each key. Length, version and times of the value are as its header
+    /// says: if the value is damaged, a GET notices, and this does not.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("user:1", "alice"), ("user:2", "bob"), ("order:1", "tea")])?;
+    /// for entry in session.scan_keys("user:")? {
+    ///     let entry = entry?;
+    ///     println!("{}: {} bytes", entry.key.escape_ascii(), entry.value_bytes);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`].
+    pub fn scan_keys(&mut self, prefix: impl AsRef<[u8]>) -> Result<KeyScan<'_>> {
+        Ok(KeyScan(Walk::new(self, prefix.as_ref())))
+    }
+
+    /// Iterates over the keys behind a position, without their values: as [`Session::scan_from`]
+    /// and [`Session::scan_keys`].
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put("one", "1")?;
+    /// assert_eq!(session.scan_keys_from(farside::ScanPosition::default())?.count(), 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`].
+    pub fn scan_keys_from(&mut self, position: ScanPosition) -> Result<KeyScan<'_>> {
+        Ok(KeyScan(Walk::of_position(self, position)))
+    }
+
+    /// Counts all keys, by the index alone: one round trip for each subtable, more while it is
+    /// split. Keys that are inserted or deleted meanwhile may count or not. A key whose value has
+    /// expired counts until the server removes it, some seconds later.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// session.put_many([("one", "1"), ("two", "2")])?;
+    /// assert_eq!(session.count_keys()?, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::scan`].
+    pub fn count_keys(&mut self) -> Result<u64> {
+        let mut walk = Walk::new(self, &[]);
+        let mut keys = 0;
+        while !walk.shards.is_empty() {
+            let mut from = 0;
+            while from < HASHES {
+                let part = walk.step(|handle, _| {
+                    let count = count_part(handle, LANE, from as u32);
+                    handle.engine.endpoint.drive(count).map(Some)
+                });
+                let Some((found, end)) = part?? else { break };
+                (keys, from) = (keys + found, end);
+            }
+            walk.next_shard();
+        }
+        Ok(keys)
     }
 }
 
 /// Iterates over all entries; see [`Session::scan`](crate::Session::scan).
-pub struct Scan<'s> {
+#[derive(Debug)]
+pub struct Scan<'s>(Walk<'s>);
+
+/// Iterates over all keys; see [`Session::scan_keys`](crate::Session::scan_keys).
+#[derive(Debug)]
+pub struct KeyScan<'s>(Walk<'s>);
+
+impl Scan<'_> {
+    /// Returns where another scan can go on, with [`Session::scan_from`]. `None` if the scan has
+    /// ended, or stands within a part of the index: then take another entry first. A part has some
+    /// hundred entries at most.
+    pub fn position(&self) -> Option<ScanPosition> {
+        self.0.position()
+    }
+}
+
+impl KeyScan<'_> {
+    /// Returns where another scan can go on, as [`Scan::position`].
+    pub fn position(&self) -> Option<ScanPosition> {
+        self.0.position()
+    }
+}
+
+impl Iterator for Scan<'_> {
+    type Item = Result<Entry>;
+
+    /// Returns the next entry. After an error about one entry the scan continues with the others.
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next(
+            |handle, cursor| handle.engine.endpoint.drive(next_entry(handle, LANE, cursor)),
+            |entry| &entry.key,
+        )
+    }
+}
+
+impl Iterator for KeyScan<'_> {
+    type Item = Result<KeyEntry>;
+
+    /// Returns the next key. After an error about one key the scan continues with the others.
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next(
+            |handle, cursor| handle.engine.endpoint.drive(next_key(handle, LANE, cursor)),
+            |entry| &entry.key,
+        )
+    }
+}
+
+/// How far a scan has come.
+struct Walk<'s> {
     session: &'s mut Session,
     /// The shards that were not read completely. The first one is being read.
     shards: Range<usize>,
@@ -134,13 +253,13 @@ pub struct Scan<'s> {
     has_ended: bool,
 }
 
-impl fmt::Debug for Scan<'_> {
+impl fmt::Debug for Walk<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scan").field("has_ended", &self.has_ended).finish_non_exhaustive()
+        f.debug_struct("Walk").field("has_ended", &self.has_ended).finish_non_exhaustive()
     }
 }
 
-impl<'s> Scan<'s> {
+impl<'s> Walk<'s> {
     /// A scan of all shards.
     pub(crate) fn new(session: &'s mut Session, prefix: &[u8]) -> Self {
         let (shards, cursor, prefix) =
@@ -165,10 +284,7 @@ impl<'s> Scan<'s> {
         Self { shards, cursor: ScanCursor::starting_at(from), has_ended, ..Self::new(session, &[]) }
     }
 
-    /// Returns where another scan can go on, with [`Session::scan_from`]. `None` if the scan has
-    /// ended, or stands within a part of the index: then take another entry first. A part has some
-    /// hundred entries at most.
-    pub fn position(&self) -> Option<ScanPosition> {
+    fn position(&self) -> Option<ScanPosition> {
         let completed_to = self.cursor.completed_to()?;
         let position = self.shards.start as u64 * HASHES + completed_to;
         let is_end = position == self.shards.end as u64 * HASHES;
@@ -177,7 +293,10 @@ impl<'s> Scan<'s> {
 
     /// Reads the next entry of the shard. The inner error concerns that entry only, and the scan
     /// continues. The outer error is the connection's, and ends the scan.
-    fn step(&mut self) -> Result<Result<Option<Entry>>> {
+    fn step<T>(
+        &mut self,
+        read: impl Fn(SessionRegion<'_>, &mut ScanCursor) -> std::result::Result<Option<T>, Failure>,
+    ) -> Result<Result<Option<T>>> {
         let Self { session, shards, region_id, cursor, .. } = self;
         let step = session.run_on_shard(shards.start, |handle| {
             // The cursor's positions mean nothing in another region.
@@ -185,8 +304,7 @@ impl<'s> Scan<'s> {
             if *region_id.get_or_insert(found_id) != found_id {
                 return Ok(None);
             }
-            let entry = handle.engine.endpoint.drive(next_entry(handle, LANE, cursor));
-            match entry {
+            match read(handle, cursor) {
                 Ok(entry) => Ok(Some(Ok(entry))),
                 Err(Failure::Error(error)) => Ok(Some(Err((*error).into()))),
                 Err(failure) => {
@@ -204,22 +322,22 @@ impl<'s> Scan<'s> {
         self.shards.next();
         !self.shards.is_empty()
     }
-}
 
-impl Iterator for Scan<'_> {
-    type Item = Result<Entry>;
-
-    /// Returns the next entry. After an error about one entry the scan continues with the others.
-    fn next(&mut self) -> Option<Self::Item> {
+    /// Returns the next entry that `read` finds and whose key begins with the prefix.
+    fn next<T>(
+        &mut self,
+        read: impl Fn(SessionRegion<'_>, &mut ScanCursor) -> std::result::Result<Option<T>, Failure>,
+        key_of: impl Fn(&T) -> &[u8],
+    ) -> Option<Result<T>> {
         while !self.has_ended {
-            let step = self.step();
+            let step = self.step(&read);
             self.has_ended = match step {
                 Err(_) => true,
                 Ok(Ok(None)) => !self.next_shard(),
                 _ => false,
             };
             match step.flatten().transpose() {
-                Some(Ok(entry)) if !entry.key.starts_with(&self.prefix) => {}
+                Some(Ok(entry)) if !key_of(&entry).starts_with(&self.prefix) => {}
                 None => {}
                 step => return step,
             }

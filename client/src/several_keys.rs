@@ -150,8 +150,8 @@ impl Session {
     /// Removes all keys that begin with `prefix`, and returns how many there were. A key that is
     /// inserted meanwhile may stay.
     ///
-    /// Scans the whole region, because the index has no order: the round trips of
-    /// [`Session::scan`], and a DELETE for each key that is removed.
+    /// Scans all keys, because the index has no order: the round trips of [`Session::scan_keys`],
+    /// and a DELETE for each key that is removed.
     ///
     /// ```
     /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
@@ -169,7 +169,7 @@ impl Session {
         let mut removed = 0;
         // A batch needs the session, which the scan has.
         let mut deleting = Session::open(self.shared.clone())?;
-        let mut scan = self.scan_prefix(prefix)?;
+        let mut scan = self.scan_keys(prefix)?;
         loop {
             let entries = scan.by_ref().take(DELETES_PER_BATCH);
             let keys: Vec<_> = entries.map(|entry| Ok(entry?.key)).collect::<Result<_>>()?;

@@ -10,18 +10,18 @@ use crate::args::{Args, BigKeys};
 use crate::connect;
 use crate::output::{self, ExitStatus};
 
-/// `bigkeys`: reads all values, and prints a line for each of the longest.
+/// `bigkeys`: reads all keys with the lengths of their values, and prints a line for each of the longest.
 pub(crate) fn bigkeys(args: &Args, options: &BigKeys) -> anyhow::Result<ExitStatus> {
     let mut session = connect::reader(args)?.session()?;
     let mut outcome = ExitStatus::Done;
     // The shortest of the values kept is on top. Equal lengths are in the order of the keys.
     let mut longest = BinaryHeap::new();
-    let bar = output::progress("reading the values");
-    for entry in session.scan()? {
+    let bar = output::progress("reading the keys");
+    for entry in session.scan_keys("")? {
         match entry {
             Ok(entry) => {
                 bar.inc(1);
-                longest.push((Reverse(entry.value.len()), entry.key));
+                longest.push((Reverse(entry.value_bytes), entry.key));
                 if longest.len() > options.count.get() {
                     longest.pop();
                 }

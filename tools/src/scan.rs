@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use farside::Entry;
+use farside::{Entry, Result, Session};
 use farside_config::command_line::one_line;
 use farside_tools::records::Record;
 
@@ -20,13 +20,13 @@ pub(crate) fn scan(args: &Args, options: &args::Scan) -> anyhow::Result<ExitStat
     let mut stdout = output::stdout();
     let mut remaining = options.limit.unwrap_or(u64::MAX);
     let mut outcome = ExitStatus::Done;
-    let mut entries = session.scan_prefix(&prefix)?;
+    let mut lines = lines(args, options, &mut session, &prefix)?;
     while remaining > 0
-        && let Some(entry) = entries.next()
+        && let Some(line) = lines.next()
     {
-        match entry {
-            Ok(entry) => {
-                stdout.write_all(line(args, options, &entry).as_bytes())?;
+        match line {
+            Ok(line) => {
+                stdout.write_all(line.as_bytes())?;
                 remaining -= 1;
             }
             Err(error) => {
@@ -40,14 +40,23 @@ pub(crate) fn scan(args: &Args, options: &args::Scan) -> anyhow::Result<ExitStat
     Ok(outcome)
 }
 
-fn line(args: &Args, options: &args::Scan, entry: &Entry) -> String {
-    if options.json {
-        return Record::new(&entry.key, &entry.value).to_line();
-    }
+/// The lines of all entries. Values are read only if they are printed.
+fn lines<'s>(
+    args: &'s Args,
+    options: &args::Scan,
+    session: &'s mut Session,
+    prefix: &[u8],
+) -> Result<Box<dyn Iterator<Item = Result<String>> + 's>> {
     if options.keys_only {
-        return format!("{}\n", args.key_encoding.encode_line(&entry.key));
+        let line = |key: Vec<u8>| format!("{}\n", args.key_encoding.encode_line(&key));
+        return Ok(Box::new(session.scan_keys(prefix)?.map(move |entry| Ok(line(entry?.key)))));
     }
-    entry_line(args, &entry.key, &entry.value)
+    let is_json = options.json;
+    let line = move |Entry { key, value, .. }: Entry| match is_json {
+        true => Record::new(&key, &value).to_line(),
+        false => entry_line(args, &key, &value),
+    };
+    Ok(Box::new(session.scan_prefix(prefix)?.map(move |entry| Ok(line(entry?)))))
 }
 
 /// The line of a key and its value.

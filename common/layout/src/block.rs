@@ -321,6 +321,11 @@ impl<'a> Block<'a> {
         self.header.word()
     }
 
+    /// The header.
+    pub fn header(&self) -> &'a BlockHeader {
+        self.header
+    }
+
     /// The key.
     #[inline]
     pub fn key(&self) -> &'a [u8] {

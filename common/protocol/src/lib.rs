@@ -73,7 +73,10 @@ pub use random::Random;
 pub use read_reports::{REPORTS_MAX, ReadReports};
 pub use read_samples::ReadSamples;
 pub use region_handle::RegionHandle;
-pub use scan::{Entry, HASHES, ScanCursor, ScannedSlot, next_entry, read_part, read_slot};
+pub use scan::{
+    Entry, HASHES, KeyEntry, ScanCursor, ScannedSlot, count_part, next_entry, next_key, read_part,
+    read_slot,
+};
 pub use split_requests::Prefix;
 pub use swing::SwingResult;
 pub use turns::change_in_turn;

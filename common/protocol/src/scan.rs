@@ -1,20 +1,21 @@
 //! Scans: they read all entries, subtable by subtable in the order of hashes, also during splits.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    Block, BlockAddress, BlockRef, ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState,
-    SlotWord, SubtableState, prefix_of,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, ExtentTable, LayoutError,
+    ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, SubtableState,
+    prefix_of,
 };
 use zerocopy::FromBytes;
 
 use super::{Found, ProtocolResult, read_block};
 use crate::directory::Subtable;
 use crate::region_handle::RegionHandle;
-use crate::{OperationError, Value, Version};
+use crate::{OpenRegion, OperationError, Value, Version};
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,38 @@ pub struct Entry {
     pub expires_at: Option<SystemTime>,
     /// Whether the value is pinned: the server never evicts it.
     pub is_pinned: bool,
+}
+
+/// A key without its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyEntry {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The version of its value.
+    pub version: Version,
+    /// The length of its value, in bytes.
+    pub value_bytes: u64,
+    /// When the value expires, a full millisecond; `None` for never.
+    pub expires_at: Option<SystemTime>,
+    /// Whether the value is pinned: the server never evicts it.
+    pub is_pinned: bool,
+}
+
+impl KeyEntry {
+    /// The entry with this value.
+    fn with_value(self, data: Vec<u8>) -> Entry {
+        let Self { key, version, expires_at, is_pinned, .. } = self;
+        Entry { key, value: Value { data, version }, expires_at, is_pinned }
+    }
+}
+
+/// How much of an entry a scan READs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Depth {
+    /// The block's header and key. The slot's hint, 64 bits of the key's hash, proves the key.
+    Key,
+    /// All of the block, and its extents. The checksums prove them.
+    Value,
 }
 
 /// A slot with an entry as a scan saw it.
@@ -90,12 +123,15 @@ pub const HASHES: u64 = 1 << 32;
 const FOLLOWS_MAX: u32 = 64;
 /// Limit on the READs of a damaged block whose word stays, before a scan reports the damage.
 const DAMAGE_READS_MAX: u32 = 3;
+/// How much of a block is READ for its key at first. A longer key takes another READ.
+const KEY_READ_BYTES: u64 = 256;
 /// Limit on the attempts to find a subtable while splits replace it.
 const COLLECTS_MAX: u32 = 64;
 
 /// The result of the READ of a slot's entry.
 enum ScanRead {
-    Entry(Entry),
+    /// The key, and the value if it was READ.
+    Entry(KeyEntry, Vec<u8>),
     /// The key was deleted, or its value has expired.
     Gone,
     /// A split moved the entry to another subtable.
@@ -109,13 +145,33 @@ pub async fn next_entry<F: Fabric>(
     lane: LaneId,
     cursor: &mut ScanCursor,
 ) -> ProtocolResult<Option<Entry>> {
+    let next = next(handle, lane, cursor, Depth::Value).await?;
+    Ok(next.map(|(key, data)| key.with_value(data)))
+}
+
+/// As [`next_entry`], without the value, of which at most [`KEY_READ_BYTES`] are READ. A key that
+/// does not fit in as many takes one round trip more.
+pub async fn next_key<F: Fabric>(
+    handle: RegionHandle<'_, F>,
+    lane: LaneId,
+    cursor: &mut ScanCursor,
+) -> ProtocolResult<Option<KeyEntry>> {
+    Ok(next(handle, lane, cursor, Depth::Key).await?.map(|(key, _)| key))
+}
+
+async fn next<F: Fabric>(
+    handle: RegionHandle<'_, F>,
+    lane: LaneId,
+    cursor: &mut ScanCursor,
+    depth: Depth,
+) -> ProtocolResult<Option<(KeyEntry, Vec<u8>)>> {
     loop {
         while let Some(slot) = cursor.slots.pop() {
-            match read_entry(handle, lane, slot).await? {
-                ScanRead::Entry(entry) => {
+            match read_entry(handle, lane, slot, depth).await? {
+                ScanRead::Entry(entry, data) => {
                     let hash = handle.region.hasher.hash(&entry.key);
                     if u64::from(hash.directory()) >= cursor.from && cursor.returned.insert(hash) {
-                        return Ok(Some(entry));
+                        return Ok(Some((entry, data)));
                     }
                 }
                 ScanRead::Gone => {}
@@ -155,14 +211,49 @@ pub async fn read_part<F: Fabric>(
     Ok(end_of(from, handle.region.directory().subtable(from).local_depth))
 }
 
+/// Counts the keys of the part that starts at `from`, by its slots alone. Also returns the end of
+/// the part. Round trips as for [`read_part`].
+pub async fn count_part<F: Fabric>(
+    handle: RegionHandle<'_, F>,
+    lane: LaneId,
+    from: u32,
+) -> ProtocolResult<(u64, u64)> {
+    let mut slots = Vec::new();
+    let end = read_part(handle, lane, from, &mut slots).await?;
+    Ok((count_keys(&slots), end))
+}
+
+/// The number of keys that these slots of a part hold. A split moves an entry to the same place of
+/// a new subtable, which is READ later, so an entry may be among them twice. Whatever else is at
+/// that place of the new subtable came after the READ of the old one.
+fn count_keys(slots: &[ScannedSlot]) -> u64 {
+    let is_split = slots.iter().any(|slot| slot.local_depth != slots[0].local_depth);
+    if !is_split {
+        return slots.len() as u64;
+    }
+    let mut ordered: Vec<&ScannedSlot> = slots.iter().collect();
+    ordered.sort_by_key(|slot| slot.local_depth);
+    let (mut seen, mut keys) = (HashMap::<_, Vec<&ScannedSlot>>::new(), 0);
+    for slot in ordered {
+        let same_place = seen.entry((slot.row % SUBTABLE_BYTES, slot.at)).or_default();
+        let was_seen = same_place.iter().any(|old| {
+            let prefix = |slot: &ScannedSlot| prefix_of(slot.directory_hash, old.local_depth);
+            old.local_depth < slot.local_depth && prefix(old) == prefix(slot)
+        });
+        keys += u64::from(!was_seen);
+        same_place.push(slot);
+    }
+    keys
+}
+
 /// READs the entry of a slot; `None` if the entry is gone. Round trips as for a scan.
 pub async fn read_slot<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
     slot: ScannedSlot,
 ) -> ProtocolResult<Option<Entry>> {
-    match read_entry(handle, lane, slot).await? {
-        ScanRead::Entry(entry) => Ok(Some(entry)),
+    match read_entry(handle, lane, slot, Depth::Value).await? {
+        ScanRead::Entry(entry, data) => Ok(Some(entry.with_value(data))),
         ScanRead::Gone | ScanRead::Elsewhere => Ok(None),
     }
 }
@@ -247,19 +338,24 @@ async fn read_entry<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
     scanned: ScannedSlot,
+    depth: Depth,
 ) -> ProtocolResult<ScanRead> {
     let ScannedSlot { row, at, mut word, local_depth, directory_hash } = scanned;
     let (mut seen_at, mut damaged) = (None, 0);
+    let mut wanted = if depth == Depth::Key { KEY_READ_BYTES } else { u64::MAX };
     for _ in 0..FOLLOWS_MAX {
         let block_ref = word.block()?;
         handle.region.geometry.check_block(block_ref)?;
+        let block_bytes = block_ref.class.block_bytes();
+        // A head is short, and has the length of the value behind its key.
+        let bytes = if block_ref.class.is_head() { block_bytes } else { wanted.min(block_bytes) };
         let posted = handle.engine.endpoint.now();
         // The word is READ before the block, in the same round trip. If it is the same as before,
         // the block was linked when it was READ.
         let read_row = Verb::Read { remote: row, into: Buffer::Window, bytes: ROW_BYTES as u32 };
-        let chain = [read_row, read_block(block_ref, block_ref.class.block_bytes())];
+        let chain = [read_row, read_block(block_ref, bytes)];
         handle.read(lane, &chain).await?;
-        let (decoded, current_word) = {
+        let (decoded, current_word, wall) = {
             let fabric = handle.engine.endpoint.fabric();
             let Ok((current_row, _)) = Row::read_from_prefix(fabric.buffer(lane, Buffer::Window))
             else {
@@ -283,24 +379,21 @@ async fn read_entry<F: Fabric>(
                 (word, seen_at, damaged) = (current_word, Some(posted), 0);
                 continue;
             }
-            let bytes =
-                &fabric.buffer(lane, Buffer::ReadBlock)[..block_ref.class.block_bytes() as usize];
+            let image = &fabric.buffer(lane, Buffer::ReadBlock)[..bytes as usize];
             let wall = UNIX_EPOCH + Duration::from_nanos(fabric.wall_clock_ns());
-            let decoded = Block::decode(bytes, block_ref.address).map(|block| {
-                let entry = entry(&block, block_ref.address);
-                let has_expired = entry.expires_at.is_some_and(|end| end <= wall);
-                (entry, Found::new(block_ref.address, &block), has_expired)
-            });
-            (decoded, current_word)
+            let slot = &current_row.slots[at];
+            (decode(handle.region, image, block_ref, slot, depth), current_word, wall)
         };
         match decoded {
-            Ok((.., true)) => return Ok(ScanRead::Gone),
-            Ok((entry, ..)) if !block_ref.class.is_head() => return Ok(ScanRead::Entry(entry)),
-            Ok((mut entry, head, _)) => {
+            Ok(Decoded::Longer(bytes)) => wanted = bytes,
+            Ok(Decoded::Entry(key, ..)) if key.expires_at.is_some_and(|end| end <= wall) => {
+                return Ok(ScanRead::Gone);
+            }
+            Ok(Decoded::Entry(key, data, None)) => return Ok(ScanRead::Entry(key, data)),
+            Ok(Decoded::Entry(key, _, Some(head))) => {
                 if let Some(whole) = handle.read_extents(lane, block_ref, head, posted).await? {
                     let block = handle.engine.endpoint.buffer(lane, Buffer::ReadBlock);
-                    entry.value.data = whole.value_in(&block).to_vec();
-                    return Ok(ScanRead::Entry(entry));
+                    return Ok(ScanRead::Entry(key, whole.value_in(&block).to_vec()));
                 }
                 (word, seen_at, damaged) = (current_word, None, 0);
             }
@@ -318,11 +411,62 @@ async fn read_entry<F: Fabric>(
     Err(OperationError::Contended { attempts: FOLLOWS_MAX }.into())
 }
 
-fn entry(block: &Block<'_>, address: BlockAddress) -> Entry {
-    let version = Version::of(address, block.header_word().generation);
-    let value = Value { data: block.value().to_vec(), version };
-    let expires_at_ms = block.expires_at_ms();
+/// What a READ of a block, or of its first bytes, shows of an entry.
+enum Decoded {
+    /// The key, and the value if it is asked for. If that has extents, where its table is instead.
+    Entry(KeyEntry, Vec<u8>, Option<Found>),
+    /// Nothing, unless so many bytes are READ.
+    Longer(u64),
+}
+
+/// Decodes the first bytes of the block to which a slot leads.
+fn decode(
+    region: &OpenRegion,
+    image: &[u8],
+    block_ref: BlockRef,
+    slot: &Slot,
+    depth: Depth,
+) -> Result<Decoded, LayoutError> {
+    let BlockRef { address, class, .. } = block_ref;
+    let bytes = image.len() as u64;
+    if let Ok((header, rest)) = BlockHeader::ref_from_prefix(image)
+        && header.block_bytes() > bytes
+        && class.block_bytes() > bytes
+    {
+        // A key that is too long for the block is left to the checksum, and so is one that is not
+        // proved: for a moment a COPY has a former key's hint.
+        let Some(key) = rest.get(..header.key_bytes()) else {
+            let key_end = BLOCK_HEADER_BYTES + header.key_bytes() as u64;
+            return Ok(Decoded::Longer(key_end.next_multiple_of(8)));
+        };
+        let is_proved = slot.is_of(region.hasher.hash(key))
+            && block_ref.has_generation(header.generation())
+            && class.fits(key.len(), header.value_bytes() as usize);
+        return Ok(match is_proved {
+            true => Decoded::Entry(key_entry(header, key, address), Vec::new(), None),
+            false => Decoded::Longer(u64::MAX),
+        });
+    }
+    let block = Block::decode(image, address)?;
+    let mut key = key_entry(block.header(), block.key(), address);
+    if class.is_head() {
+        key.value_bytes = ExtentTable::of(&block, region.extent_shape)?.value_bytes;
+        let head = (depth == Depth::Value).then(|| Found::new(address, &block));
+        return Ok(Decoded::Entry(key, Vec::new(), head));
+    }
+    let data = if depth == Depth::Value { block.value().to_vec() } else { Vec::new() };
+    Ok(Decoded::Entry(key, data, None))
+}
+
+fn key_entry(header: &BlockHeader, key: &[u8], address: BlockAddress) -> KeyEntry {
+    let expires_at_ms = header.expires_at_ms();
     let expires_at =
         (expires_at_ms != 0).then(|| UNIX_EPOCH + Duration::from_millis(expires_at_ms));
-    Entry { key: block.key().to_vec(), value, expires_at, is_pinned: block.is_pinned() }
+    KeyEntry {
+        key: key.to_vec(),
+        version: Version::of(address, header.generation()),
+        value_bytes: header.value_bytes().into(),
+        expires_at,
+        is_pinned: header.is_pinned(),
+    }
 }

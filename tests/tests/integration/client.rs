@@ -53,7 +53,7 @@ fn debug_output_describes_every_type_and_shows_no_secret() {
     pipeline.get(b"a").unwrap();
     assert_eq!(format!("{pipeline:?}"), "Pipeline { depth: 7, in_flight: 1, .. }");
     drop(pipeline);
-    assert_eq!(format!("{:?}", session.scan().unwrap()), "Scan { has_ended: false, .. }");
+    assert_eq!(format!("{:?}", session.scan().unwrap()), "Scan(Walk { has_ended: false, .. })");
 }
 
 #[test]

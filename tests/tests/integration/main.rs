@@ -34,6 +34,7 @@ mod former_versions;
 mod growth;
 mod histories;
 mod huge_pages;
+mod key_scans;
 mod left_out;
 mod limits;
 mod long_puts;

@@ -40,6 +40,11 @@ fn subtable<F: Fabric>(engine: &TestEngine<F>, prefix: u32) -> u64 {
 fn scanned(session: &mut Session) -> Vec<Vec<u8>> {
     let mut keys: Vec<_> = session.scan().unwrap().map(|entry| entry.unwrap().key).collect();
     keys.sort_unstable();
+    let scanned = session.scan_keys("").unwrap();
+    let mut alone: Vec<_> = scanned.map(|entry| entry.unwrap().key).collect();
+    alone.sort_unstable();
+    assert_eq!(alone, keys);
+    assert_eq!(session.count_keys().unwrap(), keys.len() as u64);
     keys
 }
 

@@ -118,6 +118,10 @@ fn run_every_operation(scene: &Scene, sessions: &mut [Session], round: u64) {
                 let n = (0..KEYS).find(|n| key(*n) == entry.key).unwrap();
                 assert!(stored[&n].contains(&entry.value.data), "a key with a wrong value");
             }
+            for entry in session.scan_keys("").unwrap().flatten() {
+                assert!((0..KEYS).any(|n| key(n) == entry.key), "{:?}", entry.key);
+            }
+            let _ = session.count_keys();
         });
         let pairs: Vec<_> = (0..KEYS).map(|n| (key(n), value(n, 0, length(n)))).collect();
         let mut batch = session.batch();

@@ -56,6 +56,35 @@ fn a_damaged_block_costs_a_scan_few_reads() {
     assert!(counters.round_trips <= 1 + 1 + 4, "{counters:?}");
 }
 
+/// The checksum covers the value as well, which a scan of keys does not read.
+#[test]
+fn a_scan_of_keys_proves_them_by_their_hints() {
+    let scene = Scene::new("--memory 16MiB --index 8KiB");
+    let mut session = scene.cold();
+    session.put(KEY, [7; 4000]).unwrap();
+    session.put(b"another", [7; 4000]).unwrap();
+    let start = scene.word(scene.slot_of(KEY)).block().unwrap().address.offset();
+    let mut scan = || {
+        let before = session.counters();
+        let scan = session.scan_keys("").unwrap();
+        let (found, failed): (Vec<_>, Vec<_>) = scan.partition(Result::is_ok);
+        let mut keys: Vec<_> = found.into_iter().map(|entry| entry.unwrap().key).collect();
+        keys.sort();
+        let round_trips = (session.counters() - before).round_trips;
+        (keys, failed.into_iter().map(Result::unwrap_err).collect::<Vec<_>>(), round_trips)
+    };
+    scene.flip(Bit { offset: start + BLOCK_HEADER_BYTES + 1000, bit: 3 });
+    let (keys, failed, round_trips) = scan();
+    assert_eq!((keys, failed.len()), (vec![KEY.to_vec(), b"another".to_vec()], 0));
+    assert_eq!(round_trips, 1 + 2, "the subtable, and both keys");
+    scene.flip(Bit { offset: start + BLOCK_HEADER_BYTES, bit: 3 });
+    let (keys, failed, round_trips) = scan();
+    assert_eq!(keys, [b"another"]);
+    assert!(matches!(failed[..], [Error::Operation(Layout(_))]), "{failed:?}");
+    assert!(round_trips <= 1 + 2 + 4, "{round_trips}");
+    assert_eq!(session.count_keys().unwrap(), 2);
+}
+
 /// Every second key's word gets one flipped bit in its target. Then a session that must trust the
 /// word stores the key again. Its mark of four bytes goes to the word's target, which may be the
 /// middle of another key's block. But no block of another key is freed: reusing the freed blocks

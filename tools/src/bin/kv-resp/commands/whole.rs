@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use farside::{Entry, Result, ScanPosition, Session};
+use farside::{KeyEntry, Result, ScanPosition, Session};
 use farside_tools::resp::{ReplyWriter, matches, parse_integer};
 
 use super::error;
@@ -24,18 +24,11 @@ pub(crate) fn run(
     reply: &mut ReplyWriter<'_>,
 ) -> Result<()> {
     match command {
-        Command::DbSize => {
-            let mut keys = 0;
-            for entry in session.scan()? {
-                entry?;
-                keys += 1;
-            }
-            reply.integer(keys);
-        }
+        Command::DbSize => reply.integer(session.count_keys()? as i64),
         Command::Keys => {
             let pattern = arguments.get(1);
             let mut keys = Vec::new();
-            for entry in session.scan()? {
+            for entry in session.scan_keys("")? {
                 keys.extend(Some(key_of(entry)?).filter(|key| matches(pattern, key)));
             }
             reply.array(keys.len());
@@ -51,17 +44,20 @@ pub(crate) fn run(
         {
             reply.error(error::SYNTAX);
         }
-        _ => {
-            session.delete_prefix("")?;
-            reply.ok();
-        }
+        _ => match session.delete_prefix("") {
+            Ok(_) => reply.ok(),
+            Err(failure) => {
+                let text = error::of_operation(&failure);
+                reply.error(format!("{text}; a part of the keys may be removed"));
+            }
+        },
     }
     Ok(())
 }
 
 /// The key of an entry, as clients know it. An error, also one that concerns this entry only, is
 /// the command's: otherwise a key that is present would be missing from the answer.
-fn key_of(entry: Result<Entry>) -> Result<Vec<u8>> {
+fn key_of(entry: Result<KeyEntry>) -> Result<Vec<u8>> {
     entry.map(|entry| empty_key::to_client(entry.key))
 }
 
@@ -69,7 +65,7 @@ fn key_of(entry: Result<Entry>) -> Result<Vec<u8>> {
 fn random_key(session: &mut Session) -> Result<Option<Vec<u8>>> {
     let mut random = Random::new();
     for place in [random.below(1 << 32), 0] {
-        let mut scan = session.scan_from(ScanPosition::from_u64(place))?;
+        let mut scan = session.scan_keys_from(ScanPosition::from_u64(place))?;
         let (mut chosen, mut seen) = (None, 0);
         while let Some(entry) = scan.next() {
             let key = key_of(entry)?;
@@ -158,7 +154,7 @@ fn scan(
         }
     };
     let (mut keys, mut read) = (Vec::new(), 0);
-    let mut scan = session.scan_from(request.position)?;
+    let mut scan = session.scan_keys_from(request.position)?;
     let next = loop {
         let Some(entry) = scan.next() else { break 0 };
         read += 1;
