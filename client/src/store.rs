@@ -112,7 +112,7 @@ impl<'e> Store<'e> {
         Self::on(Precondition::Expected(Expected::Version(version)))
     }
 
-    /// The value expires this long after it is written, rounded up to a full millisecond of the
+    /// The value expires this long after it is written, rounded down to a full millisecond of the
     /// wall clock. From that millisecond on the key is absent. A time after the year 10889 is
     /// refused, as [`OperationError::ExpiryTooLate`](crate::OperationError::ExpiryTooLate). Without
     /// a TTL the value stays, even if the value that it replaces had one.

@@ -94,15 +94,20 @@ impl Lifetime {
     }
 
     /// Returns when a value written at `wall_ns` (nanoseconds since 1970) expires, as blocks store
-    /// it: the first millisecond in which the value is absent, or 0 for never. Rounded up, so that
-    /// no value expires early.
+    /// it: the first millisecond in which the value is absent, or 0 for never. Rounded down, so that
+    /// no TTL that a client reads is longer than the one that was given. A TTL below a millisecond
+    /// lasts until the next one begins.
     ///
     /// A value that has expired already expires in 1970. Otherwise an operation that began before
     /// the given time could find the value, although it was never there (invariant I19).
     pub fn expires_at_ms(self, wall_ns: u64) -> u64 {
         let expires_at_ms = match self.expiry {
             Expiry::Never | Expiry::Kept => return 0,
-            Expiry::After(ttl) => millisecond(u128::from(wall_ns) + ttl.as_nanos()),
+            Expiry::After(Duration::ZERO) => return EXPIRED_MS,
+            Expiry::After(ttl) => {
+                let end = (u128::from(wall_ns) + ttl.as_nanos()) / 1_000_000;
+                u64::try_from(end).unwrap_or(u64::MAX).max(wall_ns / 1_000_000 + 1)
+            }
             Expiry::At(millisecond) => millisecond,
         };
         if expires_at_ms <= wall_ns / 1_000_000 { EXPIRED_MS } else { expires_at_ms }
@@ -131,18 +136,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expiries_are_full_milliseconds_and_never_early() {
+    fn expiries_are_full_milliseconds_and_never_late() {
         let expiry = |ttl_us, wall_us: u64| {
             Lifetime::lasting(Duration::from_micros(ttl_us)).expires_at_ms(wall_us * 1000)
         };
         let expiries = [(0, 5000), (1, 5000), (1000, 5000), (1000, 5001)];
-        assert_eq!(expiries.map(|(ttl_us, wall_us)| expiry(ttl_us, wall_us)), [1, 6, 6, 7]);
+        assert_eq!(expiries.map(|(ttl_us, wall_us)| expiry(ttl_us, wall_us)), [1, 6, 6, 6]);
         assert_eq!(expiry(1_500_000, 1_700_000_000_123_000), 1_700_000_001_623);
         assert_eq!(Lifetime::FOREVER.expires_at_ms(5), 0);
         let check = |ttl| Lifetime::lasting(ttl).check(5_000_000);
         let longest = Duration::from_millis(EXPIRES_AT_MS_MAX - 5);
         assert_eq!(check(longest), Ok(()));
-        assert_eq!(check(longest + Duration::from_nanos(1)), Err(OperationError::ExpiryTooLate));
+        let longer = longest + Duration::from_millis(1);
+        assert_eq!(check(longer), Err(OperationError::ExpiryTooLate));
         assert!(Lifetime::lasting(Duration::MAX).check(u64::MAX).is_err());
         assert_eq!(Lifetime::lasting(Duration::ZERO).expires_at_ms(0), 1);
     }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside::{Outcome, Session, Store};
+use farside::{Outcome, Session, Store, Ttl};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -33,6 +33,21 @@ fn values_expire_for_every_client_and_their_memory_is_reused() {
         assert!(session.insert(key.to_le_bytes(), b"again").unwrap());
     }
     server.assert_verifies();
+}
+
+#[test]
+fn no_ttl_is_longer_than_it_was_given() {
+    let server = ServerProcess::start("--memory 32MiB");
+    let mut session = server.session();
+    for number in 0..40_u64 {
+        session.put_with_ttl("key", "value", TTL).unwrap();
+        let Some(Ttl::For(left)) = session.ttl("key").unwrap() else { panic!("it has a TTL") };
+        assert!(left <= TTL, "{left:?}, put {number}");
+        let longer = 100 * TTL;
+        assert!(session.touch("key", longer).unwrap());
+        let Some(Ttl::For(left)) = session.ttl("key").unwrap() else { panic!("it has a TTL") };
+        assert!(left <= longer, "{left:?}, touch {number}");
+    }
 }
 
 #[test]
