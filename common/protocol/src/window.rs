@@ -2,11 +2,13 @@
 
 use farside_fabric::{Buffer, Fabric, Nanos, Verb};
 use farside_layout::{
-    BLOCK_BYTES_MAX, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState, SlotWord,
-    SubtableState, WINDOW_BYTES, WINDOW_SLOTS, Window, side_of, slot_offset,
+    BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, LayoutError, ROW_BYTES, SLOTS_PER_ROW, Slot, SlotState,
+    SlotWord, SubtableState, WINDOW_BYTES, WINDOW_SLOTS, Window, side_of, slot_offset,
 };
 
-use super::{ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
+use super::{
+    ATTEMPTS_MAX, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving, read_block,
+};
 use crate::directory::Subtable;
 
 /// Limit on the READs of windows that are not the key's, each followed by a READ of the directory.
@@ -325,6 +327,9 @@ impl<F: Fabric> Operation<'_, F> {
             if seen.hints_exact {
                 return Ok(KeyLookup::Present(seen.target(at)));
             }
+            if let Some(target) = self.read_own_header(seen.target(at)).await? {
+                return Ok(KeyLookup::Present(target));
+            }
             match self.read_and_examine(word, seen.posted).await? {
                 BlockRead::Examined(ExaminedBlock::Ours(found, header)) => {
                     return Ok(KeyLookup::Present(seen.target(at).read(&found, header)));
@@ -367,6 +372,26 @@ impl<F: Fabric> Operation<'_, F> {
             BlockRead::Examined(ExaminedBlock::Other | ExaminedBlock::Damaged(_))
             | BlockRead::Stale => None,
         })
+    }
+
+    /// READs header and key of the block of a word that was READ in this operation. Returns the
+    /// target with what they tell, if the key is this operation's. So the word is the key's, and its
+    /// value, which may be long, need not be READ. One round trip.
+    async fn read_own_header(&self, target: ProvenSlot) -> ProtocolResult<Option<ProvenSlot>> {
+        let block = target.word.block()?;
+        if !self.is_fresh(target.proved_at) {
+            return Ok(None);
+        }
+        self.region.geometry.check_block(block)?;
+        let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
+        let bytes = block.class.block_bytes().min(key_end as u64);
+        self.handle().read(self.lane, &[read_block(block, bytes)]).await?;
+        let own = self.read_header(block).filter(|_| self.is_fresh(target.proved_at));
+        Ok(own.map(|(generation, expires_at_ms)| ProvenSlot {
+            generation: Some(generation),
+            expires_at_ms: Some(expires_at_ms),
+            ..target
+        }))
     }
 
     /// READs and examines the block of a word that a READ or compare-and-swap posted at `seen_at`

@@ -369,6 +369,40 @@ fn a_put_that_loses_to_a_put_of_its_own_session_is_overwritten() {
     });
 }
 
+/// The window's READ took so long that its hints prove nothing. The key in the block does.
+#[test]
+fn a_put_or_delete_after_a_slow_read_reads_the_key_of_the_block_alone() {
+    with_benches(|[bench, _]| {
+        let engine = bench.engine;
+        let late = 2 * engine.region.constants.exact_hint_read_ns_max;
+        for deletes in [false, true] {
+            bench.put_value(&vec![7; 90_000]);
+            bench.uncached();
+            let before = engine.counters();
+            let operation = Operation::stage(
+                engine.handle(),
+                LaneId(1),
+                engine.hashed(&1u64.to_le_bytes()),
+                b"new",
+            );
+            let mut change = pin!(async {
+                if deletes {
+                    operation.delete().await
+                } else {
+                    operation.put(FOREVER).await.map(|_| true)
+                }
+            });
+            for _ in 0..2 {
+                step(&engine.endpoint, change.as_mut(), || bench.clock.advance(late));
+            }
+            assert!(engine.endpoint.drive_lanes(change).unwrap());
+            let counters = engine.counters() - before;
+            // A window of 256 bytes, 32 of header, and 8 of the key.
+            assert_eq!((counters.reads, counters.read_bytes), (2, 256 + 40));
+        }
+    });
+}
+
 #[test]
 fn a_scan_returns_a_key_whose_value_is_replaced_in_every_round_trip() {
     with_benches(|[Bench { engine, .. }, other]| {
