@@ -65,7 +65,8 @@
 //! | iterate | [`scan`](Session::scan), [`scan_prefix`](Session::scan_prefix) |
 //! | iterate over one shard | [`scan_shard`](Session::scan_shard) |
 //! | iterate over the keys alone | [`scan_keys`](Session::scan_keys) |
-//! | iterate in pieces | [`scan_from`](Session::scan_from), [`scan_keys_from`](Session::scan_keys_from) |
+//! | iterate in pieces | [`scan_from`](Session::scan_from) |
+//! | iterate over the keys in pieces | [`scan_keys_from`](Session::scan_keys_from) |
 //! | count the keys | [`count_keys`](Session::count_keys) |
 //! | wait for a change | [`watch`](Session::watch), [`watch_since`](Session::watch_since) |
 //! | run a list at once | [`batch`](Session::batch), which returns a [`Batch`] |

@@ -122,8 +122,8 @@ impl Session {
     }
 
     /// Iterates over the keys that begin with `prefix`, without their values: otherwise as
-    /// [`Session::scan_prefix`]. Of a block at most 256 bytes are read, or header and key if the key
-    /// is longer.
+    /// [`Session::scan_prefix`]. Of a block at most 256 bytes are read, or header and key if the
+    /// key is longer.
     ///
     /// A hash of 64 bits proves each key. Length, version and times of the value are as its header
     /// says: if the value is damaged, a GET notices, and this does not.
@@ -240,6 +240,9 @@ impl Iterator for KeyScan<'_> {
     }
 }
 
+/// What a READ of the next entry returns; `None` at the end.
+type Read<T> = std::result::Result<Option<T>, Failure>;
+
 /// How far a scan has come.
 struct Walk<'s> {
     session: &'s mut Session,
@@ -295,7 +298,7 @@ impl<'s> Walk<'s> {
     /// continues. The outer error is the connection's, and ends the scan.
     fn step<T>(
         &mut self,
-        read: impl Fn(SessionRegion<'_>, &mut ScanCursor) -> std::result::Result<Option<T>, Failure>,
+        read: impl Fn(SessionRegion<'_>, &mut ScanCursor) -> Read<T>,
     ) -> Result<Result<Option<T>>> {
         let Self { session, shards, region_id, cursor, .. } = self;
         let step = session.run_on_shard(shards.start, |handle| {
@@ -326,7 +329,7 @@ impl<'s> Walk<'s> {
     /// Returns the next entry that `read` finds and whose key begins with the prefix.
     fn next<T>(
         &mut self,
-        read: impl Fn(SessionRegion<'_>, &mut ScanCursor) -> std::result::Result<Option<T>, Failure>,
+        read: impl Fn(SessionRegion<'_>, &mut ScanCursor) -> Read<T>,
         key_of: impl Fn(&T) -> &[u8],
     ) -> Option<Result<T>> {
         while !self.has_ended {

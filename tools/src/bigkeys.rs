@@ -10,7 +10,8 @@ use crate::args::{Args, BigKeys};
 use crate::connect;
 use crate::output::{self, ExitStatus};
 
-/// `bigkeys`: reads all keys with the lengths of their values, and prints a line for each of the longest.
+/// `bigkeys`: reads all keys with the lengths of their values, and prints a line for each of the
+/// longest.
 pub(crate) fn bigkeys(args: &Args, options: &BigKeys) -> anyhow::Result<ExitStatus> {
     let mut session = connect::reader(args)?.session()?;
     let mut outcome = ExitStatus::Done;

@@ -94,9 +94,9 @@ impl Lifetime {
     }
 
     /// Returns when a value written at `wall_ns` (nanoseconds since 1970) expires, as blocks store
-    /// it: the first millisecond in which the value is absent, or 0 for never. Rounded down, so that
-    /// no TTL that a client reads is longer than the one that was given. A TTL below a millisecond
-    /// lasts until the next one begins.
+    /// it: the first millisecond in which the value is absent, or 0 for never. Rounded down, so
+    /// that no TTL that a client reads is longer than the one that was given. A TTL below a
+    /// millisecond lasts until the next one begins.
     ///
     /// A value that has expired already expires in 1970. Otherwise an operation that began before
     /// the given time could find the value, although it was never there (invariant I19).
