@@ -125,6 +125,7 @@ fn run(flags: Flags) -> Result<()> {
     if only_checks {
         return Ok(Server::check(&config)?);
     }
+    warn_of_openness(&config);
     // Before the start, which may take minutes: a signal during a restore ends it cleanly.
     let (stop, mut signals) =
         register_signals(config.tls.is_used()).context("cannot wait for signals")?;
@@ -146,6 +147,25 @@ fn run(flags: Flags) -> Result<()> {
     });
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     Ok(server.wait()?)
+}
+
+/// Warns of addresses at which other hosts may connect as writers, because no secret and no
+/// certificate is asked for.
+fn warn_of_openness(config: &ServerConfig) {
+    if config.secret.is_some() {
+        return;
+    }
+    for address in &config.listen {
+        let has_certificates = address.is_tcp() && config.tls.ca.is_some();
+        // A name without an address is refused later.
+        let found = address.resolve().unwrap_or_default();
+        if !has_certificates && found.iter().any(|found| !found.ip().is_loopback()) {
+            tracing::warn!(
+                "FS-018 every host that reaches {address} can read and change all keys: the config \
+                 has no `secret`"
+            );
+        }
+    }
 }
 
 /// Lets the server have as many descriptors as the system allows. Often it allows 1024 of them at

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use farside_tests::command::CommandOutput;
-use farside_tests::{OTHER_USER, ServerProcess, binary, left_out_without_root};
+use farside_tests::{OTHER_USER, ServerProcess, binary, free_tcp_address, left_out_without_root};
 
 /// Runs `kv-server <arguments>`, which must end by itself.
 pub(crate) fn server(arguments: &str) -> CommandOutput {
@@ -274,6 +274,20 @@ fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
     permit(&config, 0o600);
     assert_eq!([scan(&[]), scan(&["--strict-config"])], ["", ""]);
     strict().expect_line(1, &["none/kv.sock", "create it first"]);
+}
+
+#[test]
+fn an_address_at_which_everybody_may_write_is_reported() {
+    let loopback = free_tcp_address();
+    let open = free_tcp_address().replace("127.0.0.1", "0.0.0.0");
+    for (config, listen, warns) in
+        [("", &open, true), ("", &loopback, false), ("secret = \"hush\"", &open, false)]
+    {
+        let arguments = format!("--memory 16MiB --listen {listen}");
+        let log = ServerProcess::start_with_config(config, &arguments).log();
+        let warning = format!("FS-018 every host that reaches {listen} can read");
+        assert_eq!(log.contains(&warning), warns, "{log}");
+    }
 }
 
 #[test]
