@@ -75,6 +75,8 @@ pub struct ServerStatistics {
     pub huge_page_bytes: u64,
     /// Operations on keys, as the clients have counted and reported them. 0 without a cluster.
     pub operations: u64,
+    /// Servers that evict keys to make room for others: 1 or 0, in a cluster up to all.
+    pub servers_evicting: u64,
     /// The classes that have chunks.
     pub classes: Vec<ClassStatistics>,
 }
@@ -104,7 +106,7 @@ fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result
 }
 
 /// The number of fields of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 31;
+const NUMBERS: usize = 32;
 /// The number of fields of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 6;
 
@@ -143,6 +145,7 @@ impl ServerStatistics {
             &mut self.snapshots_taken,
             &mut self.huge_page_bytes,
             &mut self.operations,
+            &mut self.servers_evicting,
         ]
     }
 

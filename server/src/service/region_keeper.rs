@@ -385,6 +385,7 @@ impl RegionKeeper {
             collecting: self.collector.activity(),
             blocks_collected: self.collector.recovered,
             keys_expired: self.reaper.expired,
+            servers_evicting: self.evicts().into(),
             keys_evicted: self.evictor.as_ref().map_or(0, |evictor| evictor.evicted),
             ..self.statistics.clone()
         }
