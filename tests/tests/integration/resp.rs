@@ -9,6 +9,10 @@ mod connections;
 mod gateway;
 #[path = "resp/history.rs"]
 mod history;
+#[path = "resp/info.rs"]
+mod info;
+#[path = "resp/limits.rs"]
+mod limits;
 #[path = "resp/logins.rs"]
 mod logins;
 #[path = "resp/programs.rs"]
@@ -17,3 +21,5 @@ mod programs;
 mod requests;
 #[path = "resp/stores.rs"]
 mod stores;
+#[path = "resp/transactions.rs"]
+mod transactions;

@@ -68,6 +68,14 @@ impl RespServer {
         field.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
     }
 
+    /// What a gateway has logged so far.
+    pub(super) fn log(&mut self) -> String {
+        let log = self.log.as_mut().unwrap();
+        let mut text = String::new();
+        log.rewind().and_then(|()| log.read_to_string(&mut text)).unwrap();
+        text
+    }
+
     pub(super) fn port(&self) -> &str {
         self.address.rsplit(':').next().unwrap()
     }
@@ -75,6 +83,7 @@ impl RespServer {
     pub(super) fn connect(&self) -> RespClient {
         let socket = TcpStream::connect(&self.address).unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket.set_write_timeout(Some(TIMEOUT)).unwrap();
         RespClient { socket, received: Vec::new() }
     }
 }
@@ -85,18 +94,15 @@ impl Drop for RespServer {
             send_signal(&self.child, Signal::TERM);
             self.child.wait().unwrap();
         }
-        if let Some(log) = self.log.as_mut().filter(|_| thread::panicking()) {
-            let mut text = String::new();
-            // The test fails in any case.
-            let _ = log.rewind().and_then(|()| log.read_to_string(&mut text));
-            println!("the gateway's log: {text}");
+        if self.log.is_some() && thread::panicking() {
+            println!("the gateway's log: {}", self.log());
         }
     }
 }
 
 /// A connection that shows the bytes of replies.
 pub(super) struct RespClient {
-    socket: TcpStream,
+    pub(super) socket: TcpStream,
     received: Vec<u8>,
 }
 

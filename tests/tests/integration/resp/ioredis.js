@@ -34,6 +34,8 @@ async function main(port) {
   }
   assert.equal(found.size, 200);
   await assert.rejects(redis.incr("greeting"), /not an integer/);
+  await assert.rejects(redis.multi().set("in-transaction", 1).exec(), /no transactions/);
+  assert.equal(await redis.get("in-transaction"), null);
   await redis.quit();
 }
 

@@ -19,6 +19,10 @@ fn a_password_is_asked_for() {
     let mut client = gateway.connect();
     assert_eq!(client.say("GET a"), "-NOAUTH Authentication required.\r\n");
     assert!(client.say("HELLO 3").starts_with("-NOAUTH HELLO must be called"));
+    // An error changes nothing.
+    let words = ["HELLO", "3", "AUTH", "default", "secret", "SETNAME", "a b"];
+    assert!(client.ask(&words).starts_with(b"-ERR Client names cannot contain"));
+    assert_eq!(client.say("GET a"), "-NOAUTH Authentication required.\r\n");
     assert!(client.say("AUTH wrong!").starts_with("-WRONGPASS "));
     assert_eq!(client.say("AUTH secret"), "+OK\r\n");
     assert_eq!(client.say("GET a"), "$-1\r\n");

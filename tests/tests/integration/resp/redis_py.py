@@ -30,6 +30,14 @@ def blocking(protocol):
         replies = pipeline.execute()
     assert replies[::2] == [True] * 100
     assert replies[1::2] == [str(number) for number in range(100)]
+    with client.pipeline() as transaction:
+        transaction.set("in-transaction", 1).incr("in-transaction")
+        try:
+            transaction.execute()
+            raise AssertionError("a transaction was executed")
+        except redis.ResponseError as error:
+            assert "no transactions" in str(error), error
+    assert client.get("in-transaction") is None
     try:
         client.incr("greeting")
         raise AssertionError("a word was incremented")

@@ -54,9 +54,16 @@ pub(crate) struct Args {
     /// Serve the metrics of its client for Prometheus at http://IP:PORT/metrics
     #[arg(long, value_name = "IP:PORT")]
     pub(crate) metrics: Option<MetricsAddress>,
+    /// Close a connection that was idle for so many seconds; 0 for never
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub(crate) idle_timeout: u32,
     /// A file with the password that clients have to give (AUTH); a line end at its end is left out
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) password_file: Option<PathBuf>,
+    /// Serve all hosts that reach a tcp:// address, although clients need neither password nor
+    /// certificate
+    #[arg(long, conflicts_with = "password_file")]
+    pub(crate) no_password: bool,
     /// The certificate for TLS at tcp:// addresses, and those between it and its CA
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
     pub(crate) tls_certificate: Option<PathBuf>,

@@ -1,20 +1,24 @@
 //! How requests of connections become operations of the pipeline, and outcomes become replies.
 
+mod several;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farside::{Completed, Error, OperationError, Pipeline};
-use farside_tools::resp::{Protocol, ReplyWriter, parse_integer};
+use farside_tools::resp::{Protocol, ReplyWriter};
 
-use crate::commands::plan::{Arguments, Operation, Plan, plan, plan_part};
+use crate::commands::plan::{Arguments, Operation, Plan, plan};
 use crate::commands::table::{Command, CommandSpec, find};
 use crate::commands::task::Task;
-use crate::commands::{connection as connection_commands, error, expiry, introspection};
+use crate::commands::{
+    connection as connection_commands, error, expiry, introspection, transaction,
+};
 use crate::connection::{Connection, Input};
 use crate::empty_key;
 use crate::gateway::Gateway;
-use crate::helper::{Helper, Job, LONG_VALUE_BYTES, Origin, OwnedArguments};
+use crate::helper::{Helper, HelperKind, Job, LONG_VALUE_BYTES, Origin, OwnedArguments};
 use crate::lanes::{Access, LaneLock, Lanes, LockKind};
 
 /// Requests of one connection that begin before those of others have a turn.
@@ -46,7 +50,7 @@ pub(crate) enum Pause {
 /// The state of a worker, except for its connections and its pipeline.
 pub(crate) struct Executor {
     pub(crate) gateway: Arc<Gateway>,
-    pub(crate) helper: Helper,
+    helpers: [Helper; HelperKind::ALL.len()],
     pub(crate) lanes: Lanes,
     /// Hashes of keys whose values are long.
     long_keys: HashSet<u64>,
@@ -62,10 +66,10 @@ pub(crate) struct Executor {
 type Begun = Result<(), Pause>;
 
 impl Executor {
-    pub(crate) fn new(gateway: Arc<Gateway>, helper: Helper) -> Self {
+    pub(crate) fn new(gateway: Arc<Gateway>, helpers: [Helper; HelperKind::ALL.len()]) -> Self {
         Self {
             gateway,
-            helper,
+            helpers,
             lanes: Lanes::new(),
             long_keys: HashSet::new(),
             lane_bytes: 0,
@@ -101,6 +105,11 @@ impl Executor {
         if self.commands > 0 {
             self.gateway.counts.commands.fetch_add(self.commands, Ordering::Relaxed);
             self.commands = 0;
+            connection.note_waiting();
+            if !connection.is_known && connection.has_logged_in() {
+                connection.is_known = true;
+                self.gateway.note_known(&connection.client.record);
+            }
             let record = &connection.client.record;
             record.active_ms.store(record.age_ms(), Ordering::Relaxed);
         }
@@ -114,15 +123,22 @@ impl Executor {
         pipeline: &mut Option<Pipeline<'_>>,
     ) -> Pause {
         for _ in 0..REQUESTS_PER_TURN {
-            if connection.awaits_helper || connection.has_ended || connection.client.is_closing {
+            let must_wait = connection.awaits_helper || connection.client.is_delayed;
+            if must_wait || connection.has_ended {
                 return Pause::Event;
             }
-            if connection.is_full() {
-                return Pause::Output;
-            }
-            match connection.next_request() {
+            let is_closing = connection.client.is_closing;
+            let input = if is_closing {
+                connection.discard_input()
+            } else if connection.is_full() {
+                connection.read_ahead()
+            } else {
+                connection.next_request()
+            };
+            match input {
                 Input::Request => {}
-                Input::Awaited => return Pause::Event,
+                Input::Awaited if is_closing || !connection.is_full() => return Pause::Event,
+                Input::Awaited => return Pause::Output,
                 Input::Ended => {
                     // The client gets the replies to what it has sent.
                     connection.client.is_closing = true;
@@ -136,7 +152,7 @@ impl Executor {
                 Input::Wrong(wrong) => {
                     connection.error_now(format!("ERR {wrong}"));
                     connection.client.is_closing = true;
-                    return Pause::Event;
+                    continue;
                 }
             }
             if let Err(pause) = self.begin(connection, place, pipeline) {
@@ -160,7 +176,14 @@ impl Executor {
         if count == 0 {
             return Ok(());
         }
-        let Some(spec) = find(request.get(0)) else {
+        let spec = find(request.get(0));
+        if (spec.is_none() || connection.client.is_in_transaction)
+            && connection.try_reply_now(|request, client| transaction::reply(request, client))
+        {
+            return Ok(());
+        }
+        let request = connection.request();
+        let Some(spec) = spec else {
             if ["post", "host:"].iter().any(|name| request.is(0, name)) {
                 // A browser that was made to send a request to this port: its body would follow.
                 connection.has_ended = true;
@@ -198,6 +221,9 @@ impl Executor {
             | Command::RandomKey
             | Command::FlushDb
             | Command::FlushAll => self.help(spec.command, connection, place),
+            Command::Info | Command::Config if self.away.is_none() => {
+                self.help(spec.command, connection, place)
+            }
             Command::Memory => self.begin_memory(connection, place, pipeline),
             Command::Ping
             | Command::Echo
@@ -269,22 +295,7 @@ impl Executor {
         pipeline: &mut Option<Pipeline<'_>>,
     ) -> Begun {
         let request = connection.request();
-        if let Err(text) = introspection::subcommand(&request, "memory", &[("usage", -3)]) {
-            connection.error_now(text);
-            return Ok(());
-        }
-        let samples = request.count() > 3;
-        if samples && (request.count() != 5 || !request.is(3, "SAMPLES")) {
-            connection.error_now(error::SYNTAX);
-            return Ok(());
-        }
-        // The number of samples makes no difference for a string.
-        let wrong = match samples.then(|| parse_integer(request.get(4))) {
-            Some(None) => Some(error::NOT_AN_INTEGER),
-            Some(Some(..0)) => Some(error::SYNTAX),
-            _ => None,
-        };
-        if let Some(text) = wrong {
+        if let Err(text) = introspection::check_memory_usage(&request) {
             connection.error_now(text);
             return Ok(());
         }
@@ -293,52 +304,6 @@ impl Executor {
         let started = self.start(connection_of(connection, place), key, plan, pipeline)?;
         let reply = connection.await_reply();
         self.settle(started, connection, reply);
-        Ok(())
-    }
-
-    /// Begins a command on several keys, or goes on with it.
-    fn begin_several(
-        &mut self,
-        spec: &CommandSpec,
-        connection: &mut Connection,
-        place: usize,
-        pipeline: &mut Option<Pipeline<'_>>,
-    ) -> Begun {
-        let command = spec.command;
-        let (is_mget, is_mset) = (command == Command::MGet, command == Command::MSet);
-        let (count, step) = (connection.request().count(), if is_mset { 2 } else { 1 });
-        if connection.next_argument == 0 {
-            if is_mset && count % 2 == 0 {
-                connection.error_now(error::wrong_arity(spec.name));
-                return Ok(());
-            }
-            let request = connection.request();
-            let is_long = |at| request.get(at).len() >= LONG_VALUE_BYTES;
-            if is_mset && (2..count).step_by(2).any(is_long) {
-                return self.help(command, connection, place);
-            }
-            if is_mget {
-                connection.reply_now(|_, client, out| {
-                    ReplyWriter::new(out, client.protocol).array(count - 1);
-                });
-            } else {
-                connection.sum = connection.await_sum((count - 1) / step, is_mset);
-            }
-            connection.next_argument = 1;
-        }
-        while connection.next_argument < count {
-            if is_mget && connection.is_full() {
-                return Err(Pause::Output);
-            }
-            let at = connection.next_argument;
-            let request = connection.request();
-            let part = plan_part(command, &request, at);
-            let key = empty_key::to_store(request.get(at));
-            let started = self.start(connection_of(connection, place), key, part, pipeline)?;
-            let reply = if is_mget { connection.await_reply() } else { connection.sum };
-            self.settle(started, connection, reply);
-            connection.next_argument = at + step;
-        }
         Ok(())
     }
 
@@ -423,7 +388,8 @@ impl Executor {
         let reply = connection.await_reply();
         let origin = Origin { place, id: connection.id(), reply };
         let client = Arc::clone(&connection.client.record);
-        if self.helper.submit(Job { origin, client, protocol, command, arguments }) {
+        let helper = &mut self.helpers[HelperKind::of(command) as usize];
+        if helper.submit(Job { origin, client, protocol, command, arguments }) {
             connection.awaits_helper = true;
         } else {
             let text = "ERR the system refuses another thread: try again later";
@@ -537,7 +503,7 @@ impl Executor {
                 let (reply, protocol) = (lane.origin.reply, lane.protocol);
                 if let Some(connection) = connection {
                     connection.in_flight -= 1;
-                    let text = format!("ERR {full}");
+                    let text = error::of_operation(&full.into());
                     connection.finish(reply, |out| ReplyWriter::new(out, protocol).error(text));
                 }
                 self.lanes.release(number);

@@ -1,12 +1,92 @@
 //! What all threads of the gateway share: the client, the settings, and the list of connections.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use farside::{Client, Limits};
+use farside::{Client, Limits, Session};
 use farside_fabric::tcp::TlsServer;
+
+use crate::listen::Accepted;
+use crate::store_figures::StoreFigures;
+
+/// The input that may wait in all connections, in bytes.
+const WAITING_BYTES_MAX: usize = 512 << 20;
+
+/// A connection's part of the input that waits because clients do not take their replies.
+pub(crate) struct WaitingInput {
+    all: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl WaitingInput {
+    /// Notes how many bytes of this connection wait.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        // Wraps around if it is less than before.
+        self.all.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
+        self.bytes = bytes;
+    }
+
+    pub(crate) fn is_some(&self) -> bool {
+        self.bytes > 0
+    }
+
+    /// Whether more may wait in all connections.
+    pub(crate) fn has_room(&self) -> bool {
+        self.all.load(Ordering::Relaxed) < WAITING_BYTES_MAX
+    }
+}
+
+impl Drop for WaitingInput {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+/// Limit on the connections that have not logged in, if clients have to.
+const STRANGERS_MAX: usize = 256;
+
+/// All connections.
+#[derive(Default)]
+struct Clients {
+    /// By their numbers.
+    all: BTreeMap<u64, Arc<ClientRecord>>,
+    /// The numbers of those that have not logged in or have no request yet, by their hosts; `None`
+    /// for Unix sockets.
+    strangers: HashMap<Option<IpAddr>, BTreeSet<u64>>,
+    strangers_count: usize,
+}
+
+impl Clients {
+    /// Removes the oldest stranger of the host with most strangers, if there is any. So strangers
+    /// lock no client out, and one host does not lock out the others.
+    fn remove_stranger(&mut self) -> Option<Arc<ClientRecord>> {
+        let most = self.strangers.values().max_by_key(|numbers| numbers.len())?;
+        self.remove(*most.first()?)
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<ClientRecord>> {
+        let record = self.all.remove(&id)?;
+        self.note_known(&record);
+        record.has_ended.store(true, Ordering::Relaxed);
+        Some(record)
+    }
+
+    /// Notes that a connection belongs to no stranger.
+    fn note_known(&mut self, record: &ClientRecord) {
+        if let Some(numbers) = self.strangers.get_mut(&record.host)
+            && numbers.remove(&record.id)
+        {
+            self.strangers_count -= 1;
+            if numbers.is_empty() {
+                self.strangers.remove(&record.host);
+            }
+        }
+    }
+}
 
 /// The gateway, for all of its threads.
 pub(crate) struct Gateway {
@@ -19,11 +99,18 @@ pub(crate) struct Gateway {
     pub(crate) tls: Option<TlsServer>,
     pub(crate) threads: usize,
     pub(crate) clients_max: usize,
+    /// A connection that was idle for so many seconds is closed; 0 for never.
+    pub(crate) idle_s_max: u32,
     pub(crate) started: Instant,
     pub(crate) is_stopping: AtomicBool,
     pub(crate) counts: Counts,
-    /// All connections, by their numbers.
-    clients: Mutex<BTreeMap<u64, Arc<ClientRecord>>>,
+    /// The input that waits in all connections, in bytes.
+    waiting: Arc<AtomicUsize>,
+    clients: Mutex<Clients>,
+    /// What the store has told last.
+    figures: Mutex<StoreFigures>,
+    /// The wrong passwords that were not logged yet, and the address of the last client.
+    wrong_passwords: Mutex<(u64, String)>,
     /// The number of the next connection.
     next_id: AtomicU64,
 }
@@ -42,7 +129,13 @@ pub(crate) struct ClientRecord {
     pub(crate) id: u64,
     pub(crate) address: String,
     pub(crate) local_address: String,
+    /// The client's host, for TCP.
+    pub(crate) host: Option<IpAddr>,
     pub(crate) descriptor: i32,
+    /// The number of the worker that serves it.
+    pub(crate) worker: usize,
+    /// Its place in the worker, once it has one.
+    pub(crate) place: AtomicUsize,
     pub(crate) since: Instant,
     pub(crate) name: Mutex<String>,
     /// 2 or 3.
@@ -73,11 +166,12 @@ pub(crate) struct Settings {
     pub(crate) tls: Option<TlsServer>,
     pub(crate) threads: usize,
     pub(crate) clients_max: usize,
+    pub(crate) idle_s_max: u32,
 }
 
 impl Gateway {
     pub(crate) fn new(client: Client, limits: Limits, settings: Settings) -> Self {
-        let Settings { server, password, tls, threads, clients_max } = settings;
+        let Settings { server, password, tls, threads, clients_max, idle_s_max } = settings;
         Self {
             client,
             server,
@@ -86,27 +180,42 @@ impl Gateway {
             tls,
             threads,
             clients_max,
+            idle_s_max,
             started: Instant::now(),
             is_stopping: AtomicBool::new(false),
             counts: Counts::default(),
+            waiting: Arc::default(),
             clients: Mutex::default(),
+            figures: Mutex::default(),
+            wrong_passwords: Mutex::default(),
             next_id: AtomicU64::new(1),
         }
     }
 
-    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<ClientRecord>>> {
+    /// The part of a new connection in the input that waits.
+    pub(crate) fn waiting_input(&self) -> WaitingInput {
+        WaitingInput { all: self.waiting.clone(), bytes: 0 }
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Clients> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a connection; `None` if there are as many as there may be.
+    /// Adds a connection, which `worker` is to serve; `None` if there are as many as there may be.
+    /// Also returns the one whose place it takes, if it takes one: that has to be closed.
     pub(crate) fn admit(
         &self,
-        address: String,
-        local_address: String,
-        descriptor: i32,
-    ) -> Option<Arc<ClientRecord>> {
+        accepted: &Accepted,
+        worker: usize,
+    ) -> Option<(Arc<ClientRecord>, Option<Arc<ClientRecord>>)> {
         let mut clients = self.clients();
-        if clients.len() >= self.clients_max {
+        let must_log_in = self.password.is_some() || self.tls.is_some();
+        let strangers_max = if must_log_in { STRANGERS_MAX } else { usize::MAX };
+        let is_full = clients.all.len() >= self.clients_max;
+        let stranger = (is_full || clients.strangers_count >= strangers_max)
+            .then(|| clients.remove_stranger())
+            .flatten();
+        if is_full && stranger.is_none() {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
             return None;
         }
@@ -114,9 +223,12 @@ impl Gateway {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let record = Arc::new(ClientRecord {
             id,
-            address,
-            local_address,
-            descriptor,
+            address: accepted.peer.clone(),
+            local_address: accepted.local.clone(),
+            host: accepted.host,
+            descriptor: accepted.socket.as_raw_fd(),
+            worker,
+            place: AtomicUsize::new(usize::MAX),
             since: Instant::now(),
             name: Mutex::default(),
             protocol: AtomicU8::new(2),
@@ -124,20 +236,52 @@ impl Gateway {
             active_ms: AtomicU64::new(0),
             has_ended: AtomicBool::new(false),
         });
-        clients.insert(id, Arc::clone(&record));
-        Some(record)
+        clients.all.insert(id, Arc::clone(&record));
+        clients.strangers.entry(record.host).or_default().insert(id);
+        clients.strangers_count += 1;
+        Some((record, stranger))
+    }
+
+    /// Notes that the client of a connection has logged in, if it has to, and sent a request.
+    pub(crate) fn note_known(&self, record: &ClientRecord) {
+        self.clients().note_known(record);
+    }
+
+    /// Asks the store for its figures. If it does not tell, the former ones stay.
+    pub(crate) fn look_at_store(&self, session: &mut Option<Session>) {
+        let mut figures = self.figures();
+        let asked = figures.ask(&self.client, session);
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = figures;
+        if let Err(error) = asked {
+            tracing::debug!("the store tells no figures: {error}");
+        }
+    }
+
+    /// The figures that the store has told last.
+    pub(crate) fn figures(&self) -> StoreFigures {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that a client has given a wrong password.
+    pub(crate) fn note_wrong_password(&self, record: &ClientRecord) {
+        let mut wrong = self.wrong_passwords.lock().unwrap_or_else(PoisonError::into_inner);
+        (wrong.0, wrong.1) = (wrong.0 + 1, record.address.clone());
+    }
+
+    /// How many wrong passwords there were since the last call, and the last client's address.
+    pub(crate) fn take_wrong_passwords(&self) -> (u64, String) {
+        let mut wrong = self.wrong_passwords.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *wrong)
     }
 
     /// Removes a connection that has ended.
     pub(crate) fn dismiss(&self, id: u64) {
-        if let Some(record) = self.clients().remove(&id) {
-            record.has_ended.store(true, Ordering::Relaxed);
-        }
+        self.clients().remove(id);
     }
 
     /// All connections, in the order of their numbers.
     pub(crate) fn records(&self) -> Vec<Arc<ClientRecord>> {
-        self.clients().values().cloned().collect()
+        self.clients().all.values().cloned().collect()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

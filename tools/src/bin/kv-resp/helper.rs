@@ -1,7 +1,8 @@
 //! A helper thread of a worker: commands that take long run there, on a session of its own.
 //!
-//! These are the commands on all keys, and those on long values. A pipeline would have to keep a
-//! buffer of their length for each of its lanes.
+//! These are the commands on all keys, those on long values, and questions about the store. For a
+//! long value a pipeline would have to keep a buffer of its length for each of its lanes. The three
+//! kinds do not wait for each other.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +17,7 @@ use farside_tools::resp::{Protocol, ReplyWriter};
 use crate::commands::plan::{Arguments, Operation, Plan, plan, plan_part};
 use crate::commands::table::{COMMANDS, Command};
 use crate::commands::task::Task;
-use crate::commands::{error, expiry, whole};
+use crate::commands::{error, expiry, info, introspection, whole};
 use crate::empty_key;
 use crate::gateway::{ClientRecord, Gateway};
 
@@ -72,8 +73,45 @@ pub(crate) struct Executed {
 /// The executed commands that the worker has not taken yet.
 pub(crate) type Results = Arc<Mutex<Vec<Executed>>>;
 
+/// Which of a worker's helpers runs a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HelperKind {
+    /// Commands that READ all keys.
+    Keys,
+    /// Questions about the store, which are answered quickly.
+    Store,
+    /// Commands on long values.
+    Values,
+}
+
+impl HelperKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Keys, Self::Store, Self::Values];
+
+    pub(crate) fn of(command: Command) -> Self {
+        match command {
+            Command::Scan
+            | Command::Keys
+            | Command::RandomKey
+            | Command::FlushDb
+            | Command::FlushAll => Self::Keys,
+            Command::DbSize | Command::Info | Command::Config => Self::Store,
+            _ => Self::Values,
+        }
+    }
+
+    /// The name of its thread.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Keys => "resp-keys",
+            Self::Store => "resp-store",
+            Self::Values => "resp-values",
+        }
+    }
+}
+
 /// A worker's helper. Its thread starts with the first job.
 pub(crate) struct Helper {
+    kind: HelperKind,
     gateway: Arc<Gateway>,
     results: Results,
     wake: Arc<OwnedFd>,
@@ -81,8 +119,13 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    pub(crate) fn new(gateway: Arc<Gateway>, results: Results, wake: Arc<OwnedFd>) -> Self {
-        Self { gateway, results, wake, jobs: None }
+    pub(crate) fn new(
+        kind: HelperKind,
+        gateway: Arc<Gateway>,
+        results: Results,
+        wake: Arc<OwnedFd>,
+    ) -> Self {
+        Self { kind, gateway, results, wake, jobs: None }
     }
 
     /// Gives the helper a job. Returns false if the system refuses a thread.
@@ -91,7 +134,7 @@ impl Helper {
             let (jobs, received) = channel();
             let (gateway, results, wake) =
                 (self.gateway.clone(), self.results.clone(), self.wake.clone());
-            let thread = thread::Builder::new().name("resp-helper".into());
+            let thread = thread::Builder::new().name(self.kind.name().into());
             let started = thread.spawn(move || work(&gateway, &received, &results, &wake));
             if started.is_err() {
                 return false;
@@ -127,7 +170,9 @@ fn work(gateway: &Gateway, jobs: &Receiver<Job>, results: &Results, wake: &Owned
                 // The connection gets an answer, and the next job a new session. Nothing is known
                 // about this one, so it is not dropped.
                 std::mem::forget(session.take());
-                Some("ERR the command failed inside the gateway: its log has more".to_owned())
+                let text = "ERR the gateway failed in this command, which may have taken effect: \
+                            its log says more";
+                Some(text.to_owned())
             }
         };
         if let Some(text) = failure {
@@ -157,6 +202,16 @@ fn run(
     short_key: &mut Option<Vec<u8>>,
 ) -> Result<()> {
     let Job { protocol, command, arguments, .. } = job;
+    if matches!(command, Command::Info | Command::Config) {
+        // They are answered without the store as well.
+        gateway.look_at_store(opened);
+        let mut reply = ReplyWriter::new(reply, *protocol);
+        match command {
+            Command::Info => info::info(arguments, gateway, &mut reply),
+            _ => introspection::config(arguments, gateway, &mut reply),
+        }
+        return Ok(());
+    }
     let session = match opened {
         Some(session) => session,
         None => opened.insert(gateway.client.session()?),
@@ -172,10 +227,18 @@ fn run(
             whole::run(*command, arguments, session, &mut ReplyWriter::new(reply, *protocol))
         }
         Command::MSet => {
+            let mut stored = 0;
             for at in (1..arguments.count()).step_by(2) {
                 let part = plan_part(*command, arguments, at);
                 let mut unused = Vec::new();
-                run_plan(session, arguments.get(at), part, *protocol, &mut unused)?;
+                let key = arguments.get(at);
+                if let Err(failure) = run_plan(session, key, part, *protocol, &mut unused) {
+                    let (text, of) = (error::of_operation(&failure), arguments.count() / 2);
+                    let text = error::after(text, stored, of, Some("stored"));
+                    ReplyWriter::new(reply, *protocol).error(text);
+                    return Ok(());
+                }
+                stored += 1;
             }
             ReplyWriter::new(reply, *protocol).ok();
             Ok(())

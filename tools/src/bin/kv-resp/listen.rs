@@ -2,15 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use farside_control::address::Address;
-use rustix::net::sockopt::{set_socket_reuseaddr, set_tcp_nodelay};
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_socket_reuseaddr, set_tcp_keepcnt, set_tcp_keepidle,
+    set_tcp_keepintvl, set_tcp_nodelay,
+};
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with,
     acceptfrom_with, bind, getsockname, listen, socket_with,
@@ -18,6 +22,11 @@ use rustix::net::{
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 511;
+/// After so long without a packet the system asks a client's host whether it is still there.
+const PROBE_AFTER: Duration = Duration::from_secs(60);
+/// It asks at this interval, and ends the connection after so many questions without an answer.
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
+const PROBES: u32 = 4;
 
 /// An address at which clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +93,22 @@ pub(crate) struct Accepted {
     /// The client's address, and the gateway's, for CLIENT LIST.
     pub(crate) peer: String,
     pub(crate) local: String,
-    pub(crate) is_tcp: bool,
+    /// The client's host, for TCP.
+    pub(crate) host: Option<IpAddr>,
+}
+
+impl ListenAddress {
+    /// Whether other hosts may reach it.
+    ///
+    /// # Errors
+    /// The host's name has no address.
+    pub(crate) fn is_open(&self) -> Result<bool, ListenError> {
+        let Self::Tcp(host) = self else { return Ok(false) };
+        let found = host.resolve();
+        let found =
+            found.map_err(|source| ListenError::System { listen: self.to_string(), source })?;
+        Ok(found.iter().any(|address| !address.ip().is_loopback()))
+    }
 }
 
 impl Listener {
@@ -125,18 +149,21 @@ impl Listener {
             ListenAddress::Unix(path) => {
                 let socket = accept_with(&self.socket, flags)?;
                 let local = format!("{}:0", path.display());
-                Ok(Accepted { socket, peer: local.clone(), local, is_tcp: false })
+                Ok(Accepted { socket, peer: local.clone(), local, host: None })
             }
             ListenAddress::Tcp(_) => {
                 let (socket, peer) = acceptfrom_with(&self.socket, flags)?;
                 // Without it replies may wait for acknowledgements; nothing else depends on it.
                 let _ = set_tcp_nodelay(&socket, true);
+                probe_peer(&socket)?;
+                let peer = peer.and_then(internet);
+                let host = peer.map(|peer| host_of(peer.ip()));
                 let local = getsockname(&socket).ok().and_then(internet);
                 let text = |address: Option<SocketAddr>| {
                     address.map_or_else(String::new, |address| address.to_string())
                 };
-                let (peer, local) = (text(peer.and_then(internet)), text(local));
-                Ok(Accepted { socket, peer, local, is_tcp: true })
+                let (peer, local) = (text(peer), text(local));
+                Ok(Accepted { socket, peer, local, host })
             }
         }
     }
@@ -168,6 +195,23 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 fn internet(address: SocketAddrAny) -> Option<SocketAddr> {
     address.try_into().ok()
+}
+
+/// Makes the system end the connection of a client whose host is gone.
+fn probe_peer(socket: &OwnedFd) -> io::Result<()> {
+    set_socket_keepalive(socket, true)?;
+    set_tcp_keepidle(socket, PROBE_AFTER)?;
+    set_tcp_keepintvl(socket, PROBE_INTERVAL)?;
+    set_tcp_keepcnt(socket, PROBES)?;
+    Ok(())
+}
+
+/// The host of an address. A network of 64 bits counts as one host in IPv6.
+fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) >> 64 << 64).into(),
+        address => address,
+    }
 }
 
 fn bind_tcp(address: &SocketAddr) -> io::Result<OwnedFd> {

@@ -14,11 +14,12 @@ mod gateway;
 mod helper;
 mod lanes;
 mod listen;
+mod store_figures;
 mod stream;
 mod worker;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -96,6 +97,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     logging::start(args.log_format, LogLevel::Info);
     let config = configure(&args)?;
     let password = password(&args)?;
+    check_openness(&args, password.is_some())?;
     let files = TlsFiles {
         certificate: args.tls_certificate.clone(),
         key: args.tls_key.clone(),
@@ -117,7 +119,8 @@ fn run(args: Args) -> anyhow::Result<()> {
     let limits = sessions.first().map(|session| session.limits()).unwrap_or_default();
     let server = config.server.unwrap_or_default();
     let clients_max = clients_max(args.clients_max);
-    let settings = Settings { server, password, tls, threads, clients_max };
+    let idle_s_max = args.idle_timeout;
+    let settings = Settings { server, password, tls, threads, clients_max, idle_s_max };
     let gateway = Arc::new(Gateway::new(client, limits, settings));
     let mut listeners = Vec::new();
     for address in &args.listen {
@@ -190,10 +193,8 @@ fn accept_connections(
         for (listener, _) in listeners.iter().zip(ready).filter(|(_, is_ready)| *is_ready) {
             match listener.accept() {
                 Ok(accepted) => {
-                    if let Some(arrival) = admit(gateway, accepted) {
-                        workers[turn % workers.len()].give(arrival);
-                        turn += 1;
-                    }
+                    admit(gateway, accepted, workers, turn % workers.len());
+                    turn += 1;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
@@ -206,14 +207,43 @@ fn accept_connections(
 }
 
 /// Makes an accepted connection one of a worker's, unless there are too many.
-fn admit(gateway: &Gateway, accepted: Accepted) -> Option<Arrival> {
-    let Accepted { socket, peer, local, is_tcp } = accepted;
-    let Some(record) = gateway.admit(peer, local, socket.as_raw_fd()) else {
+fn admit(gateway: &Gateway, accepted: Accepted, workers: &[WorkerHandle], worker: usize) {
+    let Some((record, replaced)) = gateway.admit(&accepted, worker) else {
         // The client may be gone.
-        let _ = rustix::io::write(&socket, b"-ERR max number of clients reached\r\n");
-        return None;
+        let _ = rustix::io::write(&accepted.socket, b"-ERR max number of clients reached\r\n");
+        return;
     };
-    Some(Arrival { socket, record, uses_tls: is_tcp && gateway.tls.is_some() })
+    if let Some(replaced) = replaced {
+        workers[replaced.worker].close(replaced);
+    }
+    let uses_tls = accepted.host.is_some() && gateway.tls.is_some();
+    workers[worker].give(Arrival { socket: accepted.socket, record, uses_tls });
+}
+
+/// Refuses addresses that other hosts may reach if clients need neither a password nor a
+/// certificate, unless the command line asks for that.
+fn check_openness(args: &Args, needs_password: bool) -> anyhow::Result<()> {
+    if needs_password || args.tls_ca.is_some() {
+        return Ok(());
+    }
+    for address in &args.listen {
+        if !address.is_open()? {
+            continue;
+        }
+        if !args.no_password {
+            return Err(Usage(format!(
+                "at {address} every host that reaches it could read and change all keys: give \
+                 --password-file, or --tls-ca, or an address of this host alone such as \
+                 tcp://127.0.0.1:6379, or --no-password if that is wanted"
+            ))
+            .into());
+        }
+        tracing::warn!(
+            "FS-067 every host that reaches {address} can read and change all keys: clients need \
+             neither a password nor a certificate"
+        );
+    }
+    Ok(())
 }
 
 /// Returns the settings of the client, with the server of the command line if it names one.

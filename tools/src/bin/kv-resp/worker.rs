@@ -3,9 +3,12 @@
 //! In each turn it takes the events of its sockets, begins requests of all connections that can go
 //! on, and polls the pipeline, so that their operations share doorbells. Then it sends replies.
 
+mod ticks;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -17,10 +20,11 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::commands::connection::ClientState;
+use crate::commands::error;
 use crate::connection::Connection;
 use crate::executor::{Executor, Pause};
 use crate::gateway::{ClientRecord, Gateway};
-use crate::helper::{Helper, Results};
+use crate::helper::{Helper, HelperKind, Results};
 use crate::stream::Stream;
 
 /// The number of the wake-up in epoll's events; others are places of connections.
@@ -43,8 +47,8 @@ const LOOK: Duration = Duration::from_micros(50);
 const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Output of more bytes is sent before all requests of the connection have begun.
 const OUTPUT_BYTES_EARLY: usize = 64 << 10;
-/// A connection ends if after this time its TLS handshake is not done or the password is missing.
-const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a worker looks for connections that have to end.
+const TICK: Duration = Duration::from_secs(1);
 /// How long a thread waits before it tries again to reach the store.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -59,6 +63,8 @@ pub(crate) struct Arrival {
 #[derive(Clone)]
 pub(crate) struct WorkerHandle {
     arrivals: Arc<Mutex<Vec<Arrival>>>,
+    /// Connections whose places others get.
+    unwanted: Arc<Mutex<Vec<Arc<ClientRecord>>>>,
     wake: Arc<OwnedFd>,
 }
 
@@ -69,26 +75,16 @@ impl WorkerHandle {
         self.wake();
     }
 
+    /// Makes the worker close a connection of its own.
+    pub(crate) fn close(&self, record: Arc<ClientRecord>) {
+        self.unwanted.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        self.wake();
+    }
+
     /// Wakes the worker, so that it takes its messages.
     pub(crate) fn wake(&self) {
         // It fails only if the worker was woken very often and has not slept since.
         let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
-    }
-}
-
-/// A connection whose client has not finished a handshake, or given its password.
-struct Login {
-    /// Then the connection is closed.
-    ends: Instant,
-    place: usize,
-    id: u64,
-}
-
-impl Login {
-    /// The time that is left, in whole seconds.
-    fn rest(&self) -> Timespec {
-        let rest = self.ends.saturating_duration_since(Instant::now());
-        Timespec { tv_sec: rest.as_secs() as i64 + 1, tv_nsec: 0 }
     }
 }
 
@@ -126,8 +122,8 @@ pub(crate) struct Worker {
     idle_turns: u32,
     /// Whether events are likely within [`LOOK`].
     looks: bool,
-    /// Those that have to log in, in the order of their ends.
-    logins: VecDeque<Login>,
+    /// When it looked last for connections that have to end.
+    ticked: Instant,
     limits: ParserLimits,
     /// The session comes from here when it has reconnected.
     reconnecting: Option<Receiver<Session>>,
@@ -139,12 +135,13 @@ impl Worker {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         let results = Results::default();
-        let helper = Helper::new(gateway.clone(), results.clone(), wake.clone());
+        let helpers = HelperKind::ALL
+            .map(|kind| Helper::new(kind, gateway.clone(), results.clone(), wake.clone()));
         let longest = gateway.limits.value_bytes_max.max(gateway.limits.key_bytes_max);
         let limits = ParserLimits { kept_bytes_max: longest, ..ParserLimits::default() };
         Ok(Self {
-            executor: Executor::new(gateway, helper),
-            handle: WorkerHandle { arrivals: Arc::default(), wake },
+            executor: Executor::new(gateway, helpers),
+            handle: WorkerHandle { arrivals: Arc::default(), unwanted: Arc::default(), wake },
             results,
             epoll,
             connections: Vec::new(),
@@ -156,7 +153,7 @@ impl Worker {
             sending: Vec::new(),
             idle_turns: 0,
             looks: false,
-            logins: VecDeque::new(),
+            ticked: Instant::now(),
             limits,
             reconnecting: None,
         })
@@ -181,7 +178,7 @@ impl Worker {
                 Some(session) => match session.pipeline() {
                     Ok(pipeline) => self.serve(Some(pipeline))?,
                     Err(error) => {
-                        self.executor.away = Some(crate::commands::error::of_operation(&error));
+                        self.executor.away = Some(error::of_operation(&error));
                         Break::Lost
                     }
                 },
@@ -281,14 +278,13 @@ impl Worker {
                     break;
                 }
             }
-            self.end_late_logins();
+            self.tick();
             self.send_replies();
         }
     }
 
     /// Waits for events, if there is nothing else to do.
     fn wait(&mut self, events: &mut Vec<epoll::Event>, in_flight: usize) -> io::Result<()> {
-        let until_login = self.logins.front().map(Login::rest);
         let timeout = if !self.runnable.is_empty() {
             Some(NO_TIME)
         } else if in_flight > 0 {
@@ -314,7 +310,9 @@ impl Worker {
                 }
             }
             // After a look in vain the next wait begins with sleep.
-            self.take_events(events, until_login.as_ref())?;
+            let is_empty = self.connections.len() == self.free_places.len();
+            let tick = Timespec { tv_sec: TICK.as_secs() as i64, tv_nsec: 0 };
+            self.take_events(events, (!is_empty).then_some(&tick))?;
             self.looks = began.elapsed() < LOOK;
             return Ok(());
         };
@@ -330,19 +328,6 @@ impl Worker {
         match epoll::wait(&self.epoll, space, timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Ends the connections whose clients have not logged in for too long.
-    fn end_late_logins(&mut self) {
-        while let Some(login) = self.logins.pop_front_if(|login| login.ends <= Instant::now()) {
-            if let Some(Some(connection)) = self.connections.get_mut(login.place)
-                && connection.id() == login.id
-                && !connection.has_logged_in()
-            {
-                connection.has_ended = true;
-                self.touch(login.place);
-            }
         }
     }
 
@@ -395,6 +380,16 @@ impl Worker {
                 self.gateway().dismiss(id);
             }
         }
+        // After the arrivals, which may be among them.
+        for record in take_all(&self.handle.unwanted.clone()) {
+            let place = record.place.load(Ordering::Relaxed);
+            if let Some(Some(connection)) = self.connections.get_mut(place)
+                && connection.id() == record.id
+            {
+                connection.has_ended = true;
+                self.touch(place);
+            }
+        }
         for executed in take_all(&self.results.clone()) {
             if let Some(key) = &executed.short_key {
                 self.executor.forget_long(key);
@@ -418,8 +413,16 @@ impl Worker {
         let stream = Stream::new(socket, tls.map(|tls| tls.config_of_next()))?;
         let is_authenticated = gateway.password.is_none();
         let protocol = Protocol::Two;
-        let client = ClientState { record, protocol, is_authenticated, is_closing: false };
-        let connection = Box::new(Connection::new(stream, client, self.limits));
+        let client = ClientState {
+            record,
+            protocol,
+            is_authenticated,
+            is_in_transaction: false,
+            is_delayed: false,
+            is_closing: false,
+        };
+        let waiting = gateway.waiting_input();
+        let connection = Box::new(Connection::new(stream, client, self.limits, waiting));
         let place = self.free_places.pop().unwrap_or_else(|| {
             self.connections.push(None);
             self.connections.len() - 1
@@ -430,10 +433,7 @@ impl Worker {
             self.free_places.push(place);
             return Err(error.into());
         }
-        if !connection.has_logged_in() {
-            let ends = Instant::now() + LOGIN_TIMEOUT;
-            self.logins.push_back(Login { ends, place, id: connection.id() });
-        }
+        connection.client.record.place.store(place, Ordering::Relaxed);
         self.connections[place] = Some(connection);
         self.list(place);
         Ok(())
@@ -458,7 +458,7 @@ impl Worker {
             match pause {
                 Pause::Turn => {
                     connection.is_listed = true;
-                    connection.goes_on = true;
+                    connection.goes_on = !connection.client.is_closing;
                     self.runnable.push_back(place);
                 }
                 Pause::Operation => {
@@ -544,7 +544,7 @@ impl Worker {
             }
             if connection.is_done() {
                 self.remove(place);
-            } else if connection.is_paused && !connection.is_full() {
+            } else if connection.is_paused && (!connection.is_full() || connection.reads_ahead()) {
                 connection.is_paused = false;
                 self.list(place);
             }

@@ -28,6 +28,10 @@ pub(crate) struct ClientState {
     pub(crate) record: Arc<ClientRecord>,
     pub(crate) protocol: Protocol,
     pub(crate) is_authenticated: bool,
+    /// MULTI was sent, and neither EXEC nor DISCARD since.
+    pub(crate) is_in_transaction: bool,
+    /// It has given a wrong password: it gets no answer in this second.
+    pub(crate) is_delayed: bool,
     /// The connection ends when its replies are sent.
     pub(crate) is_closing: bool,
 }
@@ -62,9 +66,10 @@ pub(crate) fn run(
             reply.simple("RESET");
             state.set_protocol(Protocol::Two);
             state.is_authenticated = gateway.password.is_none();
+            state.is_in_transaction = false;
             state.record.name().clear();
         }
-        Command::Auth => match authenticate(arguments, gateway) {
+        Command::Auth => match authenticate(arguments, gateway, state) {
             Ok(()) => {
                 state.is_authenticated = true;
                 reply.ok();
@@ -109,27 +114,45 @@ fn select(arguments: &impl Arguments, reply: &mut ReplyWriter<'_>) {
 }
 
 /// AUTH: with a password, or with a user and a password.
-fn authenticate(arguments: &impl Arguments, gateway: &Gateway) -> Result<(), &'static str> {
+fn authenticate(
+    arguments: &impl Arguments,
+    gateway: &Gateway,
+    state: &mut ClientState,
+) -> Result<(), &'static str> {
     let (user, password) = match arguments.count() {
         2 if gateway.password.is_none() => return Err(error::NO_PASSWORD_SET),
         2 => (USER, arguments.get(1)),
         3 => (arguments.get(1), arguments.get(2)),
         _ => return Err(error::SYNTAX),
     };
-    check(gateway, user, password)
+    check(gateway, state, user, password)
 }
 
-fn check(gateway: &Gateway, user: &[u8], password: &[u8]) -> Result<(), &'static str> {
-    let is_right = user == USER && gateway.accepts(password);
-    is_right.then_some(()).ok_or(error::WRONG_PASSWORD)
+/// Checks a password. A client learns only in the next second that one was wrong, so that it cannot
+/// try many.
+fn check(
+    gateway: &Gateway,
+    state: &mut ClientState,
+    user: &[u8],
+    password: &[u8],
+) -> Result<(), &'static str> {
+    if user == USER && gateway.accepts(password) {
+        return Ok(());
+    }
+    state.is_delayed = true;
+    gateway.note_wrong_password(&state.record);
+    Err(error::WRONG_PASSWORD)
 }
 
 /// Sets the name of a client. An empty one removes it.
 pub(crate) fn set_name(state: &ClientState, name: &[u8]) -> Result<(), &'static str> {
-    let is_plain = name.iter().all(u8::is_ascii_graphic);
-    let name = str::from_utf8(name).ok().filter(|_| is_plain).ok_or(BAD_NAME)?;
-    name.clone_into(&mut state.record.name());
+    checked_name(name)?.clone_into(&mut state.record.name());
     Ok(())
+}
+
+fn checked_name(name: &[u8]) -> Result<&str, &'static str> {
+    let is_plain = name.iter().all(u8::is_ascii_graphic);
+    str::from_utf8(name).ok().filter(|_| is_plain).ok_or(BAD_NAME)
 }
 
 fn hello(
@@ -155,7 +178,7 @@ fn hello(
             credentials = Some((arguments.get(at + 1), arguments.get(at + 2)));
             at += 2;
         } else if arguments.is(at, "SETNAME") && more >= 1 {
-            name = Some(arguments.get(at + 1));
+            name = Some(checked_name(arguments.get(at + 1))?);
             at += 1;
         } else {
             let option = String::from_utf8_lossy(arguments.get(at));
@@ -164,14 +187,14 @@ fn hello(
         at += 1;
     }
     if let Some((user, password)) = credentials {
-        check(gateway, user, password)?;
+        check(gateway, state, user, password)?;
         state.is_authenticated = true;
     }
     if !state.is_authenticated {
         return Err(HELLO_NEEDS_AUTH.to_owned());
     }
     if let Some(name) = name {
-        set_name(state, name)?;
+        name.clone_into(&mut state.record.name());
     }
     if let Some(protocol) = protocol {
         state.set_protocol(protocol);

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use farside::{Error, OperationError};
+use farside_config::command_line::one_line;
 
 pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
@@ -24,17 +25,44 @@ const QUOTED_BYTES_MAX: usize = 128;
 pub(crate) fn of_operation(error: &Error) -> String {
     match error {
         Error::Operation(OperationError::OutOfSpace { .. }) => {
-            "OOM command not allowed when used memory > 'maxmemory'.".into()
+            // As redis words it; then what the library says, such as when there is room again.
+            format!("OOM command not allowed when used memory > 'maxmemory': {}", one_line(error))
         }
         Error::Operation(OperationError::NotANumber) => NOT_AN_INTEGER.into(),
         Error::Operation(OperationError::NumberOverflow) => OVERFLOW.into(),
         Error::Operation(OperationError::Denied) => {
             "READONLY this gateway is a reader: its config file has role = \"reader\"".into()
         }
-        Error::Disconnected { .. } | Error::Connect(_) | Error::Unavailable { .. } => {
-            format!("LOADING {}", farside_config::command_line::one_line(error))
+        Error::Operation(OperationError::Contended { attempts }) => format!(
+            "ERR gave up after {attempts} attempts, and stored nothing: other clients kept \
+             changing the key, or the store was too slow; send the command again"
+        ),
+        Error::Operation(OperationError::Indeterminate) => {
+            "ERR the gateway lost its connection to \
+             the store during this command, which may have taken effect or not: read the key"
+                .into()
         }
-        other => format!("ERR {}", farside_config::command_line::one_line(other)),
+        Error::Operation(OperationError::Layout(layout)) => format!(
+            "ERR the stored value is damaged ({layout}): store or delete the key, and have the \
+             store's operator run `kv-cli verify`"
+        ),
+        Error::Disconnected { server } => format!(
+            "LOADING the gateway lost its connection to the store at {server}, and this command \
+             was not executed: send it again later"
+        ),
+        Error::Connect(_) | Error::Unavailable { .. } => {
+            format!("LOADING the gateway does not reach the store: {}", one_line(error))
+        }
+        Error::PipelineFull(_) => "ERR the gateway is busy: send the command again".into(),
+        other => format!("ERR {}", one_line(other)),
+    }
+}
+
+/// The error of a command on `of` keys that has changed some of them all the same.
+pub(crate) fn after(error: String, changed: i64, of: usize, done: Option<&str>) -> String {
+    match done {
+        Some(done) if changed > 0 => format!("{error}; {changed} of {of} keys are {done}"),
+        _ => error,
     }
 }
 
@@ -92,4 +120,44 @@ fn cut(name: &[u8]) -> &[u8] {
 fn c_string(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     &bytes[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use farside::{ConnectError, Contact, Exhausted, LayoutError};
+
+    use super::*;
+
+    #[test]
+    fn errors_are_in_the_words_of_users_of_redis() {
+        let server = || "shm:///run/kv.sock".to_owned();
+        let unreachable = ConnectError::Unreachable {
+            server: server(),
+            tried: Duration::from_secs(1),
+            contact: Contact::Lost,
+            source: None,
+        };
+        let damage = LayoutError::Checksum { what: "block", offset: 64 };
+        let blocks = Exhausted::Blocks { bytes: 64 };
+        let cases: [(Error, &str, &str); 9] = [
+            (Error::Disconnected { server: server() }, "LOADING ", "was not executed"),
+            (unreachable.into(), "LOADING ", "shm:///run/kv.sock"),
+            (farside::PipelineFull.into(), "ERR ", "again"),
+            (OperationError::OutOfSpace { what: blocks }.into(), "OOM ", "no free block of 64"),
+            (OperationError::Contended { attempts: 7 }.into(), "ERR ", "7 attempts"),
+            (OperationError::Indeterminate.into(), "ERR ", "may have taken effect"),
+            (OperationError::Layout(damage).into(), "ERR ", "kv-cli verify"),
+            (OperationError::Denied.into(), "READONLY ", "config file"),
+            (OperationError::ExpiryTooLate.into(), "ERR ", "10889"),
+        ];
+        for (error, code, part) in cases {
+            let text = of_operation(&error);
+            assert!(text.starts_with(code) && text.contains(part), "{text}");
+            for word in ["pipeline", "session", "scan", "slot", "grace_ms"] {
+                assert!(!text.contains(word), "{text}");
+            }
+        }
+    }
 }

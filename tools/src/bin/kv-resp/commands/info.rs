@@ -3,7 +3,9 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
+use farside::ByteSize;
 use farside_tools::resp::ReplyWriter;
+use rustix::param::clock_ticks_per_second;
 
 use super::connection::REDIS_VERSION;
 use super::plan::Arguments;
@@ -11,7 +13,8 @@ use super::table::COMMANDS;
 use crate::gateway::{ClientRecord, Gateway};
 
 /// The sections, in their order.
-const SECTIONS: [&str; 6] = ["server", "clients", "memory", "stats", "replication", "cluster"];
+const SECTIONS: [&str; 8] =
+    ["server", "clients", "memory", "stats", "replication", "cpu", "cluster", "keyspace"];
 
 /// INFO, for all sections or those that are named.
 pub(crate) fn info(arguments: &impl Arguments, gateway: &Gateway, reply: &mut ReplyWriter<'_>) {
@@ -39,7 +42,7 @@ pub(crate) fn info(arguments: &impl Arguments, gateway: &Gateway, reply: &mut Re
 
 fn entries(section: &str, gateway: &Gateway) -> Vec<(&'static str, String)> {
     let uptime = gateway.started.elapsed().as_secs();
-    let counts = &gateway.counts;
+    let (counts, figures) = (&gateway.counts, gateway.figures());
     match section {
         "server" => vec![
             ("redis_version", REDIS_VERSION.into()),
@@ -59,17 +62,43 @@ fn entries(section: &str, gateway: &Gateway) -> Vec<(&'static str, String)> {
             ("blocked_clients", "0".into()),
         ],
         "memory" => vec![
+            ("used_memory", figures.used_bytes.to_string()),
+            ("used_memory_human", ByteSize(figures.used_bytes).to_string()),
             ("maxmemory", gateway.limits.region_bytes.to_string()),
-            ("maxmemory_policy", "noeviction".into()),
+            ("maxmemory_policy", eviction_policy(gateway).into()),
         ],
         "stats" => vec![
             ("total_connections_received", counts.connections.load(Relaxed).to_string()),
             ("total_commands_processed", counts.commands.load(Relaxed).to_string()),
             ("rejected_connections", counts.refused.load(Relaxed).to_string()),
+            ("expired_keys", figures.keys_expired.to_string()),
+            ("evicted_keys", figures.keys_evicted.to_string()),
         ],
+        "cpu" => {
+            let [user, system] = processor_seconds();
+            vec![("used_cpu_sys", format!("{system:.6}")), ("used_cpu_user", format!("{user:.6}"))]
+        }
+        // As in redis there is no line without keys. How many of them expire is not known.
+        "keyspace" if figures.keys == 0 => vec![],
+        "keyspace" => vec![("db0", format!("keys={},expires=0,avg_ttl=0", figures.keys))],
         "replication" => vec![("role", "master".into()), ("connected_slaves", "0".into())],
         _ => vec![("cluster_enabled", "0".into())],
     }
+}
+
+/// What redis calls the store's way to make room.
+pub(crate) fn eviction_policy(gateway: &Gateway) -> &'static str {
+    if gateway.figures().is_cache { "allkeys-lru" } else { "noeviction" }
+}
+
+/// The time of the gateway's threads on processors, in user mode and in the kernel.
+fn processor_seconds() -> [f64; 2] {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program is in parentheses, and may have any bytes.
+    let behind_name = text.rsplit(')').next().unwrap_or_default();
+    let mut fields = behind_name.split_whitespace().skip(11).map(|field| field.parse());
+    let ticks = clock_ticks_per_second() as f64;
+    [(); 2].map(|()| fields.next().and_then(|field| field.ok()).unwrap_or(0.0) / ticks)
 }
 
 /// The line of CLIENT LIST for a connection.

@@ -28,6 +28,21 @@ pub(crate) fn subcommand(
     Err(error::wrong_arity(&format!("{command}|{name}")).into_bytes())
 }
 
+/// Checks the arguments of MEMORY USAGE.
+pub(crate) fn check_memory_usage(arguments: &impl Arguments) -> Result<(), Vec<u8>> {
+    subcommand(arguments, "memory", &[("usage", -3)])?;
+    if arguments.count() == 3 {
+        return Ok(());
+    }
+    let is_samples = arguments.count() == 5 && arguments.is(3, "SAMPLES");
+    // The number of samples makes no difference for a string.
+    match parse_integer(arguments.get(4)).filter(|_| is_samples) {
+        Some(0..) => Ok(()),
+        None if is_samples => Err(error::NOT_AN_INTEGER.into()),
+        _ => Err(error::SYNTAX.into()),
+    }
+}
+
 /// CLIENT.
 pub(crate) fn client(
     arguments: &impl Arguments,
@@ -103,10 +118,10 @@ pub(crate) fn config(arguments: &impl Arguments, gateway: &Gateway, reply: &mut 
         ("io-threads", gateway.threads.to_string()),
         ("maxclients", gateway.clients_max.to_string()),
         ("maxmemory", gateway.limits.region_bytes.to_string()),
-        ("maxmemory-policy", "noeviction".to_owned()),
+        ("maxmemory-policy", info::eviction_policy(gateway).to_owned()),
         ("proto-max-bulk-len", (512_u64 << 20).to_string()),
         ("save", String::new()),
-        ("timeout", "0".to_owned()),
+        ("timeout", gateway.idle_s_max.to_string()),
     ];
     let asked = |name: &str| {
         (2..arguments.count())

@@ -9,4 +9,5 @@ pub(crate) mod modify;
 pub(crate) mod plan;
 pub(crate) mod table;
 pub(crate) mod task;
+pub(crate) mod transaction;
 pub(crate) mod whole;
