@@ -219,8 +219,8 @@ pub use farside_config::{ClientConfig, ConfigError, PIPELINE_DEPTH_RANGE, RdmaCo
 pub use farside_control::address::AddressError;
 pub use farside_control::attach::{ConnectError, Contact};
 pub use farside_control::{
-    ClassStatistics, ClientDescription, ConnectedClient, ControlError, FabricKind, Refusal, Role,
-    ServerStatistics,
+    ClassStatistics, ClientDescription, ConnectedClient, ControlError, FabricKind, Nonce, Refusal,
+    Role, ServerStatistics, Versions,
 };
 pub use farside_fabric::interrupt::interruptible;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};

@@ -17,6 +17,7 @@ mod hot_blocks;
 mod metrics_answers;
 mod operators;
 mod probing;
+mod proofs;
 mod recalls;
 mod region_keeper;
 mod roll_call;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use farside_config::ServerConfig;
 use farside_control::address::Address;
 use farside_control::{
-    Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics, encode_reply,
+    FabricKind, Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics,
 };
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::TlsServer;
@@ -45,7 +46,7 @@ use crate::metrics::MetricsQuestions;
 use crate::recovery::ServedRegion;
 use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
-use client_connection::{AwaitedAnswer, ClientIdentity, DisconnectReason};
+use client_connection::{AwaitedAnswer, ClientConnection, ClientIdentity, DisconnectReason};
 use connections::{
     CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, METRICS, ReceivedMessage, STOP,
 };
@@ -201,6 +202,7 @@ impl ControlService {
         let due = [
             self.keeper.next_step_at(),
             self.admission.accept_again_at(),
+            self.admission.overdue_at(),
             self.next_probe_at(),
             self.roll_call.next_step_at(),
             self.hot_blocks.next_step_at(),
@@ -223,11 +225,12 @@ impl ControlService {
                 }
                 Some(Arrival::Request(request)) => {
                     let is_first = self.connections.by_number.is_empty();
-                    let (cluster, connections) = (&mut self.cluster, &mut self.connections);
-                    let added =
-                        self.admission.admit_request(request, acceptor, cluster, connections);
-                    if let Some((connection_number, role)) = added {
-                        self.note_connected(connection_number, role, is_first);
+                    let connections = &mut self.connections;
+                    let added = self.admission.admit_request(request, acceptor, connections);
+                    if let Some(connection_number) = added {
+                        self.probing.note_connected(is_first, boot_time_ns());
+                        // More than the hello may have been received with it.
+                        self.connections.enqueue(connection_number);
                         self.close_surplus();
                     }
                 }
@@ -251,13 +254,15 @@ impl ControlService {
         }
     }
 
-    /// Begins to probe the host of this client, and to check the clock of its process.
-    fn note_connected(&mut self, connection_number: u64, role: Option<Role>, is_first: bool) {
-        let now = boot_time_ns();
-        self.probing.note_connected(is_first, now);
-        // A reader relies on no proof of a word, so its clock does not matter.
-        if role == Some(Role::Writer) {
-            self.roll_call.add(connection_number, now);
+    /// Begins to check the clock of a new writer's process, unless it is on this host. A reader
+    /// relies on no proof of a word, so its clock does not matter.
+    fn note_admitted(&mut self, connection_number: u64) {
+        let connection = self.connections.by_number.get(&connection_number);
+        let is_checked = |connection: &ClientConnection| {
+            connection.role() == Some(Role::Writer) && connection.fabric != FabricKind::Shm
+        };
+        if connection.is_some_and(is_checked) {
+            self.roll_call.add(connection_number, boot_time_ns());
         }
     }
 
@@ -306,12 +311,13 @@ impl ControlService {
         match received {
             None => {}
             Some(ReceivedMessage::ConnectRequest(request)) => {
-                self.admission.admit_unidentified(
-                    connection_number,
-                    request,
-                    &mut self.cluster,
-                    &mut self.connections,
-                )?;
+                let connections = &mut self.connections;
+                self.admission.challenge_unidentified(connection_number, request, connections)?;
+            }
+            Some(ReceivedMessage::Proof(proof)) => {
+                let (cluster, connections) = (&mut self.cluster, &mut self.connections);
+                self.admission.admit_proven(connection_number, proof, cluster, connections)?;
+                self.note_admitted(connection_number);
                 self.close_surplus();
             }
             Some(ReceivedMessage::Request(id, role, request)) => {
@@ -431,6 +437,13 @@ impl ControlService {
     fn do_chores(&mut self) -> Result<(), ServerError> {
         let now = boot_time_ns();
         self.admission.resume(&self.connections, now)?;
+        while let Some(connection_number) = self.admission.overdue(now) {
+            match self.connections.is_idle(connection_number) {
+                true => self.disconnect(connection_number, &DisconnectReason::ProofOverdue),
+                // Its proof may be among the messages that are still unread.
+                false => self.admission.expect(connection_number),
+            }
+        }
         if self.next_probe_at().is_some_and(|at| at <= now) {
             self.probing.begin(now);
             self.counts.count_probes(self.connections.probe());
@@ -517,6 +530,7 @@ impl ControlService {
     fn disconnect(&mut self, connection_number: u64, reason: &DisconnectReason) {
         // Over verbs this is the fence: it destroys the client's queue pairs.
         let Some(mut connection) = self.connections.remove(connection_number) else { return };
+        self.admission.settle(connection_number);
         self.roll_call.remove(connection_number);
         self.keeper.take_back(connection.take_undelivered());
         let ClientIdentity::Client { id, role, .. } = connection.client else {
@@ -546,10 +560,9 @@ impl ControlService {
             match connection.client {
                 ClientIdentity::Client { id, .. } => self.admission.clients.fence(id)?,
                 ClientIdentity::Leaving | ClientIdentity::Map => {}
-                ClientIdentity::Unidentified => {
-                    let bye = encode_reply(&Err(Refusal::ShuttingDown));
+                ClientIdentity::Unidentified | ClientIdentity::Challenged(_) => {
                     // If this does not reach the client, it only sees the connection close.
-                    let _ = connection.channel.send(&bye);
+                    let _ = connection.channel.send(&Refusal::ShuttingDown.encode());
                 }
             }
         }

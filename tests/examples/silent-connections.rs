@@ -7,6 +7,7 @@
 //! - `silent`: they send nothing.
 //! - `half`: they send half of a client's first message at once.
 //! - `trickle`: they send this message byte by byte, ten bytes a second, but never the last byte.
+//! - `unproven`: they send this message, but do not answer the server's challenge.
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
 
 use std::io::{ErrorKind, Read, Write};
@@ -14,8 +15,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use farside_control::address::Address;
-use farside_control::{ConnectRequest, Purpose, Role, Token};
-use farside_tests::raise_descriptor_limit;
+use farside_control::{Purpose, Role};
+use farside_tests::{handshake, raise_descriptor_limit};
 
 /// The time between two bytes of a connection.
 const STEP: Duration = Duration::from_millis(100);
@@ -45,7 +46,14 @@ impl SilentConnection {
     /// Whether the server has closed it, or has never accepted it.
     fn is_closed(&mut self) -> bool {
         let Some(stream) = &mut self.stream else { return true };
-        !matches!(stream.read(&mut [0; 64]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+        loop {
+            match stream.read(&mut [0; 64]) {
+                // A challenge.
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                _ => return true,
+            }
+        }
     }
 
     fn send_next(&mut self, message: &[u8]) {
@@ -58,16 +66,14 @@ impl SilentConnection {
 
 /// A client's first message, with its length before it.
 fn first_message() -> Vec<u8> {
-    let purpose = Purpose::Control;
-    let request =
-        ConnectRequest { role: Role::Reader, purpose, view: None, token: Token::NONE }.encode();
+    let request = handshake::hello(Role::Reader, Purpose::Control).encode();
     [&(request.len() as u32).to_le_bytes()[..], &request].concat()
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, count, kind] = &arguments[..] else {
-        eprintln!("silent-connections ADDRESS COUNT silent|half|trickle");
+        eprintln!("silent-connections ADDRESS COUNT silent|half|trickle|unproven");
         std::process::exit(2);
     };
     let address = address.parse::<Address>().unwrap().resolve().unwrap()[0];
@@ -77,6 +83,7 @@ fn main() {
         "silent" => (0, 0),
         "half" => (message.len() / 2, message.len() / 2),
         "trickle" => (0, message.len() - 1),
+        "unproven" => (message.len(), message.len()),
         _ => panic!("{kind} is no kind of connection"),
     };
     raise_descriptor_limit();

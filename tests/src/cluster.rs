@@ -12,7 +12,7 @@ use farside_cluster::{
 use farside_control::attach::{Attached, ConnectError, ConnectOptions};
 use farside_control::cluster::{ClusterMap, Id};
 use farside_control::{
-    ControlChannel, KnownView, MESSAGE_BYTES_MAX, Request, Role, ServerMessage, Token,
+    ControlChannel, KnownView, MESSAGE_BYTES_MAX, Request, Role, SecretKey, ServerMessage,
 };
 use tempfile::TempDir;
 
@@ -196,7 +196,7 @@ pub fn view_of(shard: u16, record: &ShardRecord) -> KnownView {
 }
 
 fn options(server: &ServerProcess) -> ConnectOptions {
-    connect_options(&server.address(), Role::Writer, Token::NONE)
+    connect_options(&server.address(), Role::Writer, SecretKey::NONE)
 }
 
 /// Makes one attempt to connect to a server as a client that knows this view.

@@ -5,7 +5,7 @@ use std::io;
 
 use farside_control::attach::{Attached, ConnectOptions};
 use farside_control::{
-    ControlChannel, MESSAGE_BYTES_MAX, Request, Role, ServerMessage, Token, Welcome,
+    ControlChannel, MESSAGE_BYTES_MAX, Request, Role, SecretKey, ServerMessage, Welcome,
 };
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{AnyFabric, Fabric, RegionIndex};
@@ -126,14 +126,14 @@ impl<F> std::ops::Deref for TestEngine<F> {
 }
 
 /// Returns options for connecting to a server, with defaults otherwise.
-pub fn connect_options(address: &str, role: Role, token: Token) -> ConnectOptions {
+pub fn connect_options(address: &str, role: Role, secret_key: SecretKey) -> ConnectOptions {
     let (address, timeout) = (address.parse().unwrap(), TEST_TIMEOUT);
     ConnectOptions {
         address,
         others: Vec::new(),
         role,
         view: None,
-        token,
+        secret_key,
         timeout,
         rdma: Default::default(),
         tls: Default::default(),
@@ -143,7 +143,7 @@ pub fn connect_options(address: &str, role: Role, token: Token) -> ConnectOption
 
 /// Attaches to a server, as a writer.
 pub fn attach(address: &str) -> Attached {
-    connect_options(address, Role::Writer, Token::NONE).connect().unwrap()
+    connect_options(address, Role::Writer, SecretKey::NONE).connect().unwrap()
 }
 
 /// Opens the region with this index in an engine's fabric: the region that `welcome` describes.

@@ -20,6 +20,7 @@ pub mod engine;
 #[path = "../../common/cluster/tests/stores/etcd_process.rs"]
 pub mod etcd_process;
 pub mod faults;
+pub mod handshake;
 pub mod ledger;
 mod left_out;
 pub mod long_puts;

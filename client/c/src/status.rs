@@ -98,6 +98,7 @@ fn of_connect(error: &ConnectError) -> farside_status {
         ConnectError::Unreachable { .. } | ConnectError::Control(_) => FARSIDE_ERROR_UNAVAILABLE,
         ConnectError::Refused { .. }
         | ConnectError::Untrusted { .. }
+        | ConnectError::Unproven { .. }
         | ConnectError::Tls { .. } => FARSIDE_ERROR_REFUSED,
         ConnectError::Layout(_) => FARSIDE_ERROR_DAMAGED,
         ConnectError::OtherFabric | ConnectError::SeveralClusters { .. } => FARSIDE_ERROR_ARGUMENT,

@@ -86,7 +86,9 @@ pub(crate) fn of_setup(py: Python<'_>, error: &SetupError) -> PyErr {
 fn of_connect(error: &ConnectError) -> &'static str {
     match error {
         ConnectError::Unreachable { .. } => "UnreachableError",
-        ConnectError::Refused { .. } | ConnectError::Untrusted { .. } => "RefusedError",
+        ConnectError::Refused { .. }
+        | ConnectError::Untrusted { .. }
+        | ConnectError::Unproven { .. } => "RefusedError",
         ConnectError::Layout(_) => "DamagedError",
         _ => "ConnectError",
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE, first_and_others};
 use farside_control::attach::ConnectOptions;
-use farside_control::{Role, Token};
+use farside_control::{Role, SecretKey};
 use farside_fabric::{Intercept, Trust};
 
 use super::{Client, ClientInner};
@@ -22,7 +22,7 @@ use crate::{ConnectError, RdmaOptions, Refusal, SetupError, TlsFiles};
 pub struct ClientBuilder {
     server: Option<String>,
     role: Role,
-    token: Token,
+    secret_key: SecretKey,
     cache_bytes: usize,
     pipeline_depth: u16,
     operation_counters: bool,
@@ -62,7 +62,7 @@ impl From<&ClientConfig> for ClientBuilder {
         Self {
             server: config.server.clone(),
             role: config.role,
-            token: config.token(),
+            secret_key: config.secret_key(),
             cache_bytes: config.cache_bytes.0 as usize,
             pipeline_depth: config.pipeline_depth,
             operation_counters: false,
@@ -102,7 +102,7 @@ impl ClientBuilder {
 
     /// The shared secret, if the server requires one.
     pub fn secret(mut self, secret: &str) -> Self {
-        self.token = Token::of(secret);
+        self.secret_key = SecretKey::of(secret);
         self
     }
 
@@ -242,11 +242,11 @@ impl ClientBuilder {
             return Err(SetupError::PipelineDepth { depth: lanes });
         }
         let (address, others) = first_and_others(&self.server.unwrap_or_default())?;
-        let (role, token) = (self.role, self.token);
+        let (role, secret_key) = (self.role, self.secret_key);
         let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
         let (rdma, tls, view, trust) = (self.rdma, self.tls, None, Trust::forever());
         let connect_options =
-            ConnectOptions { address, others, role, view, token, timeout, rdma, tls, trust };
+            ConnectOptions { address, others, role, view, secret_key, timeout, rdma, tls, trust };
         let (cluster, links) = connect(&connect_options, self.cache_bytes)?;
         let counts_operations = self.operation_counters;
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };

@@ -28,7 +28,7 @@ use serde::{Deserialize, Deserializer};
 
 use farside_control::address::{Address, AddressError};
 use farside_control::attach::{ConnectOptions, lateness_max_ns};
-use farside_control::{Role, Token};
+use farside_control::{Role, SecretKey};
 use farside_fabric::shm::HugePages;
 use farside_fabric::tcp::TlsFiles;
 use farside_fabric::{Nanos, Trust};
@@ -440,9 +440,9 @@ impl ClientConfig {
             .find(|path| path.exists())
     }
 
-    /// Returns the proof that this client knows the secret.
-    pub fn token(&self) -> Token {
-        self.secret.as_ref().map_or(Token::NONE, |secret| Token::of(&secret.0))
+    /// Returns the key of the secret.
+    pub fn secret_key(&self) -> SecretKey {
+        self.secret.as_ref().map_or(SecretKey::NONE, |secret| SecretKey::of(&secret.0))
     }
 
     /// Returns the options for connecting to the server in this role.
@@ -462,7 +462,7 @@ impl ClientConfig {
             others: Vec::new(),
             role,
             view: None,
-            token: self.token(),
+            secret_key: self.secret_key(),
             timeout: Duration::from_millis(self.connect_timeout_ms),
             rdma: self.rdma.options(),
             tls: self.tls.clone(),

@@ -6,6 +6,7 @@ use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::FabricKind;
 use serde::{Deserialize, Serialize};
 
 /// The address of a server, by fabric.
@@ -33,6 +34,15 @@ pub enum Address {
 }
 
 impl Address {
+    /// Returns its fabric.
+    pub fn fabric(&self) -> FabricKind {
+        match self {
+            Self::Shm(_) => FabricKind::Shm,
+            Self::Tcp { .. } => FabricKind::Tcp,
+            Self::Rdma { .. } => FabricKind::Rdma,
+        }
+    }
+
     /// Whether this is an [`Address::Rdma`].
     pub fn is_rdma(&self) -> bool {
         matches!(self, Self::Rdma { .. })

@@ -5,6 +5,7 @@
 //! returns the same type for all.
 
 mod map;
+mod proving;
 mod retry;
 mod shm;
 mod tcp;
@@ -23,8 +24,8 @@ use farside_layout::LayoutError;
 use crate::address::Address;
 use crate::cluster::ShardView;
 use crate::{
-    ConnectRequest, ControlChannel, ControlError, KnownView, Purpose, REQUEST_BYTES_MAX, Refusal,
-    Role, Token, Welcome, decode_reply,
+    ConnectRequest, ControlChannel, ControlError, KnownView, Nonce, Purpose, Refusal, Role,
+    SecretKey, Versions, Welcome,
 };
 use retry::ATTEMPT_TIMEOUT_MIN;
 pub use retry::{Attempts, Contact};
@@ -40,8 +41,8 @@ pub struct ConnectOptions {
     pub role: Role,
     /// The view of the shard that the client wants. `None` if it knows of no cluster.
     pub view: Option<KnownView>,
-    /// The proof that the client knows the secret for this role.
-    pub token: Token,
+    /// The key of the secret for this role.
+    pub secret_key: SecretKey,
     /// How long connecting may take.
     pub timeout: Duration,
     /// How to use RDMA, for an `rdma://` address. Its `connect_timeout` is ignored.
@@ -112,8 +113,7 @@ pub enum ConnectError {
         #[source]
         source: Refusal,
     },
-    /// The socket belongs to a user that is not trusted with the proof of the client's secret. The
-    /// proof was not sent.
+    /// The socket belongs to a user that is not trusted. Nothing was sent.
     #[error(
         "{server} is served by user {user}, which is not root, this user or the owner of the \
          socket's folder: let that user's server listen in a folder that only root or that \
@@ -124,6 +124,16 @@ pub enum ConnectError {
         server: String,
         /// The number of the user.
         user: u32,
+    },
+    /// The server did not prove that it knows the client's secret, and admits this client without
+    /// a proof. The client has proved nothing to it.
+    #[error(
+        "{server} does not prove that it knows this client's secret, so it may be another server: \
+         check the address, and that the server has the same `secret`"
+    )]
+    Unproven {
+        /// The server's address.
+        server: String,
     },
     /// The peer sent a wrong message: it is not a server, or not one of this version.
     #[error("the control channel broke: {0}")]
@@ -259,23 +269,21 @@ impl ConnectOptions {
         Some(Self { address, others, view, ..self.clone() })
     }
 
-    /// Decodes the server's answer, and checks that it is for this fabric.
-    fn welcome(&self, reply: &[u8]) -> Result<Welcome> {
-        let refused = |refusal| refused(&self.address.to_string(), refusal);
-        let welcome = decode_reply(reply)?.map_err(refused)?;
+    /// Checks that a welcome is of a client, and for this fabric.
+    fn check(&self, welcome: &Welcome) -> Result<()> {
         if welcome.is_for_map() {
             return Err(ControlError::Unknown { field: "client id", value: 0 }.into());
         }
-        let (base_address, session_secret) = (welcome.base_address, welcome.session_secret);
+        let (base_address, is_shared) = (welcome.base_address, welcome.is_shared());
         for (field, value, is_expected) in [
-            ("base address", base_address, self.address.is_rdma()),
-            ("session secret", session_secret, !self.address.is_shm()),
+            ("base address", base_address, (base_address != 0) == self.address.is_rdma()),
+            ("data nonce", is_shared.into(), is_shared == self.address.is_shm()),
         ] {
-            if (value != 0) != is_expected {
+            if !is_expected {
                 return Err(ControlError::Unknown { field, value }.into());
             }
         }
-        Ok(welcome)
+        Ok(())
     }
 
     /// Returns how late after its post a verb of this client can take effect: L in
@@ -284,9 +292,11 @@ impl ConnectOptions {
         lateness_max_ns(&self.address, &self.rdma)
     }
 
-    fn request(&self, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
-        let Self { role, token, view, .. } = *self;
-        ConnectRequest { role, purpose, view, token }.encode()
+    /// Returns a hello with a nonce of its own.
+    fn request(&self, purpose: Purpose) -> Result<ConnectRequest> {
+        let Self { role, view, .. } = *self;
+        let nonce = Nonce::random().map_err(system("finding a random number"))?;
+        Ok(ConnectRequest { versions: Versions::OWN, role, purpose, view, nonce })
     }
 
     fn unreachable(
@@ -313,7 +323,7 @@ fn refused(server: &str, source: Refusal) -> ConnectError {
     let server = server.to_owned();
     match source {
         // A later attempt may succeed, at the next server or with a new control connection.
-        Refusal::ShuttingDown | Refusal::UnknownClient { .. } => {
+        Refusal::ShuttingDown | Refusal::UnknownClient { .. } | Refusal::OldNonce { .. } => {
             unreachable_untimed(server, Contact::Lost, io::Error::other(source))
         }
         source => ConnectError::Refused { server, source },
@@ -341,7 +351,7 @@ mod tests {
             others: Vec::new(),
             role: Role::Writer,
             view: None,
-            token: Token::NONE,
+            secret_key: SecretKey::NONE,
             timeout: Duration::from_secs(1),
             rdma: Options::default(),
             tls: TlsFiles::default(),

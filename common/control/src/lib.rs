@@ -1,4 +1,4 @@
-//! The messages between client and server: the connection request and its reply, then requests and
+//! The messages between client and server: the hello, the proofs and the welcome, then requests and
 //! replies on the control channel. No operation on a key takes part in them.
 //!
 //! Over verbs the messages travel as RDMA-CM private data and by SEND and RECV; on shared memory,
@@ -12,6 +12,7 @@ pub mod cluster;
 mod connect;
 mod connected;
 mod message;
+mod proof;
 mod secret;
 mod statistics;
 mod trust;
@@ -25,11 +26,12 @@ pub use farside_fabric::{
 };
 pub use farside_layout::{FreeBlock, SplitOutcome};
 pub use message::*;
+pub use proof::{Handshake, Nonce, Proof, SecretKey, SessionKey};
 pub use secret::Secret;
 pub use statistics::*;
 
-/// The version of the messages. A server refuses a client of another version.
-pub const PROTOCOL_VERSION: u16 = 7;
+/// The version of the messages. A server refuses a client that does not speak it.
+pub const PROTOCOL_VERSION: u16 = 8;
 
 /// Why a message cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,8 +1,8 @@
-//! The users whose server a client trusts with the proof of its secret.
+//! The users whose server a client trusts.
 //!
-//! A client's first message has this proof. If another user made the socket, that user gets the
-//! proof, and can obtain a writer's descriptor from the real server with it. So a client first
-//! checks which user listens. It trusts root and its own user. It also trusts the owner of the
+//! If another user made the socket, that user could pass messages on between the client and the
+//! real server, and keep the region's descriptor. Without a secret it would even get the client's
+//! keys and values. So a client first checks which user listens. It trusts root and its own user. It also trusts the owner of the
 //! socket's folder, if no other user could have put that folder there.
 
 use std::fs::{self, Metadata};

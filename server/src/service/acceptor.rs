@@ -1,10 +1,11 @@
 //! The listener and the connection requests of a fabric, as the control service uses them.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_config::ServerConfig;
-use farside_control::{ControlChannel, FabricKind, Role, Welcome};
+use farside_control::{ControlChannel, FabricKind, Role};
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::DeviceAtomics;
@@ -63,6 +64,11 @@ pub(crate) trait Acceptor: AsFd + Send {
         None
     }
 
+    /// Returns the region as clients of this role reach it; `None` if they map it.
+    fn remote(&self, _: Role) -> Option<RemoteRegion> {
+        None
+    }
+
     /// Returns the region's descriptor for clients of this role, if they map the region.
     fn descriptor(&self, _: Role) -> Option<BorrowedFd<'_>> {
         None
@@ -95,8 +101,10 @@ pub(crate) trait ConnectionRequest {
         true
     }
 
-    /// Returns the region as clients of this role reach it through this connection.
-    fn remote(&self, role: Role) -> RemoteRegion;
+    /// Returns the host that it comes from, if the fabric tells.
+    fn host(&self) -> Option<IpAddr> {
+        None
+    }
 
     /// Refuses the request. If the reason does not reach the peer, it sees only the refusal.
     fn reject(self: Box<Self>, reason: &[u8]);
@@ -107,14 +115,16 @@ pub(crate) trait ConnectionRequest {
     /// [`AcceptError`]; the peer is refused without a reason.
     fn accept_control(self: Box<Self>, reply: &[u8]) -> Result<IdentifiedChannel, AcceptError>;
 
-    /// Accepts the request as a session's connection to the region, with this welcome.
+    /// Accepts the request as a session's connection to the region. Its client has this id and this
+    /// lease.
     ///
     /// # Errors
     /// [`AcceptError`]; the peer is refused without a reason.
     fn accept_data(
         self: Box<Self>,
         role: Role,
-        welcome: &Welcome,
+        client: (u16, u64),
+        reply: &[u8],
     ) -> Result<Box<dyn DataConnection>, AcceptError>;
 }
 

@@ -1,23 +1,27 @@
 //! Admission: accepts connections. Each is refused, or becomes a client or a session of a client.
 //!
 //! A client on this host states its purpose in its first message. A client that comes through a
-//! device states it in its request for a connection.
+//! device states it in its request for a connection. The server answers with a challenge. Only a
+//! client that answers it with a proof of the secret learns anything about the region or the
+//! cluster, and gets an id.
 
+use std::collections::VecDeque;
 use std::io;
 
-use farside_config::{Secret, ServerConfig};
+use farside_config::ServerConfig;
 use farside_control::cluster::Id;
 use farside_control::{
-    ConnectRequest, ControlChannel, FabricKind, Purpose, REQUEST_BYTES_MAX, Refusal, Role, Token,
-    Welcome, encode_reply,
+    ConnectRequest, ControlChannel, DataAccepted, FabricKind, Handshake, Nonce, Proof, Purpose,
+    REQUEST_BYTES_MAX, Refusal, Role, SessionKey, Welcome,
 };
 use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::{Nanos, boot_time_ns};
 
-use super::acceptor::{Acceptor, Arrival, ConnectionRequest};
-use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason};
+use super::acceptor::{AcceptError, Acceptor, Arrival, ConnectionRequest};
+use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason, PROOF_NS_MAX};
 use super::connections::{Connections, LISTENER};
 use super::metrics_answers::{REFUSALS, refusal_label};
+use super::proofs::{SecretKeys, SessionGate};
 use crate::clients::Clients;
 use crate::cluster::{Membership, OwnView};
 use crate::error::{ServerError, system};
@@ -42,7 +46,10 @@ pub(super) struct Admission {
     /// The acceptors that pause after a failure, and when each goes on.
     paused: Vec<(usize, Nanos)>,
     pub(super) clients: Clients,
-    secrets: SecretTokens,
+    secrets: SecretKeys,
+    /// The connections that have to prove something, or to hang up, and when each is closed if it
+    /// does not. They are as many as connections without a client may be.
+    awaited: VecDeque<(u64, Nanos)>,
     /// The fields of the welcome message that are the same for all clients.
     welcome: Welcome,
     /// The refusals, by their reason.
@@ -63,7 +70,8 @@ impl Admission {
             acceptors,
             paused: Vec::new(),
             clients: Clients::new(region, *geometry, *incarnation, config.clients_max),
-            secrets: SecretTokens::new(config),
+            secrets: SecretKeys::new(config),
+            awaited: VecDeque::new(),
             welcome: Welcome {
                 region_id: format.region_id,
                 incarnation: *incarnation,
@@ -152,121 +160,211 @@ impl Admission {
         let (connection_number, reason) = connections.surplus()?;
         warn_rarely!(
             self.crowded,
-            "FS-023 closed a silent connection, the oldest of the user with most: {reason}"
+            "FS-023 closed a silent connection, the oldest of the user or host with most: {reason}"
         );
         Some((connection_number, reason))
     }
 
-    /// Makes a client of a connection from this host that sent its connection request, or a
-    /// connection for the map. Or refuses it.
-    pub(super) fn admit_unidentified(
+    /// Challenges a connection from this host that sent its hello, or refuses it.
+    pub(super) fn challenge_unidentified(
         &mut self,
         connection_number: u64,
         request: Result<ConnectRequest, Refusal>,
-        cluster: &mut Option<Membership>,
         connections: &mut Connections,
     ) -> Result<(), DisconnectReason> {
-        let user = connections
-            .by_number
-            .get_mut(&connection_number)
-            .and_then(|connection| connection.user);
-        let admitted = request.and_then(|request| {
-            self.check(&request, cluster)?;
-            match request.purpose {
-                Purpose::Control => {
-                    Ok(Some((request.role, self.admit(request.role, user, connections)?)))
-                }
-                Purpose::Map => Ok(None),
-                // A session of a client on this host uses the mapped region, so it needs no
-                // connection.
-                Purpose::Data { .. } => Err(Refusal::Malformed { bytes: REQUEST_BYTES_MAX as u64 }),
-            }
+        // A session of a client on this host uses the mapped region, so it needs no connection.
+        let malformed = Refusal::Malformed { bytes: REQUEST_BYTES_MAX as u64 };
+        let request = request.and_then(|request| match request.purpose {
+            Purpose::Control | Purpose::Map => Ok(request),
+            Purpose::Data { .. } => Err(malformed),
         });
         let Some(connection) = connections.by_number.get_mut(&connection_number) else {
             return Ok(());
         };
-        let (role, (id, lease)) = match admitted {
-            Ok(Some(admitted)) => admitted,
-            Ok(None) => {
-                let reply = encode_reply(&Ok(map_welcome(cluster)));
-                connection.channel.send(&reply).map_err(DisconnectReason::Unreachable)?;
-                connection.client = ClientIdentity::Map;
-                return Ok(());
-            }
-            Err(refusal) => {
-                // If the refusal does not reach the client, it only sees the connection close.
-                let _ = connection.channel.send(&encode_reply(&Err(refusal)));
-                return Err(DisconnectReason::Refused(refusal));
-            }
+        let challenged = request.map(|request| self.challenge(request, connection.fabric));
+        let (handshake, challenge) = match challenged {
+            Ok(challenged) => challenged.map_err(DisconnectReason::Unreachable)?,
+            Err(refusal) => return self.refuse(connection_number, refusal, connections),
         };
-        let reply = encode_reply(&Ok(Welcome { client_id: id, lease, ..self.welcome }));
-        let descriptor = self.acceptors.iter().find_map(|acceptor| acceptor.descriptor(role));
-        let sent = match descriptor {
-            Some(descriptor) => connection.channel.send_with_descriptor(&reply, descriptor),
-            None => connection.channel.send(&reply),
-        };
-        if let Err(error) = sent {
-            self.take_back(id);
-            return Err(DisconnectReason::Unreachable(error));
-        }
-        tracing::info!(client = id, ?role, "a client connected");
-        connection.client = ClientIdentity::Client { id, role, lease, session_secret: 0 };
+        connection.channel.send(&challenge).map_err(DisconnectReason::Unreachable)?;
+        connection.client = ClientIdentity::Challenged(handshake);
+        self.expect(connection_number);
         Ok(())
     }
 
-    /// Refuses a request that came through a device, or makes a client, a session or a connection
-    /// for the map of it. For a new control channel it returns the number of the connection, and
-    /// the role of the client, if there is one.
+    /// Returns the server's side of a handshake, and the encoded challenge.
+    fn challenge(
+        &self,
+        request: ConnectRequest,
+        fabric: FabricKind,
+    ) -> io::Result<(Handshake, Vec<u8>)> {
+        let handshake = Handshake::answering(request, fabric, Nonce::random()?);
+        Ok((handshake, self.secrets.challenge(&handshake).encode()))
+    }
+
+    /// Makes a client, or a connection for the map, of a connection that answered its challenge
+    /// with this proof. Or refuses it.
+    pub(super) fn admit_proven(
+        &mut self,
+        connection_number: u64,
+        proof: Proof,
+        cluster: &mut Option<Membership>,
+        connections: &mut Connections,
+    ) -> Result<(), DisconnectReason> {
+        self.settle(connection_number);
+        let found = connections.by_number.get(&connection_number);
+        let Some((ClientIdentity::Challenged(handshake), user)) =
+            found.map(|connection| (connection.client, connection.user))
+        else {
+            return Ok(());
+        };
+        let request = &handshake.request;
+        let admitted = self.secrets.check(&handshake, proof).and_then(|key| {
+            check_cluster(request, cluster)?;
+            match request.purpose {
+                Purpose::Map => Ok(None),
+                _ => Ok(Some((self.admit(request.role, user, connections)?, key))),
+            }
+        });
+        match admitted {
+            Err(refusal) => self.refuse(connection_number, refusal, connections),
+            Ok(client) => {
+                let Some(connection) = connections.by_number.get_mut(&connection_number) else {
+                    return Ok(());
+                };
+                match client {
+                    Some((client, key)) => self.welcome(connection, request.role, client, key),
+                    None => {
+                        let welcome = map_welcome(cluster).encode();
+                        connection.client = ClientIdentity::Map;
+                        connection.channel.send(&welcome).map_err(DisconnectReason::Unreachable)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Welcomes an admitted client. Takes its id back if the welcome cannot be sent.
+    fn welcome(
+        &mut self,
+        connection: &mut ClientConnection,
+        role: Role,
+        (id, lease): (u16, u64),
+        key: SessionKey,
+    ) -> Result<(), DisconnectReason> {
+        match self.send_welcome(connection, role, (id, lease), key) {
+            Ok(gate) => {
+                connection.gate = gate;
+                connection.client = ClientIdentity::Client { id, role, lease };
+                tracing::info!(client = id, ?role, "a client connected");
+                Ok(())
+            }
+            Err(error) => {
+                self.take_back(id);
+                Err(DisconnectReason::Unreachable(error))
+            }
+        }
+    }
+
+    /// Returns the gate for the client's sessions, if they make connections.
+    fn send_welcome(
+        &self,
+        connection: &mut ClientConnection,
+        role: Role,
+        (client_id, lease): (u16, u64),
+        key: SessionKey,
+    ) -> io::Result<Option<SessionGate>> {
+        let welcome = Welcome { client_id, lease, ..self.welcome };
+        let channel = &mut connection.channel;
+        let remote = connection.id.and_then(|(acceptor, _)| self.acceptors[acceptor].remote(role));
+        let Some(RemoteRegion { base_address, rkeys, round_trip_min_ns, .. }) = remote else {
+            let descriptor = self.acceptors.iter().find_map(|acceptor| acceptor.descriptor(role));
+            match descriptor {
+                Some(region) => channel.send_with_descriptor(&welcome.encode(), region)?,
+                None => channel.send(&welcome.encode())?,
+            }
+            return Ok(None);
+        };
+        let gate = SessionGate::new(key, boot_time_ns())?;
+        let data_nonce = gate.nonce();
+        let welcome = Welcome { base_address, rkeys, round_trip_min_ns, data_nonce, ..welcome };
+        channel.send(&welcome.encode())?;
+        Ok(Some(gate))
+    }
+
+    /// Refuses a connection that was accepted. A channel that cannot close one direction stays
+    /// until the client has read why, and hangs up.
+    fn refuse(
+        &mut self,
+        connection_number: u64,
+        refusal: Refusal,
+        connections: &mut Connections,
+    ) -> Result<(), DisconnectReason> {
+        let Some(connection) = connections.by_number.get_mut(&connection_number) else {
+            return Ok(());
+        };
+        // If the refusal does not reach the client, it only sees the connection close.
+        let sent = connection.channel.send(&refusal.encode());
+        if sent.is_err() || connection.channel.hang_up() {
+            return Err(DisconnectReason::Refused(refusal));
+        }
+        self.note_refusal(refusal);
+        connection.client = ClientIdentity::Leaving;
+        self.expect(connection_number);
+        Ok(())
+    }
+
+    /// Has a connection closed if it does not do its part in time.
+    pub(super) fn expect(&mut self, connection_number: u64) {
+        self.awaited.push_back((connection_number, boot_time_ns() + PROOF_NS_MAX));
+    }
+
+    /// Notes that a connection has done its part, or has ended.
+    pub(super) fn settle(&mut self, connection_number: u64) {
+        self.awaited.retain(|(awaited, _)| *awaited != connection_number);
+    }
+
+    /// When [`Admission::overdue`] may return a connection; `None` if it is not going to.
+    pub(super) fn overdue_at(&self) -> Option<Nanos> {
+        self.awaited.front().map(|(_, until)| *until)
+    }
+
+    /// Takes a connection that did not do its part in time.
+    pub(super) fn overdue(&mut self, now: Nanos) -> Option<u64> {
+        self.awaited.pop_front_if(|(_, until)| *until <= now).map(|(number, _)| number)
+    }
+
+    /// Refuses a request that came over a network, or challenges it, or makes a session's
+    /// connection of it. Returns the number of a new control connection.
     pub(super) fn admit_request(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
         acceptor: usize,
-        cluster: &mut Option<Membership>,
         connections: &mut Connections,
-    ) -> Option<(u64, Option<Role>)> {
+    ) -> Option<u64> {
         let bytes = incoming.connect_request();
         // RDMA-CM pads with zeros.
         let bytes = bytes.get(..REQUEST_BYTES_MAX).unwrap_or(bytes);
-        let request = ConnectRequest::decode(bytes)
-            .and_then(|request| self.check(&request, cluster).map(|()| request));
-        let accepted = match request {
+        let accepted = match ConnectRequest::decode(bytes) {
             Err(refusal) => Err((incoming, refusal)),
             Ok(_) if !incoming.reaches_region() => Err((incoming, Refusal::Device)),
-            Ok(ConnectRequest { role, purpose, .. }) => match purpose {
-                Purpose::Control => self.accept_client(incoming, role, acceptor, connections),
-                Purpose::Map => {
-                    let welcome = map_welcome(cluster);
-                    let added =
-                        self.add(incoming, &welcome, ClientIdentity::Map, acceptor, connections);
-                    Ok(added.map(|connection_number| (connection_number, None)))
+            Ok(request) => match request.purpose {
+                Purpose::Control | Purpose::Map => {
+                    Ok(self.accept_control(incoming, request, acceptor, connections))
                 }
-                Purpose::Data { client_id, session_secret } => {
-                    let session = (client_id, session_secret, role);
-                    let accepted = self.accept_session(incoming, session, acceptor, connections);
+                Purpose::Data { client_id, proof } => {
+                    let session = (client_id, proof);
+                    let accepted =
+                        self.accept_session(incoming, (&request, session), acceptor, connections);
                     accepted.map(|()| None)
                 }
             },
         };
         accepted.unwrap_or_else(|(incoming, refusal)| {
             self.note_refusal(refusal);
-            incoming.reject(&encode_reply(&Err(refusal)));
+            incoming.reject(&refusal.encode());
             None
         })
-    }
-
-    /// Checks the proof of the secret, and that the client knows of this cluster, or of none.
-    fn check(
-        &self,
-        request: &ConnectRequest,
-        cluster: &mut Option<Membership>,
-    ) -> Result<(), Refusal> {
-        self.secrets.check(request)?;
-        match (cluster, request.purpose) {
-            (Some(cluster), Purpose::Control) => cluster.check(request.view, boot_time_ns()),
-            (None, Purpose::Map) => Err(Refusal::NoCluster),
-            (None, Purpose::Control) if request.view.is_some() => Err(Refusal::NoCluster),
-            _ => Ok(()),
-        }
     }
 
     /// Welcomes clients of this view of a shard from now on.
@@ -275,88 +373,67 @@ impl Admission {
         self.welcome = Welcome { cluster, shard, view_number, ..self.welcome };
     }
 
-    fn accept_client(
+    /// Accepts a request as a control connection, with a challenge. Returns the number of the
+    /// connection; `None` after a failure of the system, which it logs.
+    fn accept_control(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
-        role: Role,
+        request: ConnectRequest,
         acceptor: usize,
         connections: &mut Connections,
-    ) -> Result<Option<(u64, Option<Role>)>, Refused> {
-        // RDMA-CM does not name the peer's user.
-        let (id, lease) = match self.admit(role, None, connections) {
-            Ok(admitted) => admitted,
-            Err(refusal) => return Err((incoming, refusal)),
+    ) -> Option<u64> {
+        let (fabric, host) = (self.acceptors[acceptor].fabric(), incoming.host());
+        let accept = || {
+            let (handshake, challenge) = self.challenge(request, fabric)?;
+            let (channel, id) = incoming.accept_control(&challenge)?;
+            let client = ClientIdentity::Challenged(handshake);
+            let mut connection = ClientConnection::new(channel, client, fabric);
+            (connection.id, connection.host) = (Some((acceptor, id)), host);
+            Ok::<_, AcceptError>(connections.add(connection)?)
         };
-        let added = match new_session_secret() {
-            Ok(session_secret) => {
-                let remote = incoming.remote(role);
-                let welcome = self.welcome_with_key((id, lease), session_secret, remote);
-                let client = ClientIdentity::Client { id, role, lease, session_secret };
-                self.add(incoming, &welcome, client, acceptor, connections)
+        match accept() {
+            Ok(connection_number) => {
+                self.expect(connection_number);
+                Some(connection_number)
             }
             Err(error) => {
                 warn_rarely!(self.failed, "FS-024 cannot serve a client just now: {error}");
                 None
             }
-        };
-        match added {
-            Some(_) => tracing::info!(client = id, ?role, "a client connected"),
-            None => self.take_back(id),
         }
-        Ok(added.map(|connection_number| (connection_number, Some(role))))
-    }
-
-    /// Accepts a request as a control channel. Returns the number of the connection; `None` after
-    /// a failure of the system, which it logs.
-    fn add(
-        &mut self,
-        incoming: Box<dyn ConnectionRequest>,
-        welcome: &Welcome,
-        client: ClientIdentity,
-        acceptor: usize,
-        connections: &mut Connections,
-    ) -> Option<u64> {
-        let accepted = incoming.accept_control(&encode_reply(&Ok(*welcome)));
-        let added = accepted.and_then(|(channel, connection_id)| {
-            let fabric = self.acceptors[acceptor].fabric();
-            let mut connection = ClientConnection::new(channel, client, fabric);
-            connection.id = Some((acceptor, connection_id));
-            Ok(connections.add(connection)?)
-        });
-        if let Err(error) = &added {
-            warn_rarely!(self.failed, "FS-024 cannot serve a client just now: {error}");
-        }
-        added.ok()
     }
 
     fn accept_session(
         &mut self,
         incoming: Box<dyn ConnectionRequest>,
-        (client_id, session_secret, role): (u16, u64, Role),
+        (request, (client_id, proof)): (&ConnectRequest, (u16, Proof)),
         acceptor: usize,
         connections: &mut Connections,
     ) -> Result<(), Refused> {
-        let shown = (client_id, role, session_secret);
+        let role = request.role;
         let of_acceptor =
-            connections.iter().filter(|(_, connection)| connection.came_through(acceptor));
-        let found =
-            of_acceptor.into_iter().find_map(|(number, connection)| match connection.client {
-                ClientIdentity::Client { id, role, lease, session_secret } => {
-                    ((id, role, session_secret) == shown).then_some((number, lease))
-                }
-                _ => None,
-            });
+            connections.by_number.values_mut().filter(|client| client.came_through(acceptor));
+        let found = of_acceptor.into_iter().find_map(|client| match client.client {
+            ClientIdentity::Client { id, role, lease } => {
+                ((id, role) == (client_id, request.role)).then_some((client, lease))
+            }
+            _ => None,
+        });
         let unknown = Refusal::UnknownClient { client: client_id.into() };
-        let Some((connection_number, lease)) = found else { return Err((incoming, unknown)) };
-        let remote = incoming.remote(role);
-        let welcome = self.welcome_with_key((client_id, lease), session_secret, remote);
-        let Some(client) = connections.by_number.get_mut(&connection_number) else {
-            return Ok(());
+        let Some((client, lease)) = found else { return Err((incoming, unknown)) };
+        let Some(gate) = &mut client.gate else { return Err((incoming, unknown)) };
+        let accepted = match gate.check(request, proof, boot_time_ns()) {
+            Ok(Err(refusal)) => return Err((incoming, refusal)),
+            Ok(Ok(_)) if client.data.len() >= SESSIONS_MAX => {
+                return Err((incoming, Refusal::TooManySessions { sessions: SESSIONS_MAX as u64 }));
+            }
+            Ok(Ok(proof)) => {
+                let answer = DataAccepted { proof }.encode();
+                incoming.accept_data(role, (client_id, lease), &answer)
+            }
+            Err(error) => Err(error.into()),
         };
-        if client.data.len() >= SESSIONS_MAX {
-            return Err((incoming, Refusal::TooManySessions { sessions: SESSIONS_MAX as u64 }));
-        }
-        match incoming.accept_data(role, &welcome) {
+        match accepted {
             Ok(connection) => client.data.push(connection),
             Err(error) => {
                 warn_rarely!(
@@ -367,24 +444,6 @@ impl Admission {
             }
         }
         Ok(())
-    }
-
-    fn welcome_with_key(
-        &self,
-        (client_id, lease): (u16, u64),
-        session_secret: u64,
-        remote: RemoteRegion,
-    ) -> Welcome {
-        let RemoteRegion { base_address, rkeys, round_trip_min_ns, .. } = remote;
-        Welcome {
-            client_id,
-            lease,
-            base_address,
-            rkeys,
-            round_trip_min_ns,
-            session_secret,
-            ..self.welcome
-        }
     }
 
     /// Returns an id and a lease for one more client in this role, of this user. The limit for a
@@ -431,6 +490,8 @@ impl Admission {
         match refusal {
             // Routine: a client whose session comes after its fence reconnects.
             Refusal::UnknownClient { .. }
+            // The session repeats its hello.
+            | Refusal::OldNonce { .. }
             // kv-bench, and clients with several addresses, ask first whether there is a cluster.
             | Refusal::NoCluster
             // In a cluster, a client with an old map gets the new one.
@@ -447,36 +508,15 @@ fn map_welcome(cluster: &Option<Membership>) -> Welcome {
     cluster.as_ref().map(Membership::map_welcome).unwrap_or_default()
 }
 
-/// Returns a random number, which no other client can guess. It is never 0, which stands for no
-/// session secret.
-fn new_session_secret() -> io::Result<u64> {
-    let mut random = [0; 8];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    Ok(u64::from_le_bytes(random).max(1))
-}
-
-/// The hashes of the configured secrets, which clients must show. Without a secret every client is
-/// admitted.
-struct SecretTokens {
-    full: Option<Token>,
-    read_only: Option<Token>,
-}
-
-impl SecretTokens {
-    fn new(config: &ServerConfig) -> Self {
-        let token = |secret: &Secret| Token::of(&secret.0);
-        Self {
-            full: config.secret.as_ref().map(token),
-            read_only: config.reader_secret.as_ref().map(token),
-        }
-    }
-
-    /// Refuses a client whose token does not allow the role that it asks for.
-    fn check(&self, request: &ConnectRequest) -> Result<(), Refusal> {
-        let Some(full) = &self.full else { return Ok(()) };
-        // Always compares both tokens. Otherwise the time would tell which of them matched.
-        let may_read = self.read_only.is_some_and(|token| token.matches(&request.token));
-        let is_admitted = full.matches(&request.token) | (may_read && request.role == Role::Reader);
-        if is_admitted { Ok(()) } else { Err(Refusal::Credentials) }
+/// Checks that a client knows of this cluster, or of none.
+fn check_cluster(
+    request: &ConnectRequest,
+    cluster: &mut Option<Membership>,
+) -> Result<(), Refusal> {
+    match (cluster, request.purpose) {
+        (Some(cluster), Purpose::Control) => cluster.check(request.view, boot_time_ns()),
+        (None, Purpose::Map) => Err(Refusal::NoCluster),
+        (None, Purpose::Control) if request.view.is_some() => Err(Refusal::NoCluster),
+        _ => Ok(()),
     }
 }

@@ -1,22 +1,30 @@
 //! One connection of the serving thread: its client, and the messages that wait to be sent.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use farside_control::{
-    ClientDescription, ControlChannel, FabricKind, Refusal, Role, ServerMessage, ServerRequest,
+    ClientDescription, ControlChannel, FabricKind, Handshake, Refusal, Role, ServerMessage,
+    ServerRequest,
 };
 use farside_fabric::rdma::ConnectionId;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use rustix::event::epoll::EventFlags;
 
 use super::acceptor::DataConnection;
+use super::proofs::SessionGate;
 use crate::collect::REPORT_NS_MAX;
 
-/// Limit on connections without a client, which have not identified themselves, or have signed off.
-/// Above the limit the server closes one of them: see `Connections::surplus`.
+/// Limit on connections of a fabric without a client: they have not proved anything, or have signed
+/// off. Above the limit the server closes one of them: see `Connections::surplus`. Over RDMA each
+/// has half a megabyte of pinned memory.
 pub(super) const CLIENTLESS_MAX: usize = 64;
+/// As [`CLIENTLESS_MAX`], over TCP, where many hosts may connect at once.
+pub(super) const CLIENTLESS_OVER_TCP_MAX: usize = 256;
+/// How long a client may take to prove that it knows the secret, and a refused one to hang up.
+pub(super) const PROOF_NS_MAX: Nanos = 5_000_000_000;
 /// Limit on connections for the map of the cluster. Above it the server closes one of them.
 pub(super) const MAP_CONNECTIONS_MAX: usize = 1024;
 
@@ -25,14 +33,14 @@ pub(super) const MAP_CONNECTIONS_MAX: usize = 1024;
 pub(super) enum ClientIdentity {
     /// Not identified yet.
     Unidentified,
+    /// It has to prove that it knows the secret.
+    Challenged(Handshake),
     Client {
         id: u16,
         role: Role,
         lease: u64,
-        /// The random number that its sessions must show, over verbs; 0 on shared memory.
-        session_secret: u64,
     },
-    /// A client that said goodbye. When it hangs up, the server learns whether it read its last
+    /// A client that said goodbye, or that was refused. When it hangs up, it has read its last
     /// answer.
     Leaving,
     /// No client: the connection is for the map of the cluster.
@@ -73,8 +81,10 @@ pub(super) enum DisconnectReason {
     ClockBehind { ms: u64 },
     #[error("an operator disconnected it")]
     Kicked,
-    #[error("more than {CLIENTLESS_MAX} connections have no client")]
-    Crowded,
+    #[error("it did not prove within {} s that it knows the secret", PROOF_NS_MAX / 1_000_000_000)]
+    ProofOverdue,
+    #[error("more than {max} connections have no client")]
+    Crowded { max: usize },
     #[error("more than {MAP_CONNECTIONS_MAX} connections are for the map of the cluster")]
     CrowdedByMaps,
 }
@@ -137,6 +147,8 @@ pub(super) struct ClientConnection {
     pub(super) id: Option<(usize, ConnectionId)>,
     /// The connections of its sessions to the region, over verbs.
     pub(super) data: Vec<Box<dyn DataConnection>>,
+    /// Decides which connections are its sessions'; `None` on shared memory, or without a client.
+    pub(super) gate: Option<SessionGate>,
     pub(super) client: ClientIdentity,
     /// The fabric through which it came.
     pub(super) fabric: FabricKind,
@@ -145,6 +157,8 @@ pub(super) struct ClientConnection {
     pub(super) description: Option<(ClientDescription, Nanos)>,
     /// The user of the client, if it is on this host.
     pub(super) user: Option<u32>,
+    /// The host of the client, over TCP.
+    pub(super) host: Option<IpAddr>,
     /// Whether the connection is in the queue for a turn of the serving thread.
     pub(super) is_queued: bool,
     /// The events for which epoll watches the connection.
@@ -175,11 +189,13 @@ impl ClientConnection {
             channel,
             id: None,
             data: Vec::new(),
+            gate: None,
             client,
             fabric,
             connected_at: boot_time_ns(),
             description: None,
             user: None,
+            host: None,
             is_queued: false,
             watched: EventFlags::IN,
             snapshot_permille: None,

@@ -3,7 +3,7 @@
 //!
 //! Connections wait for their turn in one queue. After a bounded number of messages a connection
 //! goes back to the end of the queue. So a client with many requests delays other clients only by
-//! one turn. A connection without a client goes to the front, because it has only one message to
+//! one turn. A connection without a client goes to the front, because it has only two messages to
 //! send.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use farside_control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerRequest,
+    ConnectRequest, FabricKind, MESSAGE_BYTES_MAX, Proof, ProofMessage, Refusal, Request, Role,
+    ServerMessage, ServerRequest,
 };
 use farside_fabric::rdma::ConnectionId;
 use farside_layout::CLIENT_IDS;
@@ -20,8 +21,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use super::client_connection::{
-    AwaitedAnswer, CLIENTLESS_MAX, ClientConnection, ClientIdentity, DisconnectReason,
-    MAP_CONNECTIONS_MAX, PushedMessage,
+    AwaitedAnswer, CLIENTLESS_MAX, CLIENTLESS_OVER_TCP_MAX, ClientConnection, ClientIdentity,
+    DisconnectReason, MAP_CONNECTIONS_MAX, PushedMessage,
 };
 use super::probing::probe_first;
 use crate::error::{ServerError, system};
@@ -29,7 +30,8 @@ use crate::error::{ServerError, system};
 /// How many events one call of epoll returns: one for each connection, the listener, the stop
 /// descriptor, the news of the cluster and the questions of the metrics thread. So every client
 /// with an unread message is in the queue before a chore may declare it unresponsive.
-pub(super) const EVENTS_MAX: usize = CLIENT_IDS as usize + CLIENTLESS_MAX + MAP_CONNECTIONS_MAX + 4;
+pub(super) const EVENTS_MAX: usize =
+    CLIENT_IDS as usize + 2 * CLIENTLESS_MAX + CLIENTLESS_OVER_TCP_MAX + MAP_CONNECTIONS_MAX + 4;
 
 /// The number of the listener in epoll's events.
 pub(super) const LISTENER: u64 = 0;
@@ -46,6 +48,8 @@ pub(super) const FIRST_CONNECTION: u64 = 4;
 pub(super) enum ReceivedMessage {
     /// The first message of a connection that has not identified itself.
     ConnectRequest(Result<ConnectRequest, Refusal>),
+    /// The answer to a challenge.
+    Proof(Proof),
     /// A message of the client with this id, in this role.
     Request(u16, Role, Request),
     /// A message of a connection for the map of the cluster.
@@ -145,7 +149,9 @@ impl Connections {
             ClientIdentity::Client { .. } | ClientIdentity::Map => {
                 self.queue.push_back(connection_number);
             }
-            ClientIdentity::Unidentified | ClientIdentity::Leaving => {
+            ClientIdentity::Unidentified
+            | ClientIdentity::Challenged(_)
+            | ClientIdentity::Leaving => {
                 self.queue.push_front(connection_number);
             }
         }
@@ -181,6 +187,11 @@ impl Connections {
         Ok(Some(match connection.client {
             ClientIdentity::Unidentified => {
                 ReceivedMessage::ConnectRequest(ConnectRequest::decode(message))
+            }
+            ClientIdentity::Challenged(_) => {
+                let ProofMessage(proof) =
+                    ProofMessage::decode(message).map_err(DisconnectReason::broken)?;
+                ReceivedMessage::Proof(proof)
             }
             ClientIdentity::Client { id, role, .. } => {
                 let request = Request::decode(message).map_err(DisconnectReason::broken)?;
@@ -319,33 +330,39 @@ impl Connections {
         (self.by_number.len() as u64, dead)
     }
 
-    /// Returns the number of the connection to close if too many connections have no client. Those
-    /// for the map of the cluster have a limit of their own.
+    /// Returns the number of the connection to close if too many connections of a fabric have no
+    /// client. Those for the map of the cluster have a limit of their own.
     pub(super) fn surplus(&self) -> Option<(u64, DisconnectReason)> {
-        let surplus = |is_for_map, max| self.surplus_above(is_for_map, max);
-        match surplus(false, CLIENTLESS_MAX) {
-            Some(connection_number) => Some((connection_number, DisconnectReason::Crowded)),
-            None => surplus(true, MAP_CONNECTIONS_MAX)
-                .map(|connection_number| (connection_number, DisconnectReason::CrowdedByMaps)),
-        }
+        let is_for_map = |connection: &ClientConnection| connection.client == ClientIdentity::Map;
+        let maps = self.surplus_above(MAP_CONNECTIONS_MAX, is_for_map);
+        let maps = maps.map(|number| (number, DisconnectReason::CrowdedByMaps));
+        let fabrics = [FabricKind::Shm, FabricKind::Tcp, FabricKind::Rdma].into_iter();
+        let mut clientless = fabrics.filter_map(|fabric| {
+            let max =
+                if fabric == FabricKind::Tcp { CLIENTLESS_OVER_TCP_MAX } else { CLIENTLESS_MAX };
+            let number = self.surplus_above(max, |connection| {
+                connection.fabric == fabric && !is_for_map(connection)
+            })?;
+            Some((number, DisconnectReason::Crowded { max }))
+        });
+        clientless.next().or(maps)
     }
 
-    /// The user with most of these connections loses the oldest of its own, so that no user crowds
-    /// out another.
-    fn surplus_above(&self, is_for_map: bool, max: usize) -> Option<u64> {
-        let clientless = self.iter().filter(|(_, connection)| {
-            !connection.is_client() && (connection.client == ClientIdentity::Map) == is_for_map
-        });
+    /// The user or the host with most of these connections loses the oldest of its own, so that
+    /// none crowds out another.
+    fn surplus_above(&self, max: usize, is_one: impl Fn(&ClientConnection) -> bool) -> Option<u64> {
+        let clientless =
+            self.iter().filter(|(_, connection)| !connection.is_client() && is_one(connection));
         let clientless: Vec<_> = clientless
-            .map(|(connection_number, connection)| (connection_number, connection.user))
+            .map(|(number, connection)| (number, (connection.user, connection.host)))
             .collect();
         if clientless.len() <= max {
             return None;
         }
         let mut counts = BTreeMap::new();
-        clientless.iter().for_each(|(_, user)| *counts.entry(*user).or_insert(0) += 1);
-        let (user, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
-        let oldest = clientless.iter().find(|(_, other)| *other == user);
+        clientless.iter().for_each(|(_, origin)| *counts.entry(*origin).or_insert(0) += 1);
+        let (origin, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        let oldest = clientless.iter().find(|(_, other)| *other == origin);
         oldest.map(|(connection_number, _)| *connection_number)
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
-use farside_control::{FabricKind, Role, Welcome, encode_reply};
+use farside_control::{FabricKind, Role};
 use farside_fabric::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, slice_count};
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::{self, DeviceAtomics};
@@ -134,6 +134,10 @@ impl Acceptor for DeviceAcceptor {
         true
     }
 
+    fn remote(&self, role: Role) -> Option<RemoteRegion> {
+        Some(self.protections.of(role).remote())
+    }
+
     fn device(&self) -> Option<&dyn RegionDevice> {
         Some(self)
     }
@@ -169,10 +173,6 @@ impl ConnectionRequest for DeviceRequest {
         self.protections.writers.serves(&self.incoming)
     }
 
-    fn remote(&self, role: Role) -> RemoteRegion {
-        self.protections.of(role).remote()
-    }
-
     fn reject(self: Box<Self>, reason: &[u8]) {
         let _ = self.incoming.reject(reason);
     }
@@ -186,10 +186,10 @@ impl ConnectionRequest for DeviceRequest {
     fn accept_data(
         self: Box<Self>,
         role: Role,
-        welcome: &Welcome,
+        _: (u16, u64),
+        reply: &[u8],
     ) -> Result<Box<dyn DataConnection>, AcceptError> {
-        let reply = encode_reply(&Ok(*welcome));
-        let connection = self.incoming.accept_data(self.protections.of(role), &reply)?;
+        let connection = self.incoming.accept_data(self.protections.of(role), reply)?;
         Ok(Box::new(connection))
     }
 }

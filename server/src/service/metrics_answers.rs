@@ -141,7 +141,8 @@ fn fence_label(reason: &DisconnectReason) -> Option<&'static str> {
         DisconnectReason::Goodbye
         | DisconnectReason::Refused(_)
         | DisconnectReason::Failed(_)
-        | DisconnectReason::Crowded
+        | DisconnectReason::ProofOverdue
+        | DisconnectReason::Crowded { .. }
         | DisconnectReason::CrowdedByMaps => None,
     }
 }
@@ -163,6 +164,8 @@ labels! {
     Refusal::Spare => "spare",
     Refusal::OtherView { .. } => "other_view",
     Refusal::Unconfirmed => "unconfirmed",
+    Refusal::OldNonce { .. } => "old_nonce",
+    Refusal::NoSecret => "no_secret",
     _ => "unknown",
 }
 

@@ -2,13 +2,13 @@
 //! Threads of this process execute their verbs.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::address::Address;
-use farside_control::{FabricKind, Role, Welcome, encode_reply};
+use farside_control::{FabricKind, Role};
 use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
 use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, TlsServer};
@@ -103,6 +103,16 @@ impl Acceptor for TcpAcceptor {
         ARRIVALS_MAX
     }
 
+    fn remote(&self, role: Role) -> Option<RemoteRegion> {
+        Some(RemoteRegion {
+            base_address: 0,
+            region_bytes: self.shared.for_writers.bytes(),
+            rkeys: Rkeys::default(),
+            writable: role == Role::Writer,
+            round_trip_min_ns: self.shared.round_trip_min_ns,
+        })
+    }
+
     fn next(&mut self) -> io::Result<Option<Arrival>> {
         Ok(self.listener.next_event()?.map(|event| match event {
             Event::Request(incoming) => {
@@ -130,14 +140,8 @@ impl ConnectionRequest for TcpRequest {
         self.incoming.request()
     }
 
-    fn remote(&self, role: Role) -> RemoteRegion {
-        RemoteRegion {
-            base_address: 0,
-            region_bytes: self.shared.for_writers.bytes(),
-            rkeys: Rkeys::default(),
-            writable: role == Role::Writer,
-            round_trip_min_ns: self.shared.round_trip_min_ns,
-        }
+    fn host(&self) -> Option<IpAddr> {
+        Some(self.incoming.host())
     }
 
     fn reject(self: Box<Self>, reason: &[u8]) {
@@ -153,17 +157,17 @@ impl ConnectionRequest for TcpRequest {
     fn accept_data(
         self: Box<Self>,
         role: Role,
-        welcome: &Welcome,
+        (client_id, lease): (u16, u64),
+        reply: &[u8],
     ) -> Result<Box<dyn DataConnection>, AcceptError> {
         let Self { incoming, shared } = *self;
-        let offset = shared.geometry.client_entry(welcome.client_id);
-        let lease = Lease { offset: offset.ok_or("no such client")?, number: welcome.lease };
+        let offset = shared.geometry.client_entry(client_id);
+        let lease = Lease { offset: offset.ok_or("no such client")?, number: lease };
         let region = match role {
             Role::Writer => &shared.for_writers,
             Role::Reader => &shared.for_readers,
         };
-        let reply = encode_reply(&Ok(*welcome));
-        Ok(Box::new(incoming.accept_data(&shared.executors, region, lease, &reply)?))
+        Ok(Box::new(incoming.accept_data(&shared.executors, region, lease, reply)?))
     }
 }
 

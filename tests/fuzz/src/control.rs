@@ -2,11 +2,12 @@
 
 use farside_control::cluster::Id;
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, CLIENTS_PER_MESSAGE_MAX, ClassStatistics, ClientDescription,
-    ConnectRequest, ConnectedClient, DESCRIPTION_TEXT_BYTES_MAX, FabricKind, FreeBlock,
-    HELD_PER_MESSAGE_MAX, HOT_PER_MESSAGE_MAX, HotBlock, KnownView, MESSAGE_BYTES_MAX, Purpose,
+    BLOCKS_PER_MESSAGE_MAX, CLIENTS_PER_MESSAGE_MAX, Challenge, ClassStatistics, ClientDescription,
+    ConnectRequest, ConnectedClient, ControlError, DESCRIPTION_TEXT_BYTES_MAX, DataAccepted,
+    FabricKind, FreeBlock, HELD_PER_MESSAGE_MAX, HOT_PER_MESSAGE_MAX, HotBlock, KnownView,
+    MESSAGE_BYTES_MAX, Nonce, PROTOCOL_VERSION, Proof, ProofMessage, Purpose,
     READS_PER_MESSAGE_MAX, REPLY_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerRequest,
-    ServerStatistics, SplitOutcome, Token, Welcome, decode_reply, encode_reply,
+    ServerStatistics, SplitOutcome, Versions, Welcome,
 };
 use farside_fabric::rdma::Rkeys;
 use farside_layout::{BlockAddress, SizeClass};
@@ -154,27 +155,16 @@ pub(crate) fn reply(bytes: &[u8]) -> bool {
 }
 
 pub(crate) fn hellos() -> Vec<Vec<u8>> {
-    let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
-    let map = ConnectRequest {
-        role: Role::Reader,
-        purpose: Purpose::Map,
-        view: None,
-        token: Token::NONE,
-    };
+    let data = Purpose::Data { client_id: 7, proof: Proof([4; 16]) };
+    let (versions, role, view) = (Versions::OWN, Role::Writer, None);
+    let (purpose, nonce) = (Purpose::Control, Nonce([7; 16]));
+    let control = ConnectRequest { versions, role, purpose, view, nonce };
+    let versions = Versions { lowest: 0, highest: u16::MAX };
+    let view = Some(KnownView { shard: 7, number: 1 << 20 });
     let hellos = [
-        map,
-        ConnectRequest {
-            role: Role::Writer,
-            purpose: Purpose::Control,
-            view: None,
-            token: Token::NONE,
-        },
-        ConnectRequest {
-            role: Role::Reader,
-            purpose: data,
-            view: Some(KnownView { shard: 7, number: 1 << 20 }),
-            token: Token::of("secret"),
-        },
+        control,
+        ConnectRequest { role: Role::Reader, purpose: Purpose::Map, ..control },
+        ConnectRequest { versions, role: Role::Reader, purpose: data, view, nonce },
     ];
     hellos.map(|request| request.encode().to_vec()).into()
 }
@@ -184,16 +174,75 @@ pub(crate) fn hello(bytes: &[u8]) -> bool {
     match ConnectRequest::decode(bytes) {
         Ok(request) => {
             assert_eq!(&request.encode()[..], bytes);
-            assert!(request.token.matches(&request.token));
             true
         }
         Err(refusal) => {
             // The refusal that the server sends back.
-            check_error_line(&refusal);
-            assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
+            check_refusal(refusal);
             false
         }
     }
+}
+
+/// A refusal may come from a server of another version. So the bytes may differ from the encoding
+/// of this version, and only the decoded refusal must round-trip.
+fn check_refusal(refusal: Refusal) {
+    check_error_line(&refusal);
+    assert_eq!(Challenge::decode(&refusal.encode()), Ok(Err(refusal)));
+}
+
+/// Checks an answer of a server, which RDMA-CM may have padded with zeros.
+fn is_answer<M>(
+    decoded: Result<Result<M, Refusal>, ControlError>,
+    encode: impl Fn(&M) -> Vec<u8>,
+    bytes: &[u8],
+) -> bool {
+    match decoded {
+        Ok(Ok(message)) => {
+            let mut encoded_again = encode(&message);
+            encoded_again.resize(bytes.len(), 0);
+            assert_eq!(encoded_again, bytes);
+            true
+        }
+        Ok(Err(refusal)) => {
+            check_refusal(refusal);
+            true
+        }
+        Err(error) => {
+            check_error_line(&error);
+            false
+        }
+    }
+}
+
+pub(crate) fn proofs() -> Vec<Vec<u8>> {
+    let proofs = [Proof([1; 16]), Proof([2; 16])];
+    let challenge = Challenge { version: PROTOCOL_VERSION, nonce: Nonce([3; 16]), proofs };
+    let refusal = Refusal::OldNonce { nonce: Nonce([5; 16]) };
+    let mut messages = vec![
+        challenge.encode(),
+        DataAccepted { proof: proofs[0] }.encode(),
+        ProofMessage(proofs[1]).encode(),
+        refusal.encode(),
+    ];
+    let mut padded = messages[0].clone();
+    padded.resize(REPLY_BYTES_MAX, 0);
+    messages.push(padded);
+    messages
+}
+
+/// A server's answer to a hello, or a client's proof.
+pub(crate) fn proof(bytes: &[u8]) -> bool {
+    let is_proof = match decoded(ProofMessage::decode(bytes)) {
+        Some(proof) => {
+            assert_eq!(proof.encode(), bytes);
+            true
+        }
+        None => false,
+    };
+    is_proof
+        | is_answer(Challenge::decode(bytes), Challenge::encode, bytes)
+        | is_answer(DataAccepted::decode(bytes), DataAccepted::encode, bytes)
 }
 
 pub(crate) fn welcomes() -> Vec<Vec<u8>> {
@@ -206,7 +255,7 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
         region_bytes: 64 << 20,
         rkeys: Rkeys::whole(0x1234),
         round_trip_min_ns: 900,
-        session_secret: 1 << 50,
+        data_nonce: Nonce([6; 16]),
         ..Welcome::default()
     };
     let (cluster, shard, view_number) = (Id([9; 16]), 5, 1 << 40);
@@ -217,40 +266,19 @@ pub(crate) fn welcomes() -> Vec<Vec<u8>> {
     let whole = Rkeys::default();
     let over_tcp =
         Welcome { base_address: 0, rkeys: whole, cluster, shard, view_number, ..over_rdma };
-    let shared = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
+    let shared = Welcome { round_trip_min_ns: 0, data_nonce: Nonce::default(), ..over_tcp };
+    let older = Versions { lowest: 1, highest: 2 };
     let refusals = [
-        Refusal::Version { server: 1, client: 2 },
+        Refusal::Version { server: Versions::OWN, client: older },
         Refusal::Full { clients: 5 },
         Refusal::UnknownClient { client: 12 },
     ];
     let for_map = Welcome::for_map(cluster, shard, view_number);
-    let welcomes = [over_rdma, in_slices, over_tcp, shared, for_map];
-    let replies = welcomes.into_iter().map(Ok).chain(refusals.map(Err));
-    let mut encoded: Vec<_> = replies.map(|reply| encode_reply(&reply)).collect();
-    let mut padded = encoded[0].clone();
-    padded.resize(REPLY_BYTES_MAX, 0);
-    encoded.push(padded);
-    encoded
+    let welcomes = [over_rdma, in_slices, over_tcp, shared, for_map].map(|it| it.encode());
+    welcomes.into_iter().chain(refusals.map(|refusal| refusal.encode())).collect()
 }
 
-/// A server's answer to a hello. A refusal may come from a server of another version. So the bytes
-/// may differ from the encoding of this version, and only the decoded refusal must round-trip.
+/// A server's answer to a proof.
 pub(crate) fn welcome(bytes: &[u8]) -> bool {
-    match decode_reply(bytes) {
-        Ok(reply @ Ok(_)) => {
-            let mut encoded_again = encode_reply(&reply);
-            encoded_again.resize(bytes.len(), 0);
-            assert_eq!(encoded_again, bytes);
-            true
-        }
-        Ok(Err(refusal)) => {
-            check_error_line(&refusal);
-            assert_eq!(decode_reply(&encode_reply(&Err(refusal))), Ok(Err(refusal)));
-            true
-        }
-        Err(error) => {
-            check_error_line(&error);
-            false
-        }
-    }
+    is_answer(Welcome::decode(bytes), Welcome::encode, bytes)
 }

@@ -55,6 +55,7 @@ pub const TARGETS: &[Target] = &[
     target("request", control::request, control::requests),
     target("reply", control::reply, control::replies),
     target("hello", control::hello, control::hellos),
+    target("proof", control::proof, control::proofs),
     target("welcome", control::welcome, control::welcomes),
     target("map", cluster::map, cluster::maps),
     target("cluster_records", cluster::cluster_records, cluster::some_cluster_records),

@@ -45,6 +45,7 @@ mod modifications;
 mod network;
 mod operators;
 mod pins;
+mod proofs;
 mod public_api;
 mod reader;
 mod reconnect;

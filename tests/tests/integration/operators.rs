@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use farside::{Client, ConnectedClient, Error, FabricKind, OperationError, Role, Store};
-use farside_control::{CLIENTS_PER_MESSAGE_MAX, Request, Token};
+use farside_control::{CLIENTS_PER_MESSAGE_MAX, Request, SecretKey};
 use farside_tests::cluster::TestCluster;
 use farside_tests::engine::connect_options;
 use farside_tests::{
@@ -168,7 +168,7 @@ fn a_reader_cannot_kick() {
     let denied = reader.admin().kick(own_id(&client));
     assert!(matches!(denied, Err(Error::Operation(OperationError::Denied))), "{denied:?}");
     // A reader that asks the server nevertheless is disconnected itself.
-    let options = connect_options(&server.address(), Role::Reader, Token::NONE);
+    let options = connect_options(&server.address(), Role::Reader, SecretKey::NONE);
     let mut channel = options.connect().unwrap().channel;
     let mut bytes = Vec::new();
     Request::Kick { client_id: own_id(&client) }.encode(&mut bytes);

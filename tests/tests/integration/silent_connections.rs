@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 
 use farside::{Client, Session};
 use farside_control::address::Address;
-use farside_control::{ConnectRequest, Purpose, Role, Token, Welcome};
-use farside_tests::engine::connect_options;
+use farside_control::{Challenge, Purpose, Role, SecretKey};
+use farside_tests::handshake::{self, RawClient};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, binary, example, free_tcp_address, left_out_without_shm,
     raise_descriptor_limit, wait_until,
@@ -99,7 +99,7 @@ fn a_thousand_connections_without_a_request_keep_no_client_out() {
     let mut session = client(&tcp).session().unwrap();
     check_served(&tcp, &mut session);
     let (before, bytes_before) = (server.descriptors().len(), server.own_bytes());
-    for kind in ["silent", "half", "trickle"] {
+    for kind in ["silent", "half", "trickle", "unproven"] {
         let attack = Attack::start(&tcp, kind);
         for _ in 0..20 {
             check_served(&tcp, &mut session);
@@ -121,6 +121,11 @@ fn a_silent_connection_is_closed_although_no_other_comes() {
     let connect = || TcpStream::connect(socket_address(&tcp)).unwrap();
     let mut silent: Vec<_> = (0..10).map(|_| connect()).collect();
     silent[0].write_all(b"\x38").unwrap();
+    // These do not answer the server's challenge.
+    for stream in &mut silent[5..] {
+        handshake::send(stream, &handshake::hello(Role::Writer, Purpose::Control).encode());
+        assert!(Challenge::decode(&handshake::receive(stream).unwrap()).unwrap().is_ok());
+    }
     for stream in &mut silent {
         stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "the server closes it");
@@ -128,33 +133,18 @@ fn a_silent_connection_is_closed_although_no_other_comes() {
     wait_until_back(&server, before);
 }
 
-/// Opens a session of a client, as bytes. The welcome and the server's clock have been received.
-fn raw_session(address: SocketAddr, role: Role, welcome: &Welcome) -> TcpStream {
-    let Welcome { client_id, session_secret, .. } = *welcome;
-    let purpose = Purpose::Data { client_id, session_secret };
-    let request = ConnectRequest { role, purpose, view: None, token: Token::NONE }.encode();
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(&(request.len() as u32).to_le_bytes()).unwrap();
-    stream.write_all(&request).unwrap();
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut reply = vec![0; u32::from_le_bytes(length) as usize + 16];
-    stream.read_exact(&mut reply).unwrap();
-    stream
-}
-
 #[test]
 fn a_thousand_sessions_with_half_a_record_cost_no_more_than_they_send() {
     let Some((server, tcp)) = server_at_port() else { return };
     raise_descriptor_limit();
     let mut session = client(&tcp).session().unwrap();
-    let reader = connect_options(&tcp, Role::Reader, Token::NONE).connect().unwrap();
+    let reader = RawClient::connect(socket_address(&tcp), Role::Reader, &SecretKey::NONE).unwrap();
     let (before, bytes_before) = (server.descriptors().len(), server.own_bytes());
     // A chain of one verb with a deadline, and a payload of almost 16 MiB to come.
     let header = 1_u64 << 16 | 1 << 24 | (2 << 20) << 32;
     let half = [&header.to_le_bytes()[..], &[7; 100]].concat();
     let open = |_| {
-        let mut stream = raw_session(socket_address(&tcp), Role::Reader, &reader.welcome);
+        let mut stream = reader.session().unwrap();
         stream.write_all(&half).unwrap();
         // The server has to make room for these, behind the first part.
         stream.write_all(&half[8..]).unwrap();

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use farside_control::address::Address;
 use farside_control::attach::ConnectOptions;
 use farside_control::{
-    ConnectRequest, MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Purpose, REQUEST_BYTES_MAX, Refusal,
-    Request, Role, Token, Welcome, decode_reply,
+    Challenge, DataAccepted, FabricKind, MESSAGE_BYTES_MAX, Nonce, PROTOCOL_VERSION, Proof,
+    Purpose, REQUEST_BYTES_MAX, Refusal, Request, Role, SecretKey, Versions, Welcome,
 };
 use farside_fabric::shm::Connection;
 use farside_fabric::tcp;
 use farside_layout::SizeClass;
 use farside_tests::engine::connect_options;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, device_or_left_out, is_over_tcp, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, device_or_left_out, handshake, is_over_tcp, scaled,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -58,7 +58,10 @@ fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
         }
         Some(address) => answer_over_rdma(*address, bytes, for_data),
     };
-    decode_reply(&reply).unwrap().err()
+    match for_data {
+        true => DataAccepted::decode(&reply).unwrap().err(),
+        false => Challenge::decode(&reply).unwrap().err(),
+    }
 }
 
 #[cfg(feature = "verbs")]
@@ -83,19 +86,19 @@ fn answer_over_rdma(_: SocketAddr, _: &[u8], _: bool) -> Vec<u8> {
 }
 
 fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
-    ConnectRequest { role, purpose, view: None, token: Token::of("secret") }.encode()
+    handshake::hello(role, purpose).encode()
 }
 
-fn options(address: &str, role: Role, token: Token) -> ConnectOptions {
+fn options(address: &str, role: Role, secret_key: SecretKey) -> ConnectOptions {
     let timeout = Duration::from_secs(20);
-    ConnectOptions { timeout, ..connect_options(address, role, token) }
+    ConnectOptions { timeout, ..connect_options(address, role, secret_key) }
 }
 
 /// Returns a server with a secret, and options that connect to it.
 fn guarded() -> (ServerProcess, ConnectOptions) {
     let config = "secret = 'secret'\nlog_level = 'debug'\n";
     let server = ServerProcess::start_with_config(config, "--memory 16MiB");
-    let options = options(&server.address(), Role::Reader, Token::of("secret"));
+    let options = options(&server.address(), Role::Reader, SecretKey::of("secret"));
     (server, options)
 }
 
@@ -112,7 +115,7 @@ fn false_welcome() -> Welcome {
         base_address: 0,
         region_bytes: REGION_BYTES,
         round_trip_min_ns: 0,
-        session_secret: 0,
+        data_nonce: Nonce::default(),
         ..Welcome::default()
     }
 }
@@ -138,10 +141,9 @@ fn no_invalid_connect_request_harms_a_server() {
             matches!(
                 refusal,
                 Refusal::Malformed { .. }
-                    | Refusal::Credentials
                     | Refusal::Version { .. }
                     | Refusal::UnknownClient { .. }
-                    | Refusal::NoCluster
+                    | Refusal::OldNonce { .. }
             )
         };
         assert!(refusal.is_none_or(is_expected), "{bytes:?}: {refusal:?}");
@@ -158,8 +160,8 @@ fn no_invalid_connect_request_harms_a_server() {
         }
     }
     for round in 0..scaled(10_000) {
-        // A lease must not work as a session secret: every client can read it in the region.
-        let stolen = Purpose::Data { client_id: 1, session_secret: (1 << 32) + round % 4 };
+        let proof = Proof([round as u8; 16]);
+        let stolen = Purpose::Data { client_id: 1, proof };
         let purpose = if round % 2 == 0 { Purpose::Control } else { stolen };
         let mut bytes =
             garbage(&mut random, &connect_request(Role::Writer, purpose), REQUEST_BYTES_MAX);
@@ -169,18 +171,17 @@ fn no_invalid_connect_request_harms_a_server() {
     // A client of the former version, and one of the next.
     for version in [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1] {
         let mut other = connect_request(Role::Writer, Purpose::Control);
-        other[4..6].copy_from_slice(&version.to_le_bytes());
-        let versions = Refusal::Version { server: PROTOCOL_VERSION.into(), client: version.into() };
+        other[4..8].copy_from_slice([version.to_le_bytes(); 2].as_flattened());
+        let client = Versions { lowest: version, highest: version };
+        let versions = Refusal::Version { server: Versions::OWN, client };
         assert_eq!(refusal_of(&address, &other, false), Some(versions));
         println!("{versions}");
     }
-    // A connect request with a flipped bit in the role is a valid one: a reader's, with the right
-    // secret.
-    println!("{accepted} connect requests were accepted");
-    wait_until("no other client is connected", TEST_TIMEOUT, || {
-        client.admin().statistics().unwrap().clients == 1
-    });
-    assert_eq!(client.admin().statistics().unwrap().clients_lost, accepted);
+    // A connect request with a flipped bit in the role or in the nonce is a valid one. Without a
+    // proof nobody becomes a client.
+    println!("{accepted} connect requests were challenged");
+    let statistics = client.admin().statistics().unwrap();
+    assert!(accepted > 0 && (statistics.clients, statistics.clients_lost) == (1, 0));
     legitimate_client(&server);
 }
 
@@ -235,8 +236,9 @@ fn a_reader_cannot_open_sessions_of_another_client() {
     let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;
-    let stolen = connect_request(Role::Reader, Purpose::Data { client_id, session_secret: lease });
-    let unknown = Refusal::UnknownClient { client: client_id.into() };
-    assert_eq!(refusal_of(&server.address(), &stolen, true), Some(unknown));
+    let proof = Proof(zerocopy::transmute!([lease; 2]));
+    let stolen = connect_request(Role::Reader, Purpose::Data { client_id, proof });
+    let refusal = refusal_of(&server.address(), &stolen, true);
+    assert!(matches!(refusal, Some(Refusal::OldNonce { .. })), "{refusal:?}");
     assert!(victim.factory.fabric(1).is_ok());
 }

@@ -42,6 +42,27 @@ fn garbage_of_every_length_is_refused_and_harms_no_client() {
     assert_eq!(client.statistics().clients_lost, 0);
 }
 
+/// Whoever reaches the socket can get a challenge, and no more.
+#[test]
+fn a_connection_without_a_proof_is_no_client() {
+    let (folder, _server) = serving();
+    let client = folder.writer();
+    let challenged = |_| {
+        let connection = folder.connect();
+        assert!(challenge(&connection, &hello(Role::Writer)).unwrap().is_ok());
+        connection
+    };
+    let unproven: Vec<_> = (0..100).map(challenged).collect();
+    assert_eq!(unproven[0].receive(&mut [0; 8]).unwrap().0, 0, "the server closes the oldest");
+    let last = unproven.last().unwrap();
+    let (answer, descriptor) = exchange(last, &ProofMessage(Proof([1; 16])).encode()).unwrap();
+    assert_eq!(Welcome::decode(&answer), Ok(Err(Refusal::NoSecret)));
+    assert!(descriptor.is_none());
+    assert_eq!(last.receive(&mut [0; 8]).unwrap().0, 0, "the server closes it");
+    assert_eq!((client.statistics().clients, client.statistics().clients_lost), (1, 0));
+    assert_eq!(folder.writer().welcome.client_id, client.welcome.client_id + 1, "no id was given");
+}
+
 #[test]
 fn a_full_server_refuses_clients_until_one_signs_off() {
     let mut folder = TestFolder::new();

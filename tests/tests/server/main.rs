@@ -23,9 +23,9 @@ use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_control::{
-    BLOCKS_PER_MESSAGE_MAX, ConnectRequest, FreeBlock, MESSAGE_BYTES_MAX, Purpose,
-    REQUEST_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerStatistics, SplitOutcome,
-    Token, Welcome, decode_reply,
+    BLOCKS_PER_MESSAGE_MAX, Challenge, ConnectRequest, FabricKind, FreeBlock, MESSAGE_BYTES_MAX,
+    Proof, ProofMessage, Purpose, REQUEST_BYTES_MAX, Refusal, Request, Role, SecretKey,
+    ServerMessage, ServerStatistics, SplitOutcome, Welcome,
 };
 use farside_fabric::shm::{Connection, Region};
 use farside_layout::{
@@ -33,6 +33,7 @@ use farside_layout::{
     SlotState, SlotWord, Superblock, seal, slot_in_subtable,
 };
 use farside_server::Server;
+use farside_tests::handshake;
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
@@ -111,17 +112,35 @@ impl TestFolder {
     }
 }
 
-/// Sends a request; returns the server's answer, or `None` if it disconnects without one.
-fn answer(connection: &Connection, request: &[u8]) -> Option<Result<(Welcome, OwnedFd), Refusal>> {
-    connection.send(request, None).unwrap();
-    let mut buffer = [0; 256];
+/// Sends a message; returns the server's answer, or `None` if it disconnects without one.
+fn exchange(connection: &Connection, message: &[u8]) -> Option<(Vec<u8>, Option<OwnedFd>)> {
+    connection.send(message, None).unwrap();
+    let mut buffer = [0; 512];
     let (bytes, descriptor) = connection.receive(&mut buffer).unwrap();
-    if bytes == 0 {
-        return None;
-    }
-    let reply = decode_reply(&buffer[..bytes]).unwrap();
-    assert_eq!(descriptor.is_some(), reply.is_ok(), "only a welcome has a descriptor");
-    Some(reply.map(|welcome| (welcome, descriptor.unwrap())))
+    (bytes > 0).then(|| (buffer[..bytes].to_vec(), descriptor))
+}
+
+/// Sends a hello; returns the server's challenge, or `None` if it disconnects without an answer.
+fn challenge(connection: &Connection, hello: &[u8]) -> Option<Result<Challenge, Refusal>> {
+    let (answer, descriptor) = exchange(connection, hello)?;
+    assert!(descriptor.is_none(), "only a welcome has a descriptor");
+    Some(Challenge::decode(&answer).unwrap())
+}
+
+/// Sends a hello, and a proof if the server asks for it. Returns the server's last answer, or
+/// `None` if it disconnects without one.
+fn answer(connection: &Connection, hello: &[u8]) -> Option<Result<(Welcome, OwnedFd), Refusal>> {
+    let challenge = match challenge(connection, hello)? {
+        Ok(challenge) => challenge,
+        Err(refusal) => return Some(Err(refusal)),
+    };
+    let request = ConnectRequest::decode(hello).unwrap();
+    let (fabric, key) = (FabricKind::Shm, &SecretKey::NONE);
+    let (proof, _) = handshake::answer(&request, fabric, key, &challenge);
+    let (answer, descriptor) = exchange(connection, &proof)?;
+    let welcome = Welcome::decode(&answer).unwrap();
+    assert_eq!(descriptor.is_some(), welcome.is_ok(), "only a welcome has a descriptor");
+    Some(welcome.map(|welcome| (welcome, descriptor.unwrap())))
 }
 
 /// Returns a server with the usual configuration, and its folder.
@@ -300,9 +319,9 @@ impl Client {
     }
 }
 
-/// Returns the connect request of a client without a secret.
+/// Returns the hello of a client.
 fn hello(role: Role) -> [u8; REQUEST_BYTES_MAX] {
-    ConnectRequest { role, purpose: Purpose::Control, view: None, token: Token::NONE }.encode()
+    handshake::hello(role, Purpose::Control).encode()
 }
 
 fn class(bytes: u64) -> SizeClass {

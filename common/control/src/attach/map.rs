@@ -2,15 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-
-use super::{ConnectOptions, Contact, Result, refused, shm, system, tcp};
+use super::{ConnectOptions, Result, shm, tcp};
 use crate::address::Address;
 use crate::cluster::ClusterMap;
-use crate::{
-    ControlChannel, ControlError, MESSAGE_BYTES_MAX, Request, ServerMessage, decode_reply,
-};
+use crate::{ControlChannel, ControlError, Request, ServerMessage, Welcome};
 
 impl ConnectOptions {
     /// Makes one attempt to connect at each address, within this timeout, and fetches the map of
@@ -28,41 +23,23 @@ impl ConnectOptions {
         timeout: Duration,
     ) -> Result<(ClusterMap, Box<dyn ControlChannel>)> {
         let started = Instant::now();
-        let (mut channel, reply) = self.map_channel(timeout)?;
-        let server = self.address.to_string();
-        let welcome = decode_reply(&reply)?.map_err(|refusal| refused(&server, refusal))?;
+        let (mut channel, welcome) = self.map_channel(timeout)?;
         if !welcome.is_for_map() {
             let (field, value) = ("client id", welcome.client_id.into());
             return Err(ControlError::Unknown { field, value }.into());
         }
-        let lost = |source| self.unreachable(Contact::HungUp, started.elapsed(), source);
-        let mut buffer = Vec::new();
-        Request::Map.encode(&mut buffer);
-        channel.send(&buffer).map_err(|error| lost(Some(error)))?;
-        buffer.resize(MESSAGE_BYTES_MAX, 0);
-        loop {
-            match channel.receive(&mut buffer).map_err(|error| lost(Some(error)))? {
-                Some(0) => return Err(lost(None)),
-                Some(bytes) => match ServerMessage::decode(&buffer[..bytes])? {
-                    ServerMessage::Map { map } => return Ok((ClusterMap::decode(&map)?, channel)),
-                    _ => return Err(ControlError::NotFarside.into()),
-                },
-                None => {}
-            }
-            let left = timeout.checked_sub(started.elapsed());
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let Some(left) = left else {
-                return Err(self.unreachable(Contact::Silent, started.elapsed(), None));
-            };
-            match poll(&mut [PollFd::new(&channel, PollFlags::IN)], Some(&left)) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(system("waiting for the map")(error.into())),
-            }
+        let mut request = Vec::new();
+        Request::Map.encode(&mut request);
+        self.send(&mut *channel, &request, started)?;
+        let answer = self.receive(&mut *channel, (started, timeout))?;
+        match ServerMessage::decode(&answer)? {
+            ServerMessage::Map { map } => Ok((ClusterMap::decode(&map)?, channel)),
+            _ => Err(ControlError::NotFarside.into()),
         }
     }
 
-    /// Connects for the map. Returns the channel and the server's answer.
-    fn map_channel(&self, timeout: Duration) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
+    /// Connects for the map. Returns the channel and the server's welcome.
+    fn map_channel(&self, timeout: Duration) -> Result<(Box<dyn ControlChannel>, Welcome)> {
         match &self.address {
             Address::Shm(path) => shm::map_channel(self, path, timeout),
             Address::Tcp { .. } => tcp::map_channel(self, timeout),

@@ -36,16 +36,16 @@ impl FabricFactory for ShmFactory {
     }
 }
 
-/// A server's answer to a hello: the socket, the bytes, and the region's descriptor.
-type Answer = (Connection, Vec<u8>, Option<OwnedFd>);
+/// The socket, the server's welcome, and the region's descriptor.
+type Welcomed = (Connection, Welcome, Option<OwnedFd>);
 
-/// Connects with this purpose, if the server's user is trusted.
+/// Connects with this purpose, if the server's user is trusted, and proves both ways.
 fn connect(
     options: &ConnectOptions,
     path: &Path,
     purpose: Purpose,
     timeout: Duration,
-) -> Result<Answer> {
+) -> Result<Welcomed> {
     let started = Instant::now();
     let silent = || options.unreachable(Contact::Silent, started.elapsed(), None);
     let hung_up = || options.unreachable(Contact::HungUp, started.elapsed(), None);
@@ -68,31 +68,43 @@ fn connect(
     if !trust::may_serve(user, path) {
         return Err(ConnectError::Untrusted { server: options.address.to_string(), user });
     }
-    connection.send(&options.request(purpose), None).map_err(|_| hung_up())?;
-    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
-    let received = loop {
-        let step = interrupt::step(left()).max(Duration::from_millis(1));
-        let waiting = connection.set_receive_timeout(Some(step));
-        waiting.map_err(system("setting up the socket"))?;
-        match connection.receive(&mut buffer) {
-            Err(error)
-                if error.kind() == io::ErrorKind::WouldBlock
-                    && started.elapsed() < timeout
-                    && !interrupt::gives_up() => {}
-            received => break received,
+    let exchange = |message: &[u8]| {
+        connection.send(message, None).map_err(|_| hung_up())?;
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        let received = loop {
+            let step = interrupt::step(left()).max(Duration::from_millis(1));
+            let waiting = connection.set_receive_timeout(Some(step));
+            waiting.map_err(system("setting up the socket"))?;
+            match connection.receive(&mut buffer) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && started.elapsed() < timeout
+                        && !interrupt::gives_up() => {}
+                received => break received,
+            }
+        };
+        let (bytes, descriptor) =
+            received.map_err(|source| match Errno::from_io_error(&source) {
+                Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
+                Some(Errno::CONNRESET) => hung_up(),
+                Some(Errno::AGAIN) => silent(),
+                _ => options.unreachable(Contact::Silent, started.elapsed(), Some(source)),
+            })?;
+        if bytes == 0 {
+            return Err(hung_up());
         }
+        buffer.truncate(bytes);
+        Ok((buffer, descriptor))
     };
-    let (bytes, descriptor) = received.map_err(|source| match Errno::from_io_error(&source) {
-        Some(Errno::MFILE) => system("receiving the region's descriptor")(source),
-        Some(Errno::CONNRESET) => hung_up(),
-        Some(Errno::AGAIN) => silent(),
-        _ => options.unreachable(Contact::Silent, started.elapsed(), Some(source)),
+    let request = options.request(purpose)?;
+    let (challenge, _) = exchange(&request.encode())?;
+    let mut region = None;
+    let (welcome, _) = options.prove(&request, &challenge, |proof| {
+        let (answer, descriptor) = exchange(proof)?;
+        region = descriptor;
+        Ok(answer)
     })?;
-    if bytes == 0 {
-        return Err(hung_up());
-    }
-    buffer.truncate(bytes);
-    Ok((connection, buffer, descriptor))
+    Ok((connection, welcome, region))
 }
 
 /// Connects for the map of the server's cluster.
@@ -100,17 +112,16 @@ pub(super) fn map_channel(
     options: &ConnectOptions,
     path: &Path,
     timeout: Duration,
-) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
-    let (connection, reply, _) = connect(options, path, Purpose::Map, timeout)?;
+) -> Result<(Box<dyn ControlChannel>, Welcome)> {
+    let (connection, welcome, _) = connect(options, path, Purpose::Map, timeout)?;
     let channel = ShmChannel::over(connection).map_err(system("setting up the socket"))?;
-    Ok((Box::new(channel), reply))
+    Ok((Box::new(channel), welcome))
 }
 
 pub(super) fn attach(options: &ConnectOptions, path: &Path, timeout: Duration) -> Result<Attached> {
-    let (connection, reply, descriptor) = connect(options, path, Purpose::Control, timeout)?;
-    let welcome = options.welcome(&reply)?;
-    let what = "reply without a descriptor";
-    let truncated = LayoutError::Truncated { what, bytes: reply.len() as u64 };
+    let (connection, welcome, descriptor) = connect(options, path, Purpose::Control, timeout)?;
+    options.check(&welcome)?;
+    let truncated = LayoutError::Truncated { what: "welcome without a descriptor", bytes: 0 };
     let file = File::from(descriptor.ok_or(truncated)?);
     let region = match options.role {
         Role::Reader => Region::map_read_only(&file),
@@ -145,7 +156,7 @@ mod tests {
     use farside_fabric::shm::Listener;
 
     use super::*;
-    use crate::Token;
+    use crate::SecretKey;
     use crate::address::Address;
 
     #[test]
@@ -160,7 +171,7 @@ mod tests {
             others: Vec::new(),
             role: Role::Writer,
             view: None,
-            token: Token::NONE,
+            secret_key: SecretKey::NONE,
             timeout: Duration::from_millis(1),
             rdma: Options::default(),
             tls: Default::default(),

@@ -8,20 +8,20 @@ use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::tcp::{self, DataLink, TcpChannel, TlsClient, TlsError};
 use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
+use super::proving::DataProofs;
 use super::{
-    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused, system,
+    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system,
     unreachable_untimed,
 };
 use crate::address::Address;
-use crate::{ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
+use crate::{ControlChannel, ControlError, Purpose, SessionKey, Welcome};
 
 /// Makes fabrics that reach a region over TCP.
 struct TcpFactory {
     server: String,
     address: SocketAddr,
     tls: Option<TlsClient>,
-    request: [u8; REQUEST_BYTES_MAX],
-    welcome: Welcome,
+    proofs: DataProofs,
     region: RemoteRegion,
     trust: Trust,
     timeout: Duration,
@@ -45,19 +45,23 @@ impl FabricFactory for TcpFactory {
 impl TcpFactory {
     /// Makes a session's connection to the server that answered before.
     fn connect(&self) -> Result<DataLink> {
-        let link = tcp::connect_data(self.address, self.tls.as_ref(), &self.request, self.timeout);
-        let link = link.map_err(|error| match error.kind() {
+        let link = self.proofs.connect(|hello| {
+            let link = tcp::connect_data(self.address, self.tls.as_ref(), hello, self.timeout);
+            let link = link.map_err(|error| self.failed(error))?;
+            let answer = link.reply().to_vec();
+            Ok((link, answer))
+        })?;
+        Ok(link.with_trust(self.trust.clone()))
+    }
+
+    fn failed(&self, error: io::Error) -> ConnectError {
+        match error.kind() {
             io::ErrorKind::InvalidData => invalid(&self.server, &error),
             // The server may only be busy or stopped, so the client keeps its connection.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 unreachable_untimed(self.server.clone(), Contact::Silent, error)
             }
             _ => unreachable_untimed(self.server.clone(), Contact::Lost, error),
-        })?;
-        match decode_reply(link.reply())? {
-            Ok(welcome) if welcome == self.welcome => Ok(link.with_trust(self.trust.clone())),
-            Ok(_) => Err(ControlError::NotFarside.into()),
-            Err(refusal) => Err(refused(&self.server, refusal)),
         }
     }
 }
@@ -81,18 +85,19 @@ fn load_tls(options: &ConnectOptions) -> Result<Option<TlsClient>> {
     loaded.map(Some).map_err(|source| ConnectError::Tls { server, source })
 }
 
-/// A server that answered a hello: the channel, its answer, and the address that was reached.
-type Answer = (TcpChannel, Vec<u8>, SocketAddr);
+/// The channel, the server's welcome, the key for sessions, and the address that was reached.
+type Welcomed = (TcpChannel, Welcome, SessionKey, SocketAddr);
 
-/// Connects with this purpose.
+/// Connects with this purpose, and proves both ways.
 fn connect(
     options: &ConnectOptions,
     tls: Option<&TlsClient>,
     purpose: Purpose,
     timeout: Duration,
-) -> Result<Answer> {
+) -> Result<Welcomed> {
     let started = Instant::now();
-    let request = options.request(purpose);
+    let request = options.request(purpose)?;
+    let hello = request.encode();
     let unreachable = |contact, source| options.unreachable(contact, started.elapsed(), source);
     let no_address = |source| unreachable(Contact::None, Some(source));
     let addresses = options.address.resolve().map_err(no_address)?;
@@ -103,8 +108,13 @@ fn connect(
         let left = timeout.saturating_sub(started.elapsed()) / left_addresses.max(1);
         left_addresses -= 1;
         let left = left.max(Duration::from_millis(1));
-        match tcp::connect_control(address, tls, &request, left) {
-            Ok((channel, reply)) => return Ok((channel, reply, address)),
+        match tcp::connect_control(address, tls, &hello, left) {
+            Ok((mut channel, challenge)) => {
+                let answered = (&request, &challenge[..]);
+                let (welcome, key) =
+                    options.prove_over(&mut channel, answered, (started, timeout))?;
+                return Ok((channel, welcome, key, address));
+            }
             Err(error) => {
                 failure = match error.kind() {
                     io::ErrorKind::WouldBlock => unreachable(Contact::Silent, None),
@@ -124,22 +134,22 @@ fn connect(
 pub(super) fn map_channel(
     options: &ConnectOptions,
     timeout: Duration,
-) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
+) -> Result<(Box<dyn ControlChannel>, Welcome)> {
     let tls = load_tls(options)?;
-    let (channel, reply, _) = connect(options, tls.as_ref(), Purpose::Map, timeout)?;
-    Ok((Box::new(channel), reply))
+    let (channel, welcome, ..) = connect(options, tls.as_ref(), Purpose::Map, timeout)?;
+    Ok((Box::new(channel), welcome))
 }
 
 pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
     let tls = load_tls(options)?;
-    let (channel, reply, address) = connect(options, tls.as_ref(), Purpose::Control, timeout)?;
-    let welcome = options.welcome(&reply)?;
+    let (channel, welcome, key, address) =
+        connect(options, tls.as_ref(), Purpose::Control, timeout)?;
+    options.check(&welcome)?;
     let factory = TcpFactory {
         server: options.address.to_string(),
         address,
         tls,
-        request: options.request(welcome.data_purpose()),
-        welcome,
+        proofs: DataProofs::new(options, &welcome, key),
         region: welcome.remote_region(options.role),
         trust: options.trust.clone(),
         // Sessions that are opened later get the whole timeout.
@@ -161,7 +171,7 @@ mod tests {
     use farside_fabric::tcp::TlsFiles;
 
     use super::*;
-    use crate::{Role, Token};
+    use crate::{Role, SecretKey};
 
     /// Options for a server at this port.
     fn options(port: u16) -> ConnectOptions {
@@ -170,7 +180,7 @@ mod tests {
             others: Vec::new(),
             role: Role::Writer,
             view: None,
-            token: Token::NONE,
+            secret_key: SecretKey::NONE,
             timeout: Duration::from_millis(50),
             rdma: rdma::Options::default(),
             tls: TlsFiles::default(),

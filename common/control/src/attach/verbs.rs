@@ -8,11 +8,14 @@ use farside_fabric::rdma::{Options, RemoteRegion, VerbsError};
 use farside_fabric::verbs::{DataLink, VerbsChannel, connect_control, connect_data};
 use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
+use super::proving::DataProofs;
 use super::{
     Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused,
     unreachable_untimed,
 };
-use crate::{ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, Welcome, decode_reply};
+use crate::{
+    Challenge, ControlChannel, ControlError, Purpose, REQUEST_BYTES_MAX, SessionKey, Welcome,
+};
 
 /// The shortest timeout of one attempt to connect over RDMA, unless less time is left.
 const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
@@ -27,8 +30,7 @@ fn attempt_timeout(left: Duration) -> Duration {
 struct VerbsFactory {
     server: String,
     address: SocketAddr,
-    request: [u8; REQUEST_BYTES_MAX],
-    welcome: Welcome,
+    proofs: DataProofs,
     region: RemoteRegion,
     trust: Trust,
     rdma: Options,
@@ -36,7 +38,7 @@ struct VerbsFactory {
 
 impl FabricFactory for VerbsFactory {
     fn fabric(&self, lanes: u16) -> Result<AnyFabric> {
-        let link = self.connect(|rdma| connect_data(self.address, &self.request, lanes, rdma))?;
+        let link = self.connect(|hello, rdma| connect_data(self.address, hello, lanes, rdma))?;
         let fabric = link.into_fabric(self.region).map_err(|error| self.failed(error))?;
         Ok(AnyFabric::Verbs(fabric))
     }
@@ -45,7 +47,7 @@ impl FabricFactory for VerbsFactory {
         let Some(AnyFabric::Verbs(own)) = fabric.any() else {
             return Err(ConnectError::OtherFabric);
         };
-        let link = self.connect(|rdma| own.connect_data(self.address, &self.request, rdma))?;
+        let link = self.connect(|hello, rdma| own.connect_data(self.address, hello, rdma))?;
         let added = own.add_region(link, self.region, replaces);
         let index = added.map_err(|error| self.failed(error))?;
         replaces.inspect(|replaced| fabric.replaced(*replaced));
@@ -66,41 +68,51 @@ impl VerbsFactory {
     /// Makes a data connection, in several attempts, to the server that answered before.
     fn connect(
         &self,
-        attempt: impl Fn(&Options) -> std::result::Result<DataLink, VerbsError>,
+        attempt: impl Fn(&[u8], &Options) -> std::result::Result<DataLink, VerbsError>,
     ) -> Result<DataLink> {
         let started = Instant::now();
-        let link = loop {
-            let left = self.rdma.connect_timeout.saturating_sub(started.elapsed());
-            let rdma = Options { connect_timeout: attempt_timeout(left), ..self.rdma };
-            match attempt(&rdma) {
-                Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_TIMEOUT_MIN => {}
-                link => break link.map_err(|error| self.failed(error))?,
+        let link = self.proofs.connect(|hello: &[u8; REQUEST_BYTES_MAX]| {
+            loop {
+                let left = self.rdma.connect_timeout.saturating_sub(started.elapsed());
+                let rdma = Options { connect_timeout: attempt_timeout(left), ..self.rdma };
+                return match attempt(hello, &rdma) {
+                    Err(VerbsError::TimedOut { .. }) if left > ATTEMPT_TIMEOUT_MIN => continue,
+                    Err(VerbsError::Rejected { reason, .. }) => Ok((None, reason)),
+                    Err(error) => Err(self.failed(error)),
+                    Ok(link) => {
+                        let answer = link.reply().to_vec();
+                        Ok((Some(link), answer))
+                    }
+                };
             }
-        };
-        if decode_reply(link.reply())? != Ok(self.welcome) {
-            return Err(ControlError::NotFarside.into());
-        }
+        })?;
+        // A server that accepts the hello does not reject the connection.
+        let link = link.ok_or(ControlError::NotFarside)?;
         Ok(link.with_trust(self.trust.clone()))
     }
 }
 
-/// Connects with this purpose. Returns the channel, the server's answer, and the address that was
-/// reached.
-fn connect(
-    options: &ConnectOptions,
-    purpose: Purpose,
-    timeout: Duration,
-) -> Result<(VerbsChannel, Vec<u8>, SocketAddr)> {
+/// The channel, the server's welcome, the key for sessions, and the address that was reached.
+type Welcomed = (VerbsChannel, Welcome, SessionKey, SocketAddr);
+
+/// Connects with this purpose, and proves both ways.
+fn connect(options: &ConnectOptions, purpose: Purpose, timeout: Duration) -> Result<Welcomed> {
     let started = Instant::now();
-    let request = options.request(purpose);
+    let request = options.request(purpose)?;
+    let hello = request.encode();
     let unreachable = |source| options.unreachable(Contact::None, started.elapsed(), Some(source));
     let addresses = options.address.resolve().map_err(unreachable)?;
     let mut failure = unreachable(io::ErrorKind::NotFound.into());
     for address in addresses {
         let left = timeout.saturating_sub(started.elapsed());
         let rdma = Options { connect_timeout: attempt_timeout(left), ..options.rdma };
-        match connect_control(address, &request, &rdma) {
-            Ok((channel, reply)) => return Ok((channel, reply, address)),
+        match connect_control(address, &hello, &rdma) {
+            Ok((mut channel, challenge)) => {
+                let answered = (&request, &challenge[..]);
+                let (welcome, key) =
+                    options.prove_over(&mut channel, answered, (started, timeout))?;
+                return Ok((channel, welcome, key, address));
+            }
             Err(error) => match from_verbs(&options.address.to_string(), error) {
                 unreachable @ ConnectError::Unreachable { .. } => failure = unreachable,
                 // The server answered, so the other addresses are not tried.
@@ -115,19 +127,18 @@ fn connect(
 pub(super) fn map_channel(
     options: &ConnectOptions,
     timeout: Duration,
-) -> Result<(Box<dyn ControlChannel>, Vec<u8>)> {
-    let (channel, reply, _) = connect(options, Purpose::Map, timeout)?;
-    Ok((Box::new(channel), reply))
+) -> Result<(Box<dyn ControlChannel>, Welcome)> {
+    let (channel, welcome, ..) = connect(options, Purpose::Map, timeout)?;
+    Ok((Box::new(channel), welcome))
 }
 
 pub(super) fn attach(options: &ConnectOptions, timeout: Duration) -> Result<Attached> {
-    let (channel, reply, address) = connect(options, Purpose::Control, timeout)?;
-    let welcome = options.welcome(&reply)?;
+    let (channel, welcome, key, address) = connect(options, Purpose::Control, timeout)?;
+    options.check(&welcome)?;
     let factory = VerbsFactory {
         server: options.address.to_string(),
         address,
-        request: options.request(welcome.data_purpose()),
-        welcome,
+        proofs: DataProofs::new(options, &welcome, key),
         region: welcome.remote_region(options.role),
         trust: options.trust.clone(),
         // Sessions that are opened later get the whole timeout.
@@ -146,9 +157,9 @@ fn from_verbs(server: &str, error: VerbsError) -> ConnectError {
         error if error.is_transient() => {
             unreachable_untimed(server.to_owned(), Contact::None, io::Error::other(error))
         }
-        VerbsError::Rejected { reason, .. } => match decode_reply(&reason) {
+        VerbsError::Rejected { reason, .. } => match Challenge::decode(&reason) {
             Ok(Err(refusal)) => refused(server, refusal),
-            // A welcome cannot be a rejection, so the peer is no Farside server.
+            // A challenge cannot be a rejection, so the peer is no Farside server.
             Ok(Ok(_)) => ControlError::NotFarside.into(),
             Err(error) => error.into(),
         },

@@ -1,6 +1,10 @@
+use farside_fabric::rdma::{REASON_BYTES_MAX, Rkeys, SLICES_MAX};
+use farside_layout::CHUNK_BYTES;
 use proptest::prelude::*;
 
 use super::*;
+use crate::REPLY_BYTES_MAX;
+use crate::cluster::Id;
 
 fn welcome() -> Welcome {
     Welcome {
@@ -12,7 +16,7 @@ fn welcome() -> Welcome {
         region_bytes: 1 << 30,
         rkeys: Rkeys::whole(99),
         round_trip_min_ns: 500,
-        session_secret: 41,
+        data_nonce: Nonce([41; 16]),
         cluster: Id([5; 16]),
         shard: 3,
         view_number: 1 << 33,
@@ -28,19 +32,31 @@ fn in_slices() -> Welcome {
 }
 
 fn request() -> ConnectRequest {
-    ConnectRequest { role: Role::Writer, purpose: Purpose::Control, view: None, token: Token::NONE }
+    ConnectRequest {
+        versions: Versions::OWN,
+        role: Role::Writer,
+        purpose: Purpose::Control,
+        view: None,
+        nonce: Nonce([6; 16]),
+    }
+}
+
+const DATA: Purpose = Purpose::Data { client_id: 7, proof: Proof([9; 16]) };
+
+fn challenge() -> Challenge {
+    let proofs = [Proof([2; 16]), Proof([3; 16])];
+    Challenge { version: PROTOCOL_VERSION, nonce: Nonce([1; 16]), proofs }
 }
 
 #[test]
 fn an_impossible_request_is_refused() {
-    let data = Purpose::Data { client_id: 0, session_secret: 5 };
+    let data = Purpose::Data { client_id: 0, proof: Proof([5; 16]) };
     let without_client = ConnectRequest { purpose: data, ..request() }.encode();
     assert!(ConnectRequest::decode(&without_client).is_err());
-    let data = Purpose::Data { client_id: 3, session_secret: 0 };
-    let without_secret = ConnectRequest { purpose: data, ..request() }.encode();
-    assert!(ConnectRequest::decode(&without_secret).is_err());
-    // Role, purpose, client id, session secret, shard, and the number of a view without a shard.
-    for (at, value) in [(6, 3), (7, MAP + 1), (8, 1), (10, 1), (19, 2), (23, 128)] {
+    // Role, purpose, client id, shard, reserved, the number of a view without a shard, and a proof
+    // of a control connection.
+    let wrong = [(8, 3), (9, MAP + 1), (10, 1), (13, 2), (14, 1), (19, 1), (20, 1), (40, 1)];
+    for (at, value) in wrong {
         let mut bytes = request().encode();
         bytes[at] = value;
         assert!(ConnectRequest::decode(&bytes).is_err(), "byte {at}");
@@ -55,23 +71,20 @@ fn an_impossible_request_is_refused() {
 
 #[test]
 fn requests_and_replies_round_trip() {
-    let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
     let (reader, writer) = (Role::Reader, Role::Writer);
     let view = Some(KnownView { shard: SHARDS_MAX - 1, number: u32::MAX });
     for (role, purpose, view) in [
         (reader, Purpose::Control, None),
-        (writer, data, None),
+        (writer, DATA, None),
         (writer, Purpose::Control, view),
         (reader, Purpose::Map, None),
     ] {
-        let request = ConnectRequest { role, purpose, view, token: Token::of("secret") };
-        let decoded = ConnectRequest::decode(&request.encode()).unwrap();
-        assert!(decoded == request);
-        assert!(decoded.token.matches(&Token::of("secret")));
-        assert!(!decoded.token.matches(&Token::of("Secret")));
+        let request = ConnectRequest { role, purpose, view, ..request() };
+        assert_eq!(ConnectRequest::decode(&request.encode()), Ok(request));
     }
+    let versions = Versions { lowest: 3, highest: u16::MAX };
     let refusals = [
-        Refusal::Version { server: 1, client: 2 },
+        Refusal::Version { server: Versions::OWN, client: versions },
         Refusal::Credentials,
         Refusal::Clustered,
         Refusal::NoCluster,
@@ -86,27 +99,66 @@ fn requests_and_replies_round_trip() {
         Refusal::TooManySessions { sessions: 8 },
         Refusal::UnknownClient { client: 12 },
         Refusal::Device,
+        Refusal::OldNonce { nonce: Nonce(std::array::from_fn(|at| at as u8)) },
+        Refusal::NoSecret,
         Refusal::Unknown { code: 77 },
     ];
-    for reply in refusals.into_iter().map(Err).chain([
-        Ok(welcome()),
-        Ok(in_slices()),
-        Ok(Welcome::for_map(Id([5; 16]), 0, 0)),
-    ]) {
-        let mut padded = encode_reply(&reply);
-        // A rejection has less room than the answer to an accepted request.
-        assert!(reply.is_ok() || padded.len() <= REASON_BYTES_MAX);
-        padded.resize(REPLY_BYTES_MAX, 0);
-        assert_eq!(decode_reply(&padded).unwrap(), reply);
+    for refusal in refusals {
+        let mut padded = refusal.encode();
+        padded.resize(REASON_BYTES_MAX, 0);
+        assert_eq!(Challenge::decode(&padded), Ok(Err(refusal)));
+        assert_eq!(DataAccepted::decode(&padded), Ok(Err(refusal)));
+        assert_eq!(Welcome::decode(&refusal.encode()), Ok(Err(refusal)));
     }
+    for welcome in [welcome(), in_slices(), Welcome::for_map(Id([5; 16]), 0, 0)] {
+        assert_eq!(Welcome::decode(&welcome.encode()), Ok(Ok(welcome)));
+    }
+    let padded = |mut bytes: Vec<u8>| {
+        bytes.resize(REPLY_BYTES_MAX, 0);
+        bytes
+    };
+    assert_eq!(Challenge::decode(&padded(challenge().encode())), Ok(Ok(challenge())));
+    let accepted = DataAccepted { proof: Proof([8; 16]) };
+    assert_eq!(DataAccepted::decode(&padded(accepted.encode())), Ok(Ok(accepted)));
+    let proof = ProofMessage(Proof([8; 16]));
+    assert_eq!(ProofMessage::decode(&proof.encode()), Ok(proof));
 }
 
 #[test]
-fn the_refusal_of_another_version_names_both_versions() {
-    let mut bytes = request().encode();
-    bytes[4] = 9;
-    let refusal = ConnectRequest::decode(&bytes).err().unwrap();
-    assert_eq!(refusal, Refusal::Version { server: PROTOCOL_VERSION.into(), client: 9 });
+fn a_refusal_for_versions_without_overlap_names_both_ranges() {
+    let of = |lowest, highest| Versions { lowest, highest };
+    let refusal = |client| {
+        // What follows the versions need not mean anything to this program.
+        let mut bytes = ConnectRequest { versions: client, ..request() }.encode();
+        bytes[8..].fill(0xa5);
+        ConnectRequest::decode(&bytes).unwrap_err()
+    };
+    let own = PROTOCOL_VERSION;
+    for client in [of(1, own - 1), of(own + 1, own + 3), of(own + 1, own + 1)] {
+        assert_eq!(refusal(client), Refusal::Version { server: Versions::OWN, client });
+    }
+    assert_eq!(
+        refusal(of(own + 1, own + 3)).to_string(),
+        format!(
+            "the server speaks protocol version {own}, this client versions {} to {}: upgrade the \
+             older",
+            own + 1,
+            own + 3
+        )
+    );
+    // A range that is none, and one with a version of this program.
+    assert!(matches!(refusal(of(own + 1, own)), Refusal::Malformed { .. }));
+    let versions = of(own - 1, own + 1);
+    let request = ConnectRequest { versions, ..request() };
+    assert_eq!(ConnectRequest::decode(&request.encode()), Ok(request));
+}
+
+#[test]
+fn a_challenge_in_another_version_is_an_error() {
+    for version in [Versions::OWN.lowest - 1, Versions::OWN.highest + 1] {
+        let error = Challenge::decode(&Challenge { version, ..challenge() }.encode()).unwrap_err();
+        assert!(error.to_string().starts_with("protocol version"), "{error}");
+    }
 }
 
 #[test]
@@ -114,7 +166,7 @@ fn an_impossible_welcome_is_an_error() {
     let error_after = |change: fn(&mut Welcome)| {
         let mut welcome = welcome();
         change(&mut welcome);
-        decode_reply(&encode_reply(&Ok(welcome))).unwrap_err().to_string()
+        Welcome::decode(&welcome.encode()).unwrap_err().to_string()
     };
     for (field, error) in [
         ("client id", error_after(|welcome| welcome.client_id = 0)),
@@ -129,11 +181,11 @@ fn an_impossible_welcome_is_an_error() {
         ("rkey", error_after(|welcome| welcome.base_address = 0)),
         ("round trip", error_after(|welcome| welcome.round_trip_min_ns = 0)),
         ("round trip", error_after(|welcome| welcome.round_trip_min_ns = u32::MAX)),
-        ("round trip", error_after(|welcome| welcome.session_secret = 0)),
+        ("round trip", error_after(|welcome| welcome.data_nonce = Nonce::default())),
         (
             "base address",
             error_after(|welcome| {
-                (welcome.session_secret, welcome.round_trip_min_ns) = (0, 0);
+                (welcome.data_nonce, welcome.round_trip_min_ns) = (Nonce::default(), 0);
             }),
         ),
     ] {
@@ -142,7 +194,7 @@ fn an_impossible_welcome_is_an_error() {
     let sliced = |change: fn(&mut Rkeys)| {
         let mut welcome = in_slices();
         change(&mut welcome.rkeys);
-        decode_reply(&encode_reply(&Ok(welcome))).unwrap_err().to_string()
+        Welcome::decode(&welcome.encode()).unwrap_err().to_string()
     };
     for error in [
         // A key too many, as many slices as keys are possible and one more, and only one slice.
@@ -155,38 +207,47 @@ fn an_impossible_welcome_is_an_error() {
         assert!(error.starts_with("slice length"), "{error}");
     }
     let over_tcp = Welcome { base_address: 0, rkeys: Rkeys::default(), ..welcome() };
-    let on_shared_memory = Welcome { round_trip_min_ns: 0, session_secret: 0, ..over_tcp };
-    for valid in [over_tcp, on_shared_memory] {
-        assert_eq!(decode_reply(&encode_reply(&Ok(valid))).unwrap(), Ok(valid));
-    }
+    let on_shared_memory =
+        Welcome { round_trip_min_ns: 0, data_nonce: Nonce::default(), ..over_tcp };
     let for_map = Welcome::for_map(Id([5; 16]), 3, 1 << 33);
-    assert_eq!(decode_reply(&encode_reply(&Ok(for_map))).unwrap(), Ok(for_map));
+    for valid in [over_tcp, on_shared_memory, for_map] {
+        assert_eq!(Welcome::decode(&valid.encode()), Ok(Ok(valid)));
+    }
     for not_quite in [
         Welcome { incarnation: 1, ..for_map },
         Welcome { region_bytes: CHUNK_BYTES, ..for_map },
-        Welcome { session_secret: 1, ..for_map },
+        Welcome { data_nonce: Nonce([1; 16]), ..for_map },
         Welcome { cluster: Id::default(), ..for_map },
         Welcome { shard: SHARDS_MAX, ..for_map },
     ] {
-        assert!(decode_reply(&encode_reply(&Ok(not_quite))).is_err());
+        assert!(Welcome::decode(&not_quite.encode()).is_err());
     }
-    let mut padded = encode_reply(&Ok(welcome()));
-    padded.resize(REPLY_BYTES_MAX, 0);
-    *padded.last_mut().unwrap() = 1;
-    assert!(decode_reply(&padded).is_err());
-    padded.push(0);
-    assert!(decode_reply(&padded).is_err());
+    let mut longer = welcome().encode();
+    longer.push(0);
+    assert!(Welcome::decode(&longer).is_err());
 }
 
 /// Checks that bytes that decode are exactly those that encoding makes, so that every bit counts.
 fn assert_decodes_only_what_encodes(bytes: &[u8]) {
+    // RDMA-CM pads these.
+    let padded = |mut encoded: Vec<u8>| {
+        encoded.resize(bytes.len(), 0);
+        encoded
+    };
     if let Ok(request) = ConnectRequest::decode(bytes) {
         assert_eq!(&request.encode()[..], bytes);
     }
-    if let Ok(Ok(welcome)) = decode_reply(bytes) {
-        let mut again = encode_reply(&Ok(welcome));
-        again.resize(bytes.len(), 0);
-        assert_eq!(again, bytes);
+    if let Ok(Ok(challenge)) = Challenge::decode(bytes) {
+        assert_eq!(padded(challenge.encode()), bytes);
+    }
+    if let Ok(Ok(accepted)) = DataAccepted::decode(bytes) {
+        assert_eq!(padded(accepted.encode()), bytes);
+    }
+    if let Ok(proof) = ProofMessage::decode(bytes) {
+        assert_eq!(proof.encode(), bytes);
+    }
+    if let Ok(Ok(welcome)) = Welcome::decode(bytes) {
+        assert_eq!(welcome.encode(), bytes);
     }
 }
 
@@ -202,19 +263,26 @@ proptest! {
         value: u8,
         bytes in 0..=REPLY_BYTES_MAX,
     ) {
-        for welcome in [welcome(), in_slices()] {
-            let mut reply = encode_reply(&Ok(welcome));
-            reply.resize(REPLY_BYTES_MAX, 0);
-            reply[at] = value;
-            assert_decodes_only_what_encodes(&reply);
-            assert_decodes_only_what_encodes(&reply[..bytes]);
-        }
-        let data = Purpose::Data { client_id: 7, session_secret: 1 << 40 };
-        for purpose in [Purpose::Control, data] {
-            let mut request = ConnectRequest { purpose, ..request() }.encode();
-            request[at % REQUEST_BYTES_MAX] = value;
-            assert_decodes_only_what_encodes(&request);
-            assert_decodes_only_what_encodes(&request[..bytes % REQUEST_BYTES_MAX]);
+        let padded = |mut bytes: Vec<u8>| {
+            bytes.resize(REPLY_BYTES_MAX, 0);
+            bytes
+        };
+        let data = ConnectRequest { purpose: DATA, ..request() };
+        for mut message in [
+            welcome().encode(),
+            in_slices().encode(),
+            request().encode().to_vec(),
+            data.encode().to_vec(),
+            challenge().encode(),
+            padded(challenge().encode()),
+            padded(DataAccepted { proof: Proof([4; 16]) }.encode()),
+            ProofMessage(Proof([4; 16])).encode(),
+            padded(Refusal::Credentials.encode()),
+        ] {
+            let length = message.len();
+            message[at % length] = value;
+            assert_decodes_only_what_encodes(&message);
+            assert_decodes_only_what_encodes(&message[..bytes % length]);
         }
     }
 }

@@ -78,6 +78,7 @@ pub enum Event {
 pub struct Incoming {
     channel: TcpChannel,
     request: Vec<u8>,
+    host: IpAddr,
 }
 
 impl Listener {
@@ -297,10 +298,10 @@ impl Listener {
             }
             Ok(Some(bytes)) => {
                 request.truncate(bytes);
-                let Greeting { channel, .. } = self.greeting.remove(at)?;
+                let Greeting { channel, host, .. } = self.greeting.remove(at)?;
                 // Another thread, or another epoll, watches it from now on.
                 let _ = epoll::delete(&self.watched, &channel);
-                Some(Incoming { channel, request })
+                Some(Incoming { channel, request, host })
             }
         }
     }
@@ -325,6 +326,11 @@ impl Incoming {
     /// The encoded connection request.
     pub fn request(&self) -> &[u8] {
         &self.request
+    }
+
+    /// The host that it comes from: of IPv6 the network of 64 bits.
+    pub fn host(&self) -> IpAddr {
+        self.host
     }
 
     /// Refuses the connection with a reason. If the reason does not reach the peer, it sees only

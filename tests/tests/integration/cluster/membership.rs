@@ -9,7 +9,7 @@ use std::time::Duration;
 use farside_cluster::{Memory, ShardRecord};
 use farside_control::attach::ConnectError;
 use farside_control::cluster::Id;
-use farside_control::{KnownView, Refusal, Role, Token};
+use farside_control::{KnownView, Refusal, Role, SecretKey};
 use farside_layout::{SUPERBLOCK_BYTES, Superblock};
 use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
 use farside_tests::engine::connect_options;
@@ -86,7 +86,7 @@ fn a_server_without_a_cluster_knows_of_none() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 20");
     let view = Some(KnownView { shard: 0, number: 1 });
     assert_eq!(refusal(&server, view), Refusal::NoCluster);
-    let options = connect_options(&server.address(), Role::Reader, Token::NONE);
+    let options = connect_options(&server.address(), Role::Reader, SecretKey::NONE);
     match options.fetch_map(TEST_TIMEOUT) {
         Err(ConnectError::Refused { source, .. }) => assert_eq!(source, Refusal::NoCluster),
         other => panic!("{:?}", other.map(|(map, _)| map)),

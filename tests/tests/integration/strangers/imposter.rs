@@ -4,10 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use farside::Client;
-use farside_control::attach::ConnectError;
 use farside_control::{
-    PROTOCOL_VERSION, REPLY_BYTES, REPLY_BYTES_MAX, ServerMessage, ServerStatistics, Welcome,
-    encode_reply,
+    PROTOCOL_VERSION, REPLY_BYTES_MAX, ServerMessage, ServerStatistics, SessionKey, Welcome,
 };
 use farside_fabric::ControlChannel;
 use farside_fabric::rdma::{Options, REASON_BYTES_MAX, RemoteRegion};
@@ -17,10 +15,13 @@ use farside_tests::device_or_left_out;
 
 use super::*;
 
-/// An imposter's answer to a request.
+/// What an imposter does with a hello. It has no secret, and neither do its clients.
 enum ImposterReply {
-    /// Accepts with the first bytes as private data; then sends the others as a message, if any.
-    Accept(Vec<u8>, Vec<u8>),
+    /// Accepts with the right private data. On a control connection it answers the proof with these
+    /// messages.
+    Accept(Vec<Vec<u8>>),
+    /// Accepts with these bytes as private data.
+    Garble(Vec<u8>),
     /// Refuses with these bytes as private data.
     Reject(Vec<u8>),
 }
@@ -29,11 +30,16 @@ enum ImposterReply {
 struct Imposter {
     listener: Listener,
     protection: Protection,
-    /// Control connections, each with the message to send on it.
-    channels: Vec<(VerbsChannel, Vec<u8>)>,
+    /// Control connections, each with the messages to send once the proof arrives.
+    channels: Vec<(VerbsChannel, Vec<Vec<u8>>)>,
     sessions: Vec<DataConnection>,
+    /// The key for the sessions of the last client.
+    key: Option<SessionKey>,
     _memory: RegionMemory,
 }
+
+/// The nonce of the imposter's welcomes.
+const DATA_NONCE: Nonce = Nonce([5; 16]);
 
 impl Imposter {
     fn new(device: &str) -> Self {
@@ -42,25 +48,25 @@ impl Imposter {
         let protection = Protection::at(address, &memory.region, Role::Writer).unwrap();
         let listener = Listener::bind(address, &Options::default()).unwrap();
         let (channels, sessions) = (Vec::new(), Vec::new());
-        Self { listener, protection, channels, sessions, _memory: memory }
+        Self { listener, protection, channels, sessions, key: None, _memory: memory }
     }
 
     fn options(&self) -> ConnectOptions {
         let address = format!("rdma://{}", self.listener.local_address().unwrap());
-        options(&address, Role::Writer, Token::NONE)
+        options(&address, Role::Writer, SecretKey::NONE)
     }
 
     /// Returns the welcome of a real server.
     fn welcome(&self) -> Welcome {
         let remote = self.protection.remote();
         let RemoteRegion { base_address, region_bytes, rkeys, round_trip_min_ns, .. } = remote;
-        let session_secret = 5;
+        let data_nonce = DATA_NONCE;
         Welcome {
             base_address,
             region_bytes,
             rkeys,
             round_trip_min_ns,
-            session_secret,
+            data_nonce,
             ..false_welcome()
         }
     }
@@ -76,16 +82,14 @@ impl Imposter {
             while !client.is_finished() {
                 match self.listener.next_event().unwrap() {
                     Some(Event::Request(incoming)) => self.answer(incoming, answer),
-                    // Before this event the client's device would not take the message.
-                    Some(Event::Established(id)) => {
-                        for (channel, message) in &mut self.channels {
-                            if channel.id() == id && !message.is_empty() {
-                                channel.send(message).unwrap();
-                            }
-                        }
-                    }
                     Some(_) => {}
                     None => std::thread::sleep(Duration::from_micros(200)),
+                }
+                let mut proof = vec![0; MESSAGE_BYTES_MAX];
+                for (channel, messages) in &mut self.channels {
+                    if matches!(channel.receive(&mut proof), Ok(Some(1..))) {
+                        messages.drain(..).for_each(|message| channel.send(&message).unwrap());
+                    }
                 }
             }
             self.channels.clear();
@@ -95,45 +99,50 @@ impl Imposter {
     }
 
     fn answer(&mut self, incoming: Incoming, answer: &mut dyn FnMut(Purpose) -> ImposterReply) {
-        let request = ConnectRequest::decode(&incoming.private_data()[..REQUEST_BYTES_MAX]);
-        let Ok(ConnectRequest { purpose, .. }) = request else {
-            panic!("a client's request is malformed")
-        };
-        match answer(purpose) {
-            ImposterReply::Reject(reason) => incoming.reject(&reason).unwrap(),
-            ImposterReply::Accept(reply, message) if purpose == Purpose::Control => {
-                self.channels.push((incoming.accept_control(&reply).unwrap(), message));
+        let hello = &incoming.private_data()[..REQUEST_BYTES_MAX];
+        let (request, challenge, key) =
+            handshake::challenge(hello, FabricKind::Rdma, &SecretKey::NONE);
+        let accepted = match request.purpose {
+            Purpose::Control | Purpose::Map => {
+                self.key = Some(key);
+                challenge
             }
-            ImposterReply::Accept(reply, _) => {
+            Purpose::Data { .. } => {
+                let key = self.key.as_ref().expect("a session without a client");
+                DataAccepted { proof: key.data_answer(&request, DATA_NONCE) }.encode()
+            }
+        };
+        let (reply, messages) = match answer(request.purpose) {
+            ImposterReply::Reject(reason) => return incoming.reject(&reason).unwrap(),
+            ImposterReply::Accept(messages) => (accepted, messages),
+            ImposterReply::Garble(reply) => (reply, Vec::new()),
+        };
+        match request.purpose {
+            Purpose::Data { .. } => {
                 self.sessions.push(incoming.accept_data(&self.protection, &reply).unwrap());
             }
+            _ => self.channels.push((incoming.accept_control(&reply).unwrap(), messages)),
         }
     }
 }
 
 /// Checks that a client gets no session; returns the line that says why.
-fn expect_no_session(options: &ConnectOptions, welcome: &Welcome) -> String {
+fn expect_no_session(options: &ConnectOptions) -> String {
     let error = match options.attach(options.timeout) {
         Err(error) => error,
-        // A flipped bit in a number can leave a valid welcome, with other numbers.
-        Ok(attached) => {
-            let is_same = attached.welcome == *welcome;
-            let error = attached.factory.fabric(1).err().expect("a session with an imposter");
-            assert!(!is_same || matches!(error, ConnectError::Control(_)), "{error}");
-            error
-        }
+        Ok(attached) => attached.factory.fabric(1).err().expect("a session with an imposter"),
     };
     let line = error.to_string();
     assert!(line.len() > 20 && !line.contains('\n'), "{line}");
     line
 }
 
+/// The garbage comes in place of the challenge, of the welcome, or of the answer to a session.
 #[test]
-fn a_garbled_welcome_gives_no_session() {
+fn a_garbled_answer_gives_no_session() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let (options, welcome) = (imposter.options(), imposter.welcome());
-    let valid = encode_reply(&Ok(welcome));
+    let (options, welcome) = (imposter.options(), imposter.welcome().encode());
     let mut random = SmallRng::seed_from_u64(7);
     let mut noise = |bytes: usize| {
         let mut noise = vec![0; bytes];
@@ -141,22 +150,17 @@ fn a_garbled_welcome_gives_no_session() {
         noise
     };
     let mut lines = std::collections::BTreeSet::new();
-    let mut replies: Vec<Vec<u8>> = (0..=REPLY_BYTES_MAX).map(&mut noise).collect();
-    replies.extend((0..REPLY_BYTES).map(|bytes| valid[..bytes].to_vec()));
-    let mut random = SmallRng::seed_from_u64(8);
-    replies.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REPLY_BYTES_MAX)));
-    // RDMA-CM pads with zeros, so a reply that lacks only zeros at its end arrives intact.
-    let end = valid.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    replies.retain(|reply| !reply.starts_with(&valid[..end]));
-    for (number, reply) in replies.into_iter().enumerate() {
-        // The garbage replaces the welcome on the control connection, or its repetition on the data
-        // connection.
-        let replaces_welcome = number % 4 != 0;
-        let mut answer = |purpose| match (purpose == Purpose::Control) == replaces_welcome {
-            true => ImposterReply::Accept(reply.clone(), Vec::new()),
-            false => ImposterReply::Accept(valid.to_vec(), Vec::new()),
+    let mut replies: Vec<Vec<u8>> = (1..=REPLY_BYTES_MAX).map(&mut noise).collect();
+    replies.extend((1..welcome.len()).map(|bytes| welcome[..bytes].to_vec()));
+    for (number, garbled) in replies.into_iter().enumerate() {
+        let private_data =
+            || ImposterReply::Garble(garbled[..garbled.len().min(REPLY_BYTES_MAX)].to_vec());
+        let mut answer = |purpose| match (purpose, number % 4) {
+            (Purpose::Control, 0) | (Purpose::Data { .. }, _) => private_data(),
+            (_, 1) => ImposterReply::Accept(vec![welcome.clone()]),
+            _ => ImposterReply::Accept(vec![garbled.clone()]),
         };
-        lines.insert(imposter.while_client(&mut answer, || expect_no_session(&options, &welcome)));
+        lines.insert(imposter.while_client(&mut answer, || expect_no_session(&options)));
     }
     lines.iter().for_each(|line| println!("{line}"));
     assert!(lines.iter().any(|line| line.contains("does not speak Farside's protocol")));
@@ -166,17 +170,17 @@ fn a_garbled_welcome_gives_no_session() {
 fn a_garbled_refusal_still_refuses() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let (options, welcome) = (imposter.options(), imposter.welcome());
-    let valid = encode_reply(&Err(Refusal::Full { clients: 7 }));
+    let options = imposter.options();
+    let valid = Refusal::Full { clients: 7 }.encode();
     let mut random = SmallRng::seed_from_u64(9);
     let mut reasons: Vec<Vec<u8>> = (0..=REASON_BYTES_MAX).map(|bytes| vec![0xa5; bytes]).collect();
     reasons.extend((0..scaled(5_000)).map(|_| garbage(&mut random, &valid, REASON_BYTES_MAX)));
     for reason in reasons {
         let mut answer = |_| ImposterReply::Reject(reason.clone());
-        imposter.while_client(&mut answer, || expect_no_session(&options, &welcome));
+        imposter.while_client(&mut answer, || expect_no_session(&options));
     }
-    let mut answer = |_| ImposterReply::Reject(valid.to_vec());
-    let line = imposter.while_client(&mut answer, || expect_no_session(&options, &welcome));
+    let mut answer = |_| ImposterReply::Reject(valid.clone());
+    let line = imposter.while_client(&mut answer, || expect_no_session(&options));
     assert!(line.contains("the server has 7 clients, which is its maximum"), "{line}");
 }
 
@@ -184,26 +188,37 @@ fn a_garbled_refusal_still_refuses() {
 fn a_server_of_another_version_is_reported_with_both_versions() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
-    let (options, welcome) = (imposter.options(), imposter.welcome());
-    let (ours, theirs) = (u64::from(PROTOCOL_VERSION), u64::from(PROTOCOL_VERSION) + 1);
-    let versions = Refusal::Version { server: theirs, client: ours };
-    let mut newer = encode_reply(&Ok(welcome));
-    newer[4] += 1;
+    let options = imposter.options();
+    let (client, highest) = (Versions::OWN, PROTOCOL_VERSION + 2);
+    let server = Versions { lowest: PROTOCOL_VERSION + 1, highest };
+    let (version, nonce, proofs) = (highest, Nonce([1; 16]), [Proof([2; 16]); 2]);
     for (mut answer, says) in [
         (
-            ImposterReply::Reject(encode_reply(&Err(versions))),
-            format!("the server speaks protocol version {theirs}, this client {ours}"),
+            ImposterReply::Reject(Refusal::Version { server, client }.encode()),
+            format!("the server speaks protocol {server}, this client {client}"),
         ),
         (
-            ImposterReply::Accept(newer.to_vec(), Vec::new()),
-            format!("protocol version has the unknown value {theirs}"),
+            ImposterReply::Garble(Challenge { version, nonce, proofs }.encode()),
+            format!("protocol version has the unknown value {highest}"),
         ),
     ] {
         let mut answer = |_| std::mem::replace(&mut answer, ImposterReply::Reject(Vec::new()));
-        let line = imposter.while_client(&mut answer, || expect_no_session(&options, &welcome));
+        let line = imposter.while_client(&mut answer, || expect_no_session(&options));
         println!("{line}");
         assert!(line.contains(&says), "{line}");
     }
+}
+
+/// The client has a secret, which the imposter does not know. It gets neither a proof nor a verb.
+#[test]
+fn an_imposter_gets_no_proof() {
+    let Some(device) = device_or_left_out() else { return };
+    let mut imposter = Imposter::new(&device);
+    let options = ConnectOptions { secret_key: SecretKey::of("secret"), ..imposter.options() };
+    let welcome = imposter.welcome().encode();
+    let mut answer = |_| ImposterReply::Accept(vec![welcome.clone()]);
+    let line = imposter.while_client(&mut answer, || expect_no_session(&options));
+    assert!(line.contains("does not prove that it knows this client's secret"), "{line}");
 }
 
 /// The client's control thread treats garbage as the end of the connection, and the call connects
@@ -214,7 +229,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
     let options = imposter.options();
-    let welcome = encode_reply(&Ok(imposter.welcome()));
+    let welcome = imposter.welcome().encode();
     let mut random = SmallRng::seed_from_u64(10);
     let mut valid = Vec::new();
     ServerMessage::Statistics(ServerStatistics::default()).encode(&mut valid);
@@ -223,7 +238,7 @@ fn garbage_on_the_control_channel_ends_the_connection() {
         connections += 1;
         let mut message = garbage(&mut random, &valid, 512);
         message.resize(message.len().max(1), 0);
-        ImposterReply::Accept(welcome.to_vec(), message)
+        ImposterReply::Accept(vec![welcome.clone(), message])
     };
     let address = options.address.to_string();
     let rounds = scaled(2_500);
