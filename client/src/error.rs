@@ -59,6 +59,13 @@ pub enum Error {
         /// The shortest GRACE that these settings allow, in milliseconds.
         grace_ms_min: u64,
     },
+    /// Another session of the client was fetching the value for
+    /// [`Session::get_or_fetch`](crate::Session::get_or_fetch), and failed.
+    #[error("another session failed to fetch the value: {reason}")]
+    Fetch {
+        /// The error of its fetch.
+        reason: Arc<str>,
+    },
     /// All lanes of a pipeline are busy.
     #[error(transparent)]
     PipelineFull(#[from] PipelineFull),
@@ -112,6 +119,7 @@ impl Error {
                 | Self::Connect(ConnectError::Unreachable { .. })
                 | Self::Unavailable { .. }
                 | Self::Disconnected { .. }
+                | Self::Fetch { .. }
                 | Self::PipelineFull(_)
         )
     }
@@ -131,7 +139,9 @@ impl Error {
             )
             | Self::Lateness { .. } => exit_code::USAGE,
             Self::Operation(Layout(_)) => exit_code::DAMAGE,
-            Self::Operation(_) | Self::PipelineFull(_) | Self::Defect => exit_code::FAILED,
+            Self::Operation(_) | Self::Fetch { .. } | Self::PipelineFull(_) | Self::Defect => {
+                exit_code::FAILED
+            }
             Self::Connect(error) => exit_code::of_connect(error),
             Self::Unavailable { .. } | Self::Disconnected { .. } => exit_code::NO_SERVER,
         }

@@ -276,6 +276,28 @@ fn sessions_of_a_client_fetch_a_value_once() {
 }
 
 #[test]
+fn a_fetched_value_that_cannot_be_stored_is_returned() {
+    let server = server();
+    let mut session = server.client().session().unwrap();
+    let long = vec![7; session.limits().value_bytes_max + 1];
+    let fetch = || Ok::<_, Error>(&long);
+    assert!(session.get_or_fetch("long", HOUR, fetch).unwrap() == long);
+    // Until the server has no room for more.
+    let value = vec![7; session.limits().value_bytes_max];
+    let full = (0..).find(|n| session.put(format!("key:{n}"), &value).is_err());
+    assert!(full.is_some_and(|keys| keys > 0));
+    let fetch = || Ok::<_, Error>(&value);
+    assert!(session.get_or_fetch("more", HOUR, fetch).unwrap() == value);
+    assert!(session.get("more").unwrap().is_none());
+    let reader = server.client_builder().role(Role::Reader).connect().unwrap();
+    let mut reader = reader.session().unwrap();
+    let denied = reader.get_or_fetch("more", HOUR, || -> Result<&str, Error> {
+        panic!("fetched for a reader, which cannot store")
+    });
+    assert!(matches!(denied, Err(Error::Operation(Denied))), "{denied:?}");
+}
+
+#[test]
 fn a_watch_returns_when_a_key_changes() {
     let server = server();
     let mut session = server.session();
