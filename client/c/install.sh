@@ -30,7 +30,7 @@ trap 'rm -rf "$objects"' EXIT
 
 install -d "$root/include" "$root/lib/pkgconfig"
 install -m 644 "$header" "$root/include"
-install -m 755 "$built/libfarside.so" "$root/lib/libfarside.so.$version"
+install --strip -m 755 "$built/libfarside.so" "$root/lib/libfarside.so.$version"
 ln -sf "libfarside.so.$version" "$root/lib/libfarside.so.${version%.*}"
 ln -sf "libfarside.so.${version%.*}" "$root/lib/libfarside.so"
 
@@ -41,7 +41,7 @@ functions=$(sed -n 's/^[a-z].*\b\(farside_[a-z_]*\)(.*/\1/p' "$header")
 "${LD:-ld}" -r -o "$objects/farside.o" $(printf -- '-u %s ' $functions) "$built/libfarside.a"
 # Without the bitcode of Rust's standard library, on which the linker plugin of an older LLVM fails.
 "${OBJCOPY:-objcopy}" --wildcard --keep-global-symbol='farside_*' --remove-section=.llvmbc \
-    --remove-section=.llvmcmd "$objects/farside.o"
+    --remove-section=.llvmcmd --strip-debug "$objects/farside.o"
 "${AR:-ar}" rcs "$objects/libfarside.a" "$objects/farside.o"
 install -m 644 "$objects/libfarside.a" "$root/lib"
 

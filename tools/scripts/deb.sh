@@ -26,9 +26,8 @@ farside ($version-1) unstable; urgency=medium
 
  -- $maintainer  $(date --utc --date="@$seconds" --rfc-email)
 EOF
-DESTDIR=$staged tools/scripts/install.sh --prefix /usr --built "$built" --strip
+DESTDIR=$staged tools/scripts/install.sh --prefix /usr --built "$built"
 DESTDIR=$staged client/c/install.sh --prefix /usr --built "$built"
-strip --strip-unneeded "$staged"/usr/lib/libfarside.so.*.*.*
 strip --strip-debug --enable-deterministic-archives "$staged/usr/lib/libfarside.a"
 # pkg-config searches the folder of the architecture.
 architecture=$(cc -print-multiarch)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the four commands, their manual pages and completions, and systemd's files.
 #
-#   tools/scripts/install.sh [--prefix /usr/local] [--built target/release] [--strip]
+#   tools/scripts/install.sh [--prefix /usr/local] [--built target/release]
 #
+# The commands are installed without debug information, which stays in target/release.
 # DESTDIR is put before the prefix, as packages need it. Nothing is written to /etc: the config files
 # are in PREFIX/share/doc/farside/examples. client/c/install.sh installs the library for C.
 set -euo pipefail
@@ -10,12 +11,11 @@ set -euo pipefail
 umask 022
 top=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 
-prefix=/usr/local built=$top/target/release strip=
+prefix=/usr/local built=$top/target/release
 while [ $# -gt 0 ]; do
     case $1 in
     --prefix) prefix=$(realpath -m "${2:?a folder}"); shift ;;
     --built) built=${2:?a folder}; shift ;;
-    --strip) strip=--strip ;;
     *) echo "install.sh: unknown argument $1; see the beginning of the file" >&2; exit 2 ;;
     esac
     shift
@@ -33,7 +33,7 @@ for name in kv-server kv-cli kv-resp kv-bench; do
         echo "install.sh: no $command; build it: make build" >&2
         exit 1
     }
-    install $strip -m 755 "$command" "$root/bin"
+    install --strip -m 755 "$command" "$root/bin"
     "$command" --generate man >"$man/$name.1"
     "$command" --generate complete-bash >"$bash/$name"
     "$command" --generate complete-zsh >"$zsh/_$name"

@@ -69,7 +69,7 @@ fn manual(command: Command) -> io::Result<Vec<u8>> {
     // Not by `render_title`, which loses the empty date.
     writeln!(page, ".TH {escaped_name} 1 \"\" \"farside {version}\" Farside")?;
     writeln!(page, ".SH NAME\n{escaped_name} \\- {summary}")?;
-    man.render_synopsis_section(&mut page)?;
+    page.extend(synopsis(&command)?);
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if command.has_subcommands() {
@@ -86,6 +86,25 @@ fn manual(command: Command) -> io::Result<Vec<u8>> {
     Ok(without_repeated_preambles(&page))
 }
 
+/// The section SYNOPSIS of a command. The generator leaves out the values of options.
+fn synopsis(command: &Command) -> io::Result<Vec<u8>> {
+    let mut section = Vec::new();
+    Man::new(command.clone()).render_synopsis_section(&mut section)?;
+    let mut section = String::from_utf8_lossy(&section).into_owned();
+    for option in command.get_opts() {
+        let (Some(long), Some(names)) = (option.get_long(), option.get_value_names()) else {
+            continue;
+        };
+        let flag = format!("\\fB{}\\fR", escaped(&format!("--{long}")));
+        let names: Vec<_> = names.iter().map(|name| escaped(name)).collect();
+        let value = format!("\\fI<{}>\\fR", names.join("> <"));
+        let is_optional = option.get_num_args().is_some_and(|values| values.min_values() == 0);
+        let value = if is_optional { format!("[{value}]") } else { value };
+        section = section.replace(&flag, &format!("{flag} {value}"));
+    }
+    Ok(section.into_bytes())
+}
+
 /// Writes a part for each subcommand, also for those of subcommands.
 fn write_subcommands(page: &mut Vec<u8>, command: &Command, path: &str) -> io::Result<()> {
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
@@ -98,9 +117,8 @@ fn write_subcommands(page: &mut Vec<u8>, command: &Command, path: &str) -> io::R
         // The flag --help of each would only be noise.
         let subcommand = subcommand.clone().disable_help_flag(true).bin_name(path);
         let has_arguments = subcommand.get_arguments().next().is_some();
+        let mut sections = synopsis(&subcommand)?;
         let man = Man::new(subcommand);
-        let mut sections = Vec::new();
-        man.render_synopsis_section(&mut sections)?;
         sections.extend_from_slice(b".PP\n");
         man.render_description_section(&mut sections)?;
         if has_arguments {
@@ -141,7 +159,9 @@ mod tests {
 
     fn command() -> Command {
         let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Takes all keys");
-        let part = Command::new("part").about("Writes a part.").arg(all);
+        let size = Arg::new("size").long("size").value_name("SIZE").num_args(0..=1);
+        let ttl = Arg::new("ttl").long("ttl").value_name("TIME");
+        let part = Command::new("part").about("Writes a part.").args([all, size, ttl]);
         let group = Command::new("group").subcommand_required(true).subcommand(part);
         let shown = Command::new("get").about("Prints a value").arg(Arg::new("KEY").help("It"));
         let hidden = Command::new("secret").hide(true);
@@ -172,7 +192,8 @@ mod tests {
             ".TH kv\\-cli 1 \"\" \"farside 1.2\" Farside\n",
             "\n.SH NAME\nkv\\-cli \\- Stores keys\n",
             "\n.SS kv\\-cli group part\n",
-            "\\fB\\-\\-all\\fR",
+            "\n\\fBkv\\-cli group part\\fR [\\fB\\-\\-all\\fR] [\\fB\\-\\-size\\fR [\\fI<SIZE>\\fR]] \
+             [\\fB\\-\\-ttl\\fR \\fI<TIME>\\fR]",
             "\n.SS kv\\-cli get\n\\fBkv\\-cli get\\fR [\\fIKEY\\fR]",
             "\n.nf\n\\&.codes:\n  0  done\n.fi\n",
             "\n.BR kv\\-bench (1),\n.BR kv\\-resp (1),\n.BR kv\\-server (1)\n",
