@@ -2,6 +2,7 @@
 
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
+use farside_fabric::resources::{Meminfo, available_memory};
 use farside_layout::{
     CHUNK_BYTES, REGION_BYTES_MIN, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass,
     block_bytes, class_for,
@@ -183,17 +184,16 @@ fn class(value_bytes: u32) -> Result<SizeClass> {
         .ok_or_else(|| Error::Usage(format!("no block holds a value of {value_bytes} bytes")))
 }
 
-/// Returns how much memory the system can give at once, in bytes: in normal pages, or in reserved
-/// huge pages if these are more.
+/// Returns how much memory the system can give at once, in bytes: in normal pages, within the limits
+/// of cgroups, or in reserved huge pages if these are more.
 pub fn available_bytes() -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .map_err(Error::system("reading how much memory there is"))?;
-    let number = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+    let meminfo = Meminfo::read().map_err(Error::system("reading how much memory there is"))?;
+    let huge = |meminfo: &Meminfo| {
+        Some(meminfo.number("HugePages_Free")? * meminfo.bytes("Hugepagesize")?)
     };
-    let huge_kib = number("HugePages_Free:") * number("Hugepagesize:");
-    Ok(number("MemAvailable:").max(huge_kib) << 10)
+    // The pool does not count against the limit of a cgroup.
+    let ordinary = available_memory().map_or(0, |(bytes, _)| bytes);
+    Ok(ordinary.max(huge(&meminfo).unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 #[cfg(feature = "verbs")]
 mod write_rate;
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use farside_config::ClientConfig;
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::size::ByteSize;
 use farside_fabric::rdma::{Device, Finding, Report, preflight};
+use farside_fabric::resources::{self, Meminfo, Room};
 use farside_fabric::shm::collapse_refusal;
 use farside_tools::encoding::printable;
 
@@ -22,6 +22,8 @@ use crate::output::{self, ExitStatus, bytes, count};
 const WRITE_RATE: &str = "WRITE rate";
 /// Less free memory than this gets a warning, in bytes.
 const MEMORY_BYTES_RECOMMENDED: u64 = 1 << 30;
+/// Less threads than this that may be started get a warning. A server has up to a dozen.
+const THREADS_RECOMMENDED: u64 = 32;
 
 /// The result of one check: what was checked, what was found, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +61,8 @@ pub(crate) fn doctor(args: &Args, measured: Option<ByteSize>) -> anyhow::Result<
     let report = preflight();
     let rdma = rdma(&report);
     let (configured, outcome) = configured(args);
-    for check in examine(&machine).iter().chain(&rdma).chain(&configured) {
+    for check in examine(&machine).iter().chain(&threads(&machine)).chain(&rdma).chain(&configured)
+    {
         stdout.write_all(check.line().as_bytes())?;
     }
     if let Some(ByteSize(region_bytes)) = measured {
@@ -100,15 +103,32 @@ fn processors(machine: &Machine) -> Check {
 }
 
 fn memory(machine: &Machine) -> Check {
-    match machine.memory_available_bytes {
-        None => Check::warn("memory", "unknown", "mount -t proc proc /proc"),
-        Some(available) if available < MEMORY_BYTES_RECOMMENDED => {
-            let found = format!("{} available", bytes(available));
-            let remedy = "start kv-server with less --memory than that, such as 256MiB";
-            Check::warn("memory", found, remedy)
+    let Some(available) = machine.memory_available_bytes else {
+        return Check::warn("memory", "unknown", "mount -t proc proc /proc");
+    };
+    let found = match &machine.memory_limit {
+        None => format!("{} available", bytes(available)),
+        Some(Room { limit, .. }) => {
+            format!("{} available, by the limit in {}", bytes(available), limit.display())
         }
-        Some(available) => Check::ok("memory", format!("{} available", bytes(available))),
+    };
+    if available >= MEMORY_BYTES_RECOMMENDED {
+        return Check::ok("memory", found);
     }
+    let remedy = "start kv-server with less --memory than that, such as 256MiB";
+    Check::warn("memory", found, remedy)
+}
+
+/// Checks whether servers and clients may start threads. `None` without a limit.
+fn threads(machine: &Machine) -> Option<Check> {
+    let Room { left, limit } = machine.threads_limit.as_ref()?;
+    let found = format!("{left} more, by the limit in {}", limit.display());
+    Some(if *left < THREADS_RECOMMENDED {
+        let remedy = "raise the limit (docker: --pids-limit, systemd: TasksMax)";
+        Check::warn("threads", found, remedy)
+    } else {
+        Check::ok("threads", found)
+    })
 }
 
 fn shared_memory(machine: &Machine) -> Check {
@@ -214,6 +234,10 @@ struct Machine {
     /// The number of processors that this process may run on.
     processors: u64,
     memory_available_bytes: Option<u64>,
+    /// The limit that makes the available memory less than the machine's.
+    memory_limit: Option<Room>,
+    /// The limit on threads, if there is one.
+    threads_limit: Option<Room>,
     /// Total and free bytes of `/dev/shm`.
     shm: Option<(u64, u64)>,
     huge_pages: Option<HugePages>,
@@ -231,12 +255,15 @@ struct HugePages {
 
 /// Reads what this machine has from the system.
 fn inspect_machine() -> Machine {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = resources::available_memory();
+    let (bytes, memory_limit) = available.map_or((None, None), |(bytes, room)| (Some(bytes), room));
     Machine {
         processors: std::thread::available_parallelism().map_or(0, |count| count.get() as u64),
-        memory_available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),
+        memory_available_bytes: bytes,
+        memory_limit,
+        threads_limit: resources::threads_room(),
         shm: shm_space(),
-        huge_pages: huge_page_pool(&meminfo),
+        huge_pages: Meminfo::read().ok().as_ref().and_then(huge_page_pool),
         collapse_refusal: collapse_refusal(),
     }
 }
@@ -251,26 +278,12 @@ fn shm_space() -> Option<(u64, u64)> {
     Some((space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize))
 }
 
-fn huge_page_pool(meminfo: &str) -> Option<HugePages> {
+fn huge_page_pool(meminfo: &Meminfo) -> Option<HugePages> {
     Some(HugePages {
-        total: meminfo_number(meminfo, "HugePages_Total")?,
-        free: meminfo_number(meminfo, "HugePages_Free")?,
-        page_bytes: meminfo_bytes(meminfo, "Hugepagesize")?,
+        total: meminfo.number("HugePages_Total")?,
+        free: meminfo.number("HugePages_Free")?,
+        page_bytes: meminfo.bytes("Hugepagesize")?,
     })
-}
-
-/// Returns a number from `/proc/meminfo`.
-fn meminfo_number(meminfo: &str, name: &str) -> Option<u64> {
-    let value = |line: &str| {
-        let value = line.strip_prefix(name)?.strip_prefix(':')?.trim_start();
-        value.split(' ').next()?.parse().ok()
-    };
-    meminfo.lines().find_map(value)
-}
-
-/// Returns a number of KiB from `/proc/meminfo`, in bytes.
-fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    meminfo_number(meminfo, name)?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -281,6 +294,8 @@ mod tests {
         Machine {
             processors: 8,
             memory_available_bytes: Some(8 << 30),
+            memory_limit: None,
+            threads_limit: None,
             shm: Some((8 << 30, 4 << 30)),
             huge_pages: Some(HugePages { total: 512, free: 512, page_bytes: 2 << 20 }),
             collapse_refusal: None,
@@ -336,13 +351,23 @@ mod tests {
     }
 
     #[test]
-    fn meminfo_is_parsed() {
-        let meminfo = "MemTotal:       100 kB\nMemAvailable:    50 kB\n\
-            HugePages_Total:       4\nHugePages_Free:        3\nHugepagesize:       2048 kB\n";
-        assert_eq!(meminfo_bytes(meminfo, "MemAvailable"), Some(50 << 10));
-        let pool = HugePages { total: 4, free: 3, page_bytes: 2 << 20 };
-        assert_eq!(huge_page_pool(meminfo), Some(pool));
-        assert_eq!(huge_page_pool("MemTotal: x kB"), None);
+    fn limits_of_cgroups_are_named() {
+        let room = |left, limit: &str| Some(Room { left, limit: limit.into() });
+        let (memory_limit, threads_limit) = (room(1 << 28, "/cg/memory.max"), room(9, "/cg/pids"));
+        let memory_available_bytes = Some(1 << 28);
+        let limited = Machine { memory_available_bytes, memory_limit, threads_limit, ..machine() };
+        assert_eq!(
+            memory(&limited).line(),
+            "warn  memory        256 MiB available, by the limit in /cg/memory.max\n\
+             \x20                   -> start kv-server with less --memory than that, such as \
+             256MiB\n"
+        );
+        assert_eq!(
+            threads(&limited).unwrap().line(),
+            "warn  threads       9 more, by the limit in /cg/pids\n\
+             \x20                   -> raise the limit (docker: --pids-limit, systemd: TasksMax)\n"
+        );
+        assert_eq!(threads(&machine()), None);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod long_transfer;
 pub mod rdma;
 #[allow(unsafe_code, reason = "memory that RDMA devices access")]
 mod registered;
+pub mod resources;
 pub mod shm;
 pub mod tcp;
 mod trust;

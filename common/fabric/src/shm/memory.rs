@@ -6,7 +6,7 @@
 mod file;
 pub(super) mod huge_pages;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -21,9 +21,15 @@ use serde::Deserialize;
 
 use super::Region;
 use super::mapping::{HUGE_PAGE_BYTES, HUGETLBFS_MAGIC};
+use crate::resources::{self, Meminfo, Room};
 use file::{RegionFile, Unfinished};
 use huge_pages::{Pages, fill};
 
+/// The memory of a server beside its region, which counts against the limit of a cgroup, too.
+const OWN_BYTES: u64 = 32 << 20;
+/// The tables of 4 KiB pages take such a part of the region, 8 bytes a page, in the server and in
+/// one client on its host.
+const PAGE_TABLES_PART: u64 = 256;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Only the server's user may open a region by its path. Clients get descriptors.
 const REGION_MODE: u32 = 0o600;
@@ -67,6 +73,13 @@ pub enum MemoryError {
         asked = ByteSize(*asked), available = ByteSize(*available)
     )]
     TooMuch { asked: u64, available: u64 },
+    #[error(
+        "{asked}, and {own} for the server itself, are more than the {left} that the limit in {} \
+         leaves: ask for less memory, or raise the limit of the container or service",
+        .room.limit.display(),
+        asked = ByteSize(*asked), own = ByteSize(*own), left = ByteSize(room.left)
+    )]
+    OverLimit { asked: u64, own: u64, room: Room },
     #[error(
         "no {size} of huge pages, which are required ({source}): try sysctl \
          vm.nr_hugepages={count}, or allow small ones with huge_pages = \"auto\"",
@@ -143,7 +156,8 @@ impl RegionMemory {
     /// New memory without a name, freed with the last process that has it.
     ///
     /// # Errors
-    /// [`MemoryError::TooMuch`], [`MemoryError::NoHugePages`], [`MemoryError::System`].
+    /// [`MemoryError::TooMuch`], [`MemoryError::OverLimit`], [`MemoryError::NoHugePages`],
+    /// [`MemoryError::System`].
     pub fn anonymous(bytes: u64, huge_pages: HugePages) -> Result<Self, MemoryError> {
         if huge_pages != HugePages::Never {
             match Self::anonymous_huge(bytes) {
@@ -296,16 +310,22 @@ pub(super) fn reserve(file: &File, range: Range<u64>) -> rustix::io::Result<()> 
 
 /// Refuses memory that the system could only provide by killing processes.
 fn check_available(asked: u64) -> Result<(), MemoryError> {
-    let meminfo = fs::read_to_string("/proc/meminfo").map_err(system("measure"))?;
-    match available_bytes(&meminfo) {
-        Some(available) if asked > available => Err(MemoryError::TooMuch { asked, available }),
-        _ => Ok(()),
+    let available = Meminfo::read().map_err(system("measure"))?.bytes("MemAvailable");
+    if let Some(available) = available.filter(|available| asked > *available) {
+        return Err(MemoryError::TooMuch { asked, available });
     }
+    check_room(asked, resources::memory_room())
 }
 
-fn available_bytes(meminfo: &str) -> Option<u64> {
-    let rest = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+/// As [`check_available`], of the memory that a cgroup leaves, if one limits it.
+fn check_room(asked: u64, room: Option<Room>) -> Result<(), MemoryError> {
+    let own = OWN_BYTES + asked / PAGE_TABLES_PART;
+    match room {
+        Some(room) if asked.saturating_add(own) > room.left => {
+            Err(MemoryError::OverLimit { asked, own, room })
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -43,8 +43,21 @@ fn a_region_larger_than_the_available_memory_is_refused() {
     assert!(matches!(error, MemoryError::TooMuch { asked, available } if asked > available));
     let line = error.to_string();
     assert!(line.starts_with("64.0 TiB are more than the ") && !line.contains('\n'), "{line}");
-    assert_eq!(available_bytes("MemFree: 1 kB\nMemAvailable:    12 kB\n"), Some(12 << 10));
-    assert_eq!(available_bytes("nonsense"), None);
+}
+
+#[test]
+fn a_region_larger_than_the_limit_of_a_cgroup_is_refused() {
+    let room = |left| Some(Room { left, limit: "/sys/fs/cgroup/memory.max".into() });
+    let error = check_room(1 << 30, room(1 << 30)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "1.0 GiB, and 36.0 MiB for the server itself, are more than the 1.0 GiB that the limit in \
+         /sys/fs/cgroup/memory.max leaves: ask for less memory, or raise the limit of the \
+         container or service"
+    );
+    assert!(check_room(1 << 30, room((1 << 30) + (36 << 20))).is_ok());
+    assert!(check_room(1 << 30, None).is_ok());
+    assert!(check_room(u64::MAX, room(0)).is_err());
 }
 
 #[test]
