@@ -173,8 +173,7 @@ impl Cluster {
         let number = view.number;
         let Some(copy) = view.copies.first() else {
             self.refresh(shard, number, attempt, options);
-            let why = std::io::Error::other("the shard has no server at present");
-            return Err(unreachable("its server".to_owned(), Contact::None, Some(why)));
+            return Err(unreachable(String::new(), Contact::Unassigned, None));
         };
         let at = options.of_shard(shard as u16, &view, self.is_reachable);
         let at = at.ok_or(ConnectError::OtherFabric)?;

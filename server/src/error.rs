@@ -38,6 +38,13 @@ pub enum ServerError {
     PortInUse { listen: String },
     #[error("{listen} is no address of this host: `ip address` shows its addresses")]
     OtherHost { listen: String },
+    #[error(
+        "this user may not listen at {listen} ({source}): take a port from 1024 on, or give the \
+         program CAP_NET_BIND_SERVICE"
+    )]
+    ListenForbidden { listen: String, source: io::Error },
+    #[error("cannot listen at {listen}: {source}")]
+    ListenAt { listen: String, source: io::Error },
     #[error("cannot serve metrics at {address}: {why}")]
     Metrics { address: SocketAddr, why: String },
     #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]

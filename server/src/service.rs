@@ -25,6 +25,7 @@ mod socket;
 mod tcp;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -61,6 +62,11 @@ const TURN_NS: Nanos = 2_000_000;
 /// Limit on the messages of one connection that are answered before the next connection's turn.
 const MESSAGES_MAX: usize = 16;
 
+fn resolve(address: &Address) -> Result<Vec<SocketAddr>, ServerError> {
+    let failed = |source| ServerError::ListenAt { listen: address.to_string(), source };
+    address.resolve().map_err(failed)
+}
+
 /// Binds a listener to an address.
 pub(crate) fn listen(
     address: &Address,
@@ -69,18 +75,15 @@ pub(crate) fn listen(
 ) -> Result<Box<dyn BoundListener>, ServerError> {
     match address {
         Address::Shm(path) => Ok(Box::new(socket::bind(path, config)?)),
-        Address::Tcp { .. } => {
-            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
-            Ok(Box::new(tcp::bind(&addresses, address, tls)?))
-        }
+        Address::Tcp { .. } => Ok(Box::new(tcp::bind(&resolve(address)?, address, tls)?)),
         #[cfg(feature = "verbs")]
-        Address::Rdma { .. } => {
-            let addresses = address.resolve().map_err(system("find the address to listen at"))?;
-            Ok(Box::new(device::bind(&addresses, config)?))
-        }
+        Address::Rdma { .. } => Ok(Box::new(device::bind(&resolve(address)?, config)?)),
         #[cfg(not(feature = "verbs"))]
         Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
-        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
+        _ => {
+            let (listen, source) = (address.to_string(), io::ErrorKind::Unsupported.into());
+            Err(ServerError::ListenAt { listen, source })
+        }
     }
 }
 

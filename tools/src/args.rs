@@ -278,7 +278,7 @@ pub(crate) struct KeyValue {
     #[arg(long, conflicts_with = "value", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
     /// Time after which the value expires, such as 500ms, 90s, 15m, 1.5h or 7d. Default: never
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true)]
     pub(crate) ttl: Option<Duration>,
     /// Never evict the value, also if the server is a cache (--evict)
     #[arg(long)]

@@ -118,7 +118,13 @@ fn print_line(text: impl std::fmt::Display) -> anyhow::Result<ExitStatus> {
 /// `delete`.
 pub(crate) fn delete(args: &Args, options: &Delete) -> anyhow::Result<ExitStatus> {
     if let Some(prefix) = &options.prefix {
-        let prefix = connect::key(args, prefix)?;
+        let prefix = connect::decode(args.key_encoding, "prefix", prefix)?;
+        if prefix.is_empty() {
+            return Err(Usage::error(
+                "the prefix is empty, and all keys start with that: to remove all keys, start the \
+                 server anew, or give the prefixes one by one",
+            ));
+        }
         return print_line(connect::writer(args)?.session()?.delete_prefix(prefix)?);
     }
     let Some(key) = &options.key else { return Err(Usage::error("give a key, or --prefix")) };

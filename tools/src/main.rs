@@ -35,6 +35,7 @@ mod verify;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser};
 use farside::Store;
 use farside_config::command_line::{exit_code, one_line, usage_line};
@@ -50,7 +51,8 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if is_usage_error(&error) => {
-            output::print_message(usage_line("kv-cli", &error.to_string()));
+            let text = other_word(&error).unwrap_or_else(|| error.to_string());
+            output::print_message(usage_line("kv-cli", &text));
             return exit_code::USAGE.into();
         }
         Err(error) => return print_help(&error),
@@ -82,6 +84,34 @@ fn print_help(help: &clap::Error) -> ExitCode {
 fn is_usage_error(error: &clap::Error) -> bool {
     let kind = clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     error.use_stderr() && error.kind() != kind
+}
+
+/// Words for commands in other programs, and the commands here.
+const OTHER_WORDS: [(&[&str], &str); 14] = [
+    (&["set", "store", "write", "mset"], "put"),
+    (&["setex", "psetex", "expire", "pexpire", "touch"], "put --ttl"),
+    (&["setnx", "add", "create"], "insert"),
+    (&["replace", "setxx"], "update"),
+    (&["del", "rm", "unlink", "remove", "getdel"], "delete"),
+    (&["read", "cat", "fetch"], "get"),
+    (&["keys", "ls", "list"], "scan"),
+    (&["info", "stats", "status", "dbsize", "memory"], "stat"),
+    (&["incrby", "increment", "decr", "decrby"], "incr"),
+    (&["pttl"], "ttl"),
+    (&["has", "test"], "exists"),
+    (&["save", "bgsave", "backup"], "snapshot"),
+    (&["monitor", "watch"], "top"),
+    (&["client", "sessions"], "clients"),
+];
+
+/// The message for the word of another program.
+fn other_word(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let lower = word.to_lowercase();
+    let (_, command) = OTHER_WORDS.iter().find(|(words, _)| words.contains(&&*lower))?;
+    Some(format!("there is no command '{word}': use '{command}'"))
 }
 
 fn run(args: &Args) -> anyhow::Result<ExitStatus> {

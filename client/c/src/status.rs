@@ -95,10 +95,13 @@ fn of_operation(error: &OperationError) -> farside_status {
 
 fn of_connect(error: &ConnectError) -> farside_status {
     match error {
-        ConnectError::Unreachable { .. } | ConnectError::Control(_) => FARSIDE_ERROR_UNAVAILABLE,
+        ConnectError::Unreachable { .. }
+        | ConnectError::NoServer { .. }
+        | ConnectError::Control(_) => FARSIDE_ERROR_UNAVAILABLE,
         ConnectError::Refused { .. }
         | ConnectError::Untrusted { .. }
         | ConnectError::Unproven { .. }
+        | ConnectError::Forbidden { .. }
         | ConnectError::Tls { .. } => FARSIDE_ERROR_REFUSED,
         ConnectError::Layout(_) => FARSIDE_ERROR_DAMAGED,
         ConnectError::OtherFabric | ConnectError::SeveralClusters { .. } => FARSIDE_ERROR_ARGUMENT,

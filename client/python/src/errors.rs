@@ -28,6 +28,13 @@ impl From<Forked> for PyErr {
     }
 }
 
+/// The exception of a client without an address.
+pub(crate) fn no_address(py: Python<'_>) -> PyErr {
+    let text = "which server? Pass its address, such as \"shm:///run/farside/kv.sock\", or set \
+                FARSIDE_SERVER";
+    raise(py, "AddressError", text.into())
+}
+
 /// The exception of a call on a closed client.
 pub(crate) fn closed(py: Python<'_>) -> PyErr {
     raise(py, "ClosedError", "the client is closed".into())
@@ -88,7 +95,8 @@ fn of_connect(error: &ConnectError) -> &'static str {
         ConnectError::Unreachable { .. } => "UnreachableError",
         ConnectError::Refused { .. }
         | ConnectError::Untrusted { .. }
-        | ConnectError::Unproven { .. } => "RefusedError",
+        | ConnectError::Unproven { .. }
+        | ConnectError::Forbidden { .. } => "RefusedError",
         ConnectError::Layout(_) => "DamagedError",
         _ => "ConnectError",
     }

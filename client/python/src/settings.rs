@@ -20,12 +20,10 @@ pub(crate) fn connect(
     server: Option<String>,
     settings: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Client> {
-    let server = server.or_else(|| std::env::var(SERVER_VARIABLE).ok());
+    let of_environment = || std::env::var(SERVER_VARIABLE).ok().filter(|server| !server.is_empty());
+    let server = server.or_else(of_environment).ok_or_else(|| errors::no_address(py))?;
     let (mut rdma, mut tls) = (RdmaOptions::default(), TlsFiles::default());
-    let mut builder = Client::builder();
-    if let Some(server) = &server {
-        builder = builder.server(server);
-    }
+    let mut builder = Client::builder().server(&server);
     for (name, value) in settings.into_iter().flatten() {
         if value.is_none() {
             continue;

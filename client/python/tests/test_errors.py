@@ -58,11 +58,23 @@ def test_a_full_server(folder):
 def test_errors_of_connections(folder):
     with pytest.raises(farside.AddressError):
         farside.Client("nowhere")
+    with pytest.raises(farside.AddressError, match="write tcp://localhost:7400$"):
+        farside.Client("localhost:7400")
     with pytest.raises(farside.SettingsError, match="pipeline_depth = 0"):
         farside.Client(f"shm://{folder}/absent.sock", pipeline_depth=0)
     with pytest.raises(farside.UnreachableError) as caught:
         farside.Client(f"tcp://127.0.0.1:{free_port()}", connect_timeout=0.1)
     assert caught.value.is_retryable and isinstance(caught.value, ConnectionError)
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_a_client_without_an_address(variable, monkeypatch):
+    monkeypatch.delenv("FARSIDE_SERVER", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("FARSIDE_SERVER", variable)
+    for make in (farside.Client, farside.lmcache.Connector):
+        with pytest.raises(farside.AddressError, match="^which server\\? Pass .* FARSIDE_SERVER$"):
+            make()
 
 
 def test_secrets(folder):

@@ -25,6 +25,10 @@ pub mod exit_code {
         match error {
             ConnectError::Unreachable { .. }
             | ConnectError::Refused { .. }
+            | ConnectError::Untrusted { .. }
+            | ConnectError::Forbidden { .. }
+            | ConnectError::NoServer { .. }
+            | ConnectError::Control(_)
             | ConnectError::Tls { .. } => NO_SERVER,
             ConnectError::Layout(_) => DAMAGE,
             _ => FAILED,

@@ -94,10 +94,27 @@ impl Address {
 
 /// Why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no server address ({why}); write for example shm:///run/farside/kv.sock")]
 pub struct AddressError {
     text: String,
     why: &'static str,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { text, why } = self;
+        if text.is_empty() {
+            write!(f, "no server address is given; ")?;
+        } else {
+            write!(f, "`{text}` is no server address ({why}); ")?;
+        }
+        if host_and_port(text).is_some() {
+            write!(f, "write tcp://{text}")
+        } else if text.starts_with('/') {
+            write!(f, "write shm://{text}")
+        } else {
+            write!(f, "write for example shm:///run/farside/kv.sock or tcp://kv-1:7400")
+        }
+    }
 }
 
 /// The longest path of a socket that the system accepts, in bytes.

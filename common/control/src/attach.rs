@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, VerbsError};
-use farside_fabric::tcp::{TlsError, TlsFiles};
+use farside_fabric::tcp::{OtherProtocol, TlsError, TlsFiles};
 use farside_fabric::{AnyFabric, Nanos, RegionIndex, Trust};
 use farside_layout::LayoutError;
 
@@ -134,6 +134,27 @@ pub enum ConnectError {
     Unproven {
         /// The server's address.
         server: String,
+    },
+    /// The system does not let this user connect.
+    #[error(
+        "this user may not connect to {server} ({source}): run the program as the server's user, or \
+         set socket_group or socket_mode in the server's config file, and let both users enter the \
+         folder"
+    )]
+    Forbidden {
+        /// The server's address.
+        server: String,
+        /// The system's error.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// A program answers at the address, and it is no server.
+    #[error("{server} is no kv-server: the program there speaks {}", .protocol.advice())]
+    NoServer {
+        /// The address.
+        server: String,
+        /// What the program speaks.
+        protocol: OtherProtocol,
     },
     /// The peer sent a wrong message: it is not a server, or not one of this version.
     #[error("the control channel broke: {0}")]

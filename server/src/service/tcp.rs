@@ -51,7 +51,10 @@ pub(crate) fn bind(
     let mut listener = Listener::bind(addresses).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::PortInUse { listen: listen.to_string() },
         io::ErrorKind::AddrNotAvailable => ServerError::OtherHost { listen: listen.to_string() },
-        _ => system("listen")(source),
+        io::ErrorKind::PermissionDenied => {
+            ServerError::ListenForbidden { listen: listen.to_string(), source }
+        }
+        _ => ServerError::ListenAt { listen: listen.to_string(), source },
     })?;
     if let Some(tls) = tls {
         listener.require_tls(Arc::clone(tls));

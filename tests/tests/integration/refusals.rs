@@ -2,14 +2,18 @@
 //! says why it failed and what to do, over either fabric.
 
 use std::fs::Permissions;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use farside_fabric::rdma::preflight;
 use farside_tests::command::CommandOutput;
 use farside_tests::{
-    RDMA_GRACE_MS, ServerProcess, binary, device_or_left_out, left_out, new_address,
+    OTHER_USER, RDMA_GRACE_MS, ServerProcess, binary, device_or_left_out, left_out,
+    left_out_without_root, new_address,
 };
 
 /// Runs `program <arguments>` without a user's config file, and prints its stderr. `timeout` ends a
@@ -74,6 +78,123 @@ fn an_address_at_which_no_server_listens_is_reported() {
         let output = run(program, &[arguments, &["--server", &unused]].concat());
         output.expect_line(3, &["no server answers at", &unused, "is kv-server running there?"]);
     }
+}
+
+/// Words that users of other programs try, and mistakes in arguments.
+#[test]
+fn a_command_line_that_is_nearly_right_is_explained() {
+    const NONE: &str = "shm:///nowhere/kv.sock";
+    let more = "(kv-cli --help tells more)";
+    for (arguments, text) in [
+        (&["set", "key", "value"][..], format!("there is no command 'set': use 'put' {more}")),
+        (&["SETNX", "key", "value"], format!("there is no command 'SETNX': use 'insert' {more}")),
+        (&["del", "key"], format!("there is no command 'del': use 'delete' {more}")),
+        (&["rm", "key"], format!("there is no command 'rm': use 'delete' {more}")),
+        (&["ls"], format!("there is no command 'ls': use 'scan' {more}")),
+        (&["keys"], format!("there is no command 'keys': use 'scan' {more}")),
+        (&["info"], format!("there is no command 'info': use 'stat' {more}")),
+        (&["expire", "key"], format!("there is no command 'expire': use 'put --ttl' {more}")),
+        (
+            &["put", "key", "value", "--ttl", "-5s"],
+            format!(
+                "invalid value '-5s' for '--ttl <TIME>': write a number above 0 and ms, s, m, h or \
+                 d, as in 500ms, 90s or 1.5h {more}"
+            ),
+        ),
+        (
+            &["delete", "--prefix", "", "--server", NONE],
+            "the prefix is empty, and all keys start with that: to remove all keys, start the \
+             server anew, or give the prefixes one by one"
+                .into(),
+        ),
+        (
+            &["get", "key", "--server", "localhost:7400"],
+            "`localhost:7400` is no server address (it has no scheme); write tcp://localhost:7400"
+                .into(),
+        ),
+        (
+            &["get", "key", "--server", "/run/kv.sock"],
+            "`/run/kv.sock` is no server address (it has no scheme); write shm:///run/kv.sock"
+                .into(),
+        ),
+        (
+            &["get", "key", "--server", "http://kv"],
+            "`http://kv` is no server address (the scheme is unknown); write for example \
+             shm:///run/farside/kv.sock or tcp://kv-1:7400"
+                .into(),
+        ),
+    ] {
+        let output = run("kv-cli", arguments);
+        assert_eq!((output.code, output.stderr), (Some(2), format!("kv-cli: {text}\n")));
+    }
+}
+
+/// A program that speaks another protocol answers once it has read a line, as kv-resp does.
+#[test]
+fn a_program_that_is_no_server_is_recognised() {
+    let folder = tempfile::tempdir().unwrap();
+    for (answer, text) in [
+        (
+            "-ERR unknown command\r\n",
+            "the protocol of redis; give the address of the kv-server behind a kv-resp, or use \
+             redis-cli there",
+        ),
+        (
+            "HTTP/1.1 400 Bad Request\r\n\r\n",
+            "HTTP; give the address at which kv-server listens, not that of its metrics",
+        ),
+        (
+            "220 mail.example ESMTP\r\n",
+            "another protocol; give the address at which kv-server listens (--listen)",
+        ),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tcp://{}", listener.local_addr().unwrap());
+        // The last one speaks first.
+        let waits = !answer.starts_with('2');
+        let serving = std::thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            let mut read = Vec::new();
+            while waits && !read.ends_with(b"\n") {
+                let mut some = [0; 512];
+                let bytes = connection.read(&mut some).unwrap();
+                read.extend_from_slice(&some[..bytes]);
+            }
+            connection.write_all(answer.as_bytes()).unwrap();
+            // Until the client has read it.
+            let _ = connection.read_to_end(&mut read);
+        });
+        let text_of_file = format!("server = '{address}'\nconnect_timeout_ms = 300\n");
+        let file = config(folder.path(), "client.toml", &text_of_file);
+        let output = run("kv-cli", &["get", "key", "--config", file.to_str().unwrap()]);
+        serving.join().unwrap();
+        let line = format!("kv-cli: {address} is no kv-server: the program there speaks {text}\n");
+        assert_eq!((output.code, output.stderr), (Some(3), line));
+    }
+}
+
+#[test]
+fn a_socket_that_the_user_may_not_use_is_reported() {
+    if left_out_without_root("only root can become another user") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let closed = folder.path().join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("kv-cli");
+    std::fs::copy(binary("kv-cli"), &program).unwrap();
+    let address = format!("shm://{}/kv.sock", closed.display());
+    let mut command = Command::new(&program);
+    command.args(["get", "key", "--server", &address]).uid(OTHER_USER).gid(OTHER_USER);
+    let output = run_command(&mut command);
+    let line = format!(
+        "kv-cli: this user may not connect to {address} (Permission denied (os error 13)): run the \
+         program as the server's user, or set socket_group or socket_mode in the server's config \
+         file, and let both users enter the folder\n"
+    );
+    assert_eq!((output.code, output.stderr), (Some(3), line));
 }
 
 /// Either the machine has no RDMA device, or the program was built without RDMA.

@@ -4,11 +4,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use farside_tests::command::CommandOutput;
-use farside_tests::{OTHER_USER, ServerProcess, binary, free_tcp_address, left_out_without_root};
+use farside_tests::{
+    OTHER_USER, ServerProcess, binary, free_tcp_address, left_out, left_out_without_root,
+};
 
 /// Runs `kv-server <arguments>`, which must end by itself.
 pub(crate) fn server(arguments: &str) -> CommandOutput {
@@ -89,6 +91,86 @@ fn a_socket_in_a_write_protected_folder_is_refused() {
     let line = format!("--listen {} --memory 16MiB", address(&closed));
     let output = server_of_a_user(folder.path(), &line);
     output.expect_line(1, &["closed/kv.sock", "may not write there"]);
+}
+
+#[test]
+fn a_port_that_the_user_may_not_take_is_refused() {
+    let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
+    if first.trim().parse::<u16>().unwrap() <= 81 {
+        left_out("where ports are reserved for root", "here all users may take them");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = server_of_a_user(folder.path(), "--listen tcp://127.0.0.1:81 --memory 16MiB");
+    assert_eq!(
+        (output.code, &*output.stderr),
+        (
+            Some(1),
+            "kv-server: this user may not listen at tcp://127.0.0.1:81 (Permission denied (os \
+             error 13)): take a port from 1024 on, or give the program CAP_NET_BIND_SERVICE\n"
+        )
+    );
+}
+
+/// A cgroup of version 1 or 2 with this limit of memory; `None`, with the reason printed, if this
+/// machine lets nobody make one. Its drop removes it.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn with_memory(bytes: u64) -> Option<Self> {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let of = |controller: &str| {
+            let line = own.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
+            line.splitn(3, ':').nth(2)
+        };
+        let name = format!("farside-test-{}", std::process::id());
+        for (root, path, file) in [
+            ("/sys/fs/cgroup/memory", of("memory"), "memory.limit_in_bytes"),
+            ("/sys/fs/cgroup", of(""), "memory.max"),
+        ] {
+            let Some(path) = path else { continue };
+            for above in [path.trim_start_matches('/'), ""] {
+                let cgroup = Self(Path::new(root).join(above).join(&name));
+                if fs::create_dir(&cgroup.0).is_ok()
+                    && fs::write(cgroup.0.join(file), bytes.to_string()).is_ok()
+                {
+                    return Some(cgroup);
+                }
+            }
+        }
+        left_out("where cgroups can be made", "the limit of a real cgroup is not tested");
+        None
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // It fails if it was not made.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn more_memory_than_the_cgroup_allows_is_refused() {
+    let Some(cgroup) = Cgroup::with_memory(128 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |command: &str| {
+        let line = format!("echo 0 >{}/cgroup.procs && exec {command}", cgroup.0.display());
+        let output = CommandOutput::of(Command::new("bash").args(["-c", &line]));
+        print!("{}", output.text());
+        output
+    };
+    let server = binary("kv-server").display().to_string();
+    let listen = address(folder.path());
+    let line = format!("timeout 60 {server} --listen {listen} --huge-pages never --memory 120MiB");
+    let limit = cgroup.0.display().to_string();
+    run(&line).expect_line(
+        1,
+        &["kv-server: 120.0 MiB, and ", " for the server itself, are more than", &limit, "ask"],
+    );
+    let doctor = run(&format!("{} doctor", binary("kv-cli").display()));
+    let memory = doctor.stdout.lines().find(|line| line.contains("memory   ")).unwrap();
+    assert!(memory.contains(&limit) && memory.contains("MiB available"), "{memory}");
 }
 
 #[test]

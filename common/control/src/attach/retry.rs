@@ -30,12 +30,14 @@ pub enum Contact {
     HungUp,
     /// The server answered before, and has stopped answering.
     Lost,
+    /// The shard of the cluster has no server, so there is no address.
+    Unassigned,
 }
 
 impl Contact {
     /// Returns this contact as it is for a client that the server has answered before.
     pub(super) fn after_an_answer(self) -> Self {
-        if self == Self::Silent { self } else { Self::Lost }
+        if matches!(self, Self::Silent | Self::Unassigned) { self } else { Self::Lost }
     }
 
     /// Returns the error message. `tried` is the time since the first attempt began.
@@ -60,6 +62,11 @@ impl Contact {
                 f,
                 "the server at {server} answered, then went away (tried for {ms} ms): is it \
                  running again?"
+            ),
+            Self::Unassigned => write!(
+                f,
+                "it has no server at present (tried for {ms} ms): start one of the cluster, which \
+                 takes it"
             ),
         })
     }
@@ -146,10 +153,12 @@ mod tests {
             (Contact::Silent, "accepted the connection, but did not answer within 1000 ms"),
             (Contact::HungUp, "closed it without an answer (tried for 1000 ms)"),
             (Contact::Lost, "answered, then went away (tried for 1000 ms)"),
+            (Contact::Unassigned, "it has no server at present (tried for 1000 ms): start one"),
         ] {
             assert!(message(contact).contains(part), "{}", message(contact));
         }
         assert_eq!(Contact::None.after_an_answer(), Contact::Lost);
         assert_eq!(Contact::Silent.after_an_answer(), Contact::Silent);
+        assert_eq!(Contact::Unassigned.after_an_answer(), Contact::Unassigned);
     }
 }

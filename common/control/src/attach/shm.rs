@@ -52,16 +52,17 @@ fn connect(
     // At least 1 ms, because a socket timeout of 0 means no timeout.
     let left = || timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(1));
     let connection = Connection::connect(path, left()).map_err(|source| {
-        use io::ErrorKind::{
-            ConnectionRefused, ConnectionReset, Interrupted, NotFound, WouldBlock,
-        };
-        match source.kind() {
-            NotFound | ConnectionRefused | ConnectionReset | Interrupted => {
-                options.unreachable(Contact::None, started.elapsed(), Some(source))
-            }
+        match Errno::from_io_error(&source) {
             // The listener's backlog is full.
-            WouldBlock => silent(),
-            _ => system("connecting to the server's socket")(source),
+            Some(Errno::AGAIN) => silent(),
+            Some(Errno::ACCESS | Errno::PERM) => {
+                let (server, source) = (options.address.to_string(), Arc::new(source));
+                ConnectError::Forbidden { server, source }
+            }
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                system("connecting to the server's socket")(source)
+            }
+            _ => options.unreachable(Contact::None, started.elapsed(), Some(source)),
         }
     })?;
     let user = connection.peer_user().map_err(system("asking whose server it is"))?;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::RemoteRegion;
-use farside_fabric::tcp::{self, DataLink, TcpChannel, TlsClient, TlsError};
+use farside_fabric::tcp::{self, DataLink, OtherProtocol, TcpChannel, TlsClient, TlsError};
 use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
 use super::proving::DataProofs;
@@ -68,10 +68,11 @@ impl TcpFactory {
 
 /// The error for bytes that are no answer of a server.
 fn invalid(server: &str, error: &io::Error) -> ConnectError {
-    match TlsError::of(error) {
-        Some(source) => ConnectError::Tls { server: server.to_owned(), source },
-        None => ControlError::NotFarside.into(),
-    }
+    let (server, tls) = (server.to_owned(), TlsError::of(error));
+    tls.map(|source| ConnectError::Tls { server: server.clone(), source }).unwrap_or_else(|| {
+        let protocol = OtherProtocol::of(error);
+        ConnectError::NoServer { server, protocol }
+    })
 }
 
 /// Reads the files for TLS, if the client is to use it.

@@ -1,13 +1,14 @@
 //! The connecting side. A connection begins with a message of each side, as on the control channel:
 //! the connection request and the reply.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::TcpFabric;
 use super::clock_bound::ClockBound;
 use super::control_channel::TcpChannel;
+use super::other_protocol::OtherProtocol;
 use super::record::{CLOCK_WORDS, Header, ReplyKind, WORD_BYTES, reply_kind};
 use super::stream::Stream;
 use super::tls::TlsClient;
@@ -17,6 +18,8 @@ use crate::{ControlChannel, REPLY_BYTES_MAX, Trust, boot_time_ns, interrupt};
 /// How long one attempt waits for the server's host. The system repeats the first packet at growing
 /// intervals, so that a longer attempt could outlast an outage by as much again.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a program that did not answer gets for the answer to the end of a line.
+const LINE_TIMEOUT: Duration = Duration::from_millis(50);
 /// The id of connections on this side, which has no events.
 const NO_ID: ConnectionId = ConnectionId(0);
 
@@ -80,9 +83,26 @@ pub fn connect_control(
         let polled = rustix::event::poll(&mut polled, step.as_ref());
         let is_over = started.elapsed() >= timeout || interrupt::gives_up();
         if polled != Ok(1) && is_over {
-            return Err(io::ErrorKind::WouldBlock.into());
+            return Err(why_silent(channel));
         }
     }
+}
+
+/// The error for a program that has not answered in time. One that speaks the protocol of redis, or
+/// HTTP, waits for the end of a line, and answers then. A server that was only slow sees a message
+/// that is too long, on a connection that is given up anyway.
+#[cold]
+fn why_silent(channel: TcpChannel) -> io::Error {
+    let (_, mut stream) = channel.into_parts();
+    let mut answer = [0; 4];
+    let mut ask = || -> io::Result<usize> {
+        stream.set_wait_max(LINE_TIMEOUT)?;
+        stream.send(&[IoSlice::new(b"\r\n\r\n")])?;
+        stream.receive(&mut answer, true)
+    };
+    let answered = !interrupt::is_given_up() && ask().is_ok();
+    let other = OtherProtocol::of_answer(&answer).filter(|_| answered);
+    other.map_or(io::ErrorKind::WouldBlock.into(), OtherProtocol::into_io_error)
 }
 
 /// Makes a session's connection. The reply may be a refusal.

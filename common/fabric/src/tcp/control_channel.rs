@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use super::other_protocol::OtherProtocol;
 use super::stream::Stream;
 use super::tls::{is_alert, server_uses_tls};
 use crate::rdma::ConnectionId;
@@ -58,6 +59,9 @@ impl TcpChannel {
         let Some((length, rest)) = self.input.split_first_chunk() else { return Ok(None) };
         if is_alert(length) {
             return Err(server_uses_tls());
+        }
+        if let Some(other) = OtherProtocol::of_answer(length) {
+            return Err(other.into_io_error());
         }
         let bytes = u32::from_le_bytes(*length) as usize;
         if bytes == 0 || bytes > buffer.len().min(MESSAGE_BYTES_MAX) {

@@ -30,6 +30,7 @@ mod link;
 mod listen;
 #[allow(unsafe_code, reason = "the system copies payloads into the region")]
 mod long_write;
+mod other_protocol;
 #[allow(unsafe_code, reason = "the system sends payloads from where they are")]
 mod output;
 mod record;
@@ -50,6 +51,7 @@ pub use data_path::TcpFabric;
 pub use device_atomics::DeviceAtomics;
 pub use executors::{DataConnection, Executors};
 pub use listen::{Event, Incoming, Listener};
+pub use other_protocol::OtherProtocol;
 pub use tls::{TlsClient, TlsError, TlsFiles, TlsServer};
 
 /// RTT_min of `docs/protocol.md`: no chain of any client takes less time. A chain takes four system
