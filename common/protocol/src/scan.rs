@@ -220,6 +220,9 @@ pub async fn count_part<F: Fabric>(
 ) -> ProtocolResult<(u64, u64)> {
     let mut slots = Vec::new();
     let end = read_part(handle, lane, from, &mut slots).await?;
+    // If the directory knows one of the new subtables of a split, and not the other, the part begins
+    // within the old subtable. All its entries have moved, those before the part to the other one.
+    slots.retain(|slot| end_of(slot.directory_hash, slot.local_depth) > u64::from(from));
     Ok((count_keys(&slots), end))
 }
 

@@ -472,8 +472,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         !self.has_expired(expires_at_ms, posted)
     }
 
-    /// Generation and expiry of the word's block, whose header and key were READ. `None` if the block
-    /// does not fit the word: a damaged word may lead to another key's block, or into one.
+    /// Generation and expiry of the word's block, whose header and key were READ. `None` if the
+    /// block does not fit the word: a damaged word may lead to another key's block, or into one.
     pub(super) fn read_header(&self, old: BlockRef) -> Option<(u32, u64)> {
         let fabric = self.engine.endpoint.fabric();
         let block = fabric.buffer(self.lane, Buffer::ReadBlock);

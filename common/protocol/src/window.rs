@@ -375,8 +375,8 @@ impl<F: Fabric> Operation<'_, F> {
     }
 
     /// READs header and key of the block of a word that was READ in this operation. Returns the
-    /// target with what they tell, if the key is this operation's. So the word is the key's, and its
-    /// value, which may be long, need not be READ. One round trip.
+    /// target with what they tell, if the key is this operation's. So the word is the key's, and
+    /// its value, which may be long, need not be READ. One round trip.
     async fn read_own_header(&self, target: ProvenSlot) -> ProtocolResult<Option<ProvenSlot>> {
         let block = target.word.block()?;
         if !self.is_fresh(target.proved_at) {
