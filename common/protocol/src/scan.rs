@@ -220,8 +220,8 @@ pub async fn count_part<F: Fabric>(
 ) -> ProtocolResult<(u64, u64)> {
     let mut slots = Vec::new();
     let end = read_part(handle, lane, from, &mut slots).await?;
-    // If the directory knows one of the new subtables of a split, and not the other, the part begins
-    // within the old subtable. All its entries have moved, those before the part to the other one.
+    // If the directory knows one of the new subtables of a split, and not the other, the part
+    // begins within the old subtable. All its entries have moved, and some are before the part.
     slots.retain(|slot| end_of(slot.directory_hash, slot.local_depth) > u64::from(from));
     Ok((count_keys(&slots), end))
 }

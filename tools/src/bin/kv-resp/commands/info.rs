@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
-use farside::ByteSize;
 use farside_tools::resp::ReplyWriter;
 use rustix::param::clock_ticks_per_second;
 
@@ -63,7 +62,6 @@ fn entries(section: &str, gateway: &Gateway) -> Vec<(&'static str, String)> {
         ],
         "memory" => vec![
             ("used_memory", figures.used_bytes.to_string()),
-            ("used_memory_human", ByteSize(figures.used_bytes).to_string()),
             ("maxmemory", gateway.limits.region_bytes.to_string()),
             ("maxmemory_policy", eviction_policy(gateway).into()),
         ],
