@@ -23,7 +23,7 @@ impl SecretKey {
         Self(Sha256::digest(secret).into())
     }
 
-    /// The key of a client or server without a secret. Everybody knows it.
+    /// The key of a client or server without a secret. It is known to all.
     pub const NONE: Self = Self([0; 32]);
 }
 
@@ -51,7 +51,7 @@ impl Nonce {
     }
 }
 
-/// The first half of an HMAC-SHA256. Nobody without the key can guess it.
+/// The first half of an HMAC-SHA256. Without the key it cannot be guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Proof(pub [u8; 16]);

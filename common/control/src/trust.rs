@@ -2,8 +2,9 @@
 //!
 //! If another user made the socket, that user could pass messages on between the client and the
 //! real server, and keep the region's descriptor. Without a secret it would even get the client's
-//! keys and values. So a client first checks which user listens. It trusts root and its own user. It also trusts the owner of the
-//! socket's folder, if no other user could have put that folder there.
+//! keys and values. So a client first checks which user listens. It trusts root and its own user.
+//! It also trusts the owner of the socket's folder, if no other user could have put that folder
+//! there.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;

@@ -498,7 +498,9 @@ impl Admission {
             | Refusal::Spare
             | Refusal::OtherView { .. }
             | Refusal::Unconfirmed => tracing::debug!("refused a client: {refusal}"),
-            _ => warn_rarely!(self.refused, "FS-022 refused a client: {refusal}"),
+            _ => {
+                warn_rarely!(self.refused, "FS-022 refused a client: {refusal}");
+            }
         }
     }
 }

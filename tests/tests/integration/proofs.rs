@@ -1,8 +1,8 @@
-//! Proves that nobody becomes a client, or a session of a client, with what a client or a server
-//! has sent, and that a client proves nothing to an imposter.
+//! Proves that what a client or a server has sent makes no other connection a client, or a session
+//! of a client, and that a client proves nothing to an imposter.
 //!
-//! Guards against a hello that shows what the server compares with: whoever reads it once, on the
-//! network or at a false address, could send it again.
+//! Guards against a hello that shows what the server compares with. A program that reads it once,
+//! on the network or at a false address, could send it again.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -178,7 +178,7 @@ fn no_invalid_connect_request_harms_a_server() {
         println!("{versions}");
     }
     // A connect request with a flipped bit in the role or in the nonce is a valid one. Without a
-    // proof nobody becomes a client.
+    // proof it makes no client.
     println!("{accepted} connect requests were challenged");
     let statistics = client.admin().statistics().unwrap();
     assert!(accepted > 0 && (statistics.clients, statistics.clients_lost) == (1, 0));

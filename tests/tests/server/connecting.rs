@@ -42,7 +42,7 @@ fn garbage_of_every_length_is_refused_and_harms_no_client() {
     assert_eq!(client.statistics().clients_lost, 0);
 }
 
-/// Whoever reaches the socket can get a challenge, and no more.
+/// A program that reaches the socket can get a challenge, and no more.
 #[test]
 fn a_connection_without_a_proof_is_no_client() {
     let (folder, _server) = serving();
