@@ -18,6 +18,7 @@ mod extents;
 mod failure;
 mod get;
 pub mod held_blocks;
+mod image;
 mod insert;
 mod key_at;
 mod lifetime;

@@ -387,7 +387,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let Some(in_head) = value.get(..value_bytes_in_head(key)) else { return Ok(None) };
         let mut sum = None;
         let put = self.cached_put_by(|taken| {
-            let (new, stamp) = self.stamp_block(taken, (0, value.len()), lifetime)?;
+            let (new, stamp) = self.stamp_block(taken, self.input(), lifetime)?;
             let mut fabric = self.engine.endpoint.fabric_mut();
             fabric.reserve(self.lane, Buffer::NewBlock, head_bytes);
             let head = &mut fabric.buffer_mut(self.lane, Buffer::NewBlock)[..head_bytes];

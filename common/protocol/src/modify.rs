@@ -19,7 +19,7 @@
 use std::io::Write;
 
 use farside_fabric::{Buffer, Fabric};
-use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader};
+use farside_layout::BlockHeader;
 use zerocopy::FromBytes;
 
 use super::insert::Condition;
@@ -27,6 +27,7 @@ use super::swing::{BlockFate, SwingResult};
 use super::{
     ATTEMPTS_MAX, Answer, Found, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving,
 };
+use crate::image::{Image, image_behind};
 use crate::{Lifetime, OperationError, Version};
 
 /// The longest decimal number of 64 bits with a sign, in bytes.
@@ -83,7 +84,6 @@ impl<F: Fabric> Operation<'_, F> {
     pub async fn modify(&self, modification: Modification<'_>) -> ProtocolResult<Answer> {
         let Modification { change, creates, lifetime, returns } = modification;
         let (mut tries, mut inserts_refused) = (RetryState::default(), 0);
-        let mut staged_at = self.key_end();
         // The others need not see the value's extents.
         let reads_value = returns
             || matches!(
@@ -103,8 +103,8 @@ impl<F: Fabric> Operation<'_, F> {
                 if !creates {
                     return Ok(Answer::default());
                 }
-                let (value_bytes, number) = self.stage_change(change, None, &mut staged_at)?;
-                let inserted = self.store(Condition::Absent, lifetime, value_bytes).await?;
+                let (image, number) = self.make_image(change, None)?;
+                let inserted = self.store(Condition::Absent, lifetime, image).await?;
                 if inserted.applied {
                     return Ok(Answer { number, ..inserted });
                 }
@@ -128,12 +128,11 @@ impl<F: Fabric> Operation<'_, F> {
                 let modified = match change {
                     Change::Remove(_) => self.remove(&target).await?,
                     _ => {
-                        let (value_bytes, number) =
-                            self.stage_change(change, Some(&present), &mut staged_at)?;
+                        let (image, number) = self.make_image(change, Some(&present))?;
                         let keeps_pin = lifetime.is_kept() || matches!(change, Change::Retain);
                         let is_pinned = lifetime.is_pinned || keeps_pin && self.found_is_pinned();
                         let lifetime = lifetime.after(present.expires_at_ms).pinned(is_pinned);
-                        let stored = self.replace(&target, value_bytes, lifetime).await?;
+                        let stored = self.replace(&target, image, lifetime).await?;
                         stored.map(|stored| Answer { number, ..stored })
                     }
                 };
@@ -170,16 +169,16 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(is_done.then_some(Answer { applied: true, ..Answer::default() }))
     }
 
-    /// Stores the value that stands behind the key in [`Buffer::NewBlock`], in place of the
-    /// target's. Returns `None` if another client changed the slot.
+    /// Stores the value of this image in place of the target's. Returns `None` if another client
+    /// changed the slot.
     async fn replace(
         &self,
         target: &ProvenSlot,
-        value_bytes: usize,
+        image: Image,
         lifetime: Lifetime,
     ) -> ProtocolResult<Option<Answer>> {
-        let (taken, value) = self.take_block(value_bytes, lifetime).await?;
-        let new = self.seal_block(taken, value, lifetime)?;
+        let (taken, image) = self.take_block(image, lifetime).await?;
+        let new = self.seal_block(taken, image, lifetime)?;
         // Conditional also because the value may have a TTL (invariant I19).
         let desired = target.word.live(new.block, true);
         let swung = self.swing(target, Some(&new), desired, self.now()).await;
@@ -191,69 +190,68 @@ impl<F: Fabric> Operation<'_, F> {
         Ok(linked.then(|| Answer::stored(Some(new.version()))))
     }
 
-    /// Writes the new value behind the key in [`Buffer::NewBlock`]. Returns its length, and the
-    /// number that it stands for. The staged value is at the byte offset `staged_at`, and moves if
-    /// it has to.
-    fn stage_change(
+    /// Returns the image of the new value, and the number that the value stands for. A value that
+    /// depends on the present one is assembled behind the input, which stays as it is: the
+    /// operation may be run again (invariant I28).
+    fn make_image(
         &self,
         change: Change<'_>,
         present: Option<&Found>,
-        staged_at: &mut usize,
-    ) -> ProtocolResult<(usize, i64)> {
-        let start = self.key_end();
-        Ok(match change {
-            Change::Add(addend) => {
-                let number = match present {
-                    Some(present) => self.number_in(present)?,
-                    None => 0,
-                };
+    ) -> ProtocolResult<(Image, i64)> {
+        Ok(match (change, present) {
+            (Change::Add(addend), _) => {
+                let number = present.map_or(Ok(0), |present| self.number_in(present))?;
                 let number = number.checked_add(addend).ok_or(OperationError::NumberOverflow)?;
-                (self.write_number(start, number)?, number)
+                let (text, bytes) = digits(number);
+                let image = self.image_behind_input(bytes)?;
+                self.fill_image(image, 0, &text[..bytes]);
+                (image, number)
             }
-            Change::Append | Change::Retain => {
-                let is_append = matches!(change, Change::Append);
-                let old_bytes = present.map_or(0, |present| present.value_bytes as usize);
-                let staged_bytes = if is_append { self.value_bytes } else { 0 };
-                self.region.check_value_bytes(old_bytes + staged_bytes)?;
-                self.move_staged(staged_at, start + old_bytes, staged_bytes);
-                if let Some(present) = present {
-                    self.copy_value(present, start);
-                }
-                (old_bytes + staged_bytes, 0)
-            }
-            Change::Store(_) | Change::Remove(_) | Change::Leave | Change::Refuse => {
-                (self.value_bytes, 0)
-            }
+            (Change::Append, Some(present)) => (self.append_to(present, self.value_bytes)?, 0),
+            (Change::Retain, Some(present)) => (self.append_to(present, 0)?, 0),
+            _ => (self.input(), 0),
         })
     }
 
-    /// The end of the key in [`Buffer::NewBlock`], as a byte offset.
-    pub(crate) fn key_end(&self) -> usize {
-        BLOCK_HEADER_BYTES as usize + self.key_bytes
+    /// Begins the image of a value of this length behind the input.
+    fn image_behind_input(&self, value_bytes: usize) -> ProtocolResult<Image> {
+        self.region.check_value_bytes(value_bytes)?;
+        let image = Image { at: image_behind(self.input_end()), value_bytes };
+        let bytes = self.key_end() + value_bytes;
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        fabric.reserve(self.lane, Buffer::NewBlock, image.at + bytes);
+        self.begin_image(&mut *fabric, self.lane, image.at, bytes)?;
+        Ok(image)
     }
 
-    /// Moves the staged value within [`Buffer::NewBlock`].
-    fn move_staged(&self, staged_at: &mut usize, to: usize, bytes: usize) {
-        let mut fabric = self.engine.endpoint.fabric_mut();
-        // For both places: a shorter request may make the buffer shorter.
-        fabric.reserve(self.lane, Buffer::NewBlock, to.max(*staged_at) + bytes);
-        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-        image.copy_within(*staged_at..*staged_at + bytes, to);
-        *staged_at = to;
+    /// Returns the image of the value that a GET found, followed by the first bytes of the input's.
+    fn append_to(&self, found: &Found, input_bytes: usize) -> ProtocolResult<Image> {
+        let found_bytes = found.value_bytes as usize;
+        let image = self.image_behind_input(found_bytes + input_bytes)?;
+        let value_start = found.value_start as usize;
+        self.copy_to(image, 0, (Buffer::ReadBlock, value_start, found_bytes));
+        self.copy_to(image, found_bytes, (Buffer::NewBlock, self.key_end(), input_bytes));
+        Ok(image)
     }
 
-    /// Copies the value that a GET found to this byte offset of [`Buffer::NewBlock`].
-    fn copy_value(&self, found: &Found, to: usize) {
-        let mut fabric = self.engine.endpoint.fabric_mut();
+    /// Copies bytes of a buffer to an image's value, behind its first `start` bytes.
+    fn copy_to(&self, image: Image, start: usize, (buffer, from, bytes): (Buffer, usize, usize)) {
         let mut part = [0; COPY_BYTES];
-        let bytes = found.value_bytes as usize;
         for done in (0..bytes).step_by(COPY_BYTES) {
             let part = &mut part[..COPY_BYTES.min(bytes - done)];
-            let value = found.value_in(fabric.buffer(self.lane, Buffer::ReadBlock));
-            part.copy_from_slice(&value[done..][..part.len()]);
-            let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-            image[to + done..][..part.len()].copy_from_slice(part);
+            {
+                let source = self.engine.endpoint.buffer(self.lane, buffer);
+                part.copy_from_slice(&source[from + done..][..part.len()]);
+            }
+            self.fill_image(image, start + done, part);
         }
+    }
+
+    /// Writes these bytes to an image's value, behind its first `start` bytes.
+    fn fill_image(&self, image: Image, start: usize, bytes: &[u8]) {
+        let mut fabric = self.engine.endpoint.fabric_mut();
+        let image = self.image_mut(&mut *fabric, self.lane, image.at);
+        image[self.key_end() + start..][..bytes.len()].copy_from_slice(bytes);
     }
 
     /// Whether the value that the last GET found is pinned.
@@ -271,17 +269,6 @@ impl<F: Fabric> Operation<'_, F> {
         number
             .filter(|number| is_text_of(value, *number))
             .ok_or_else(|| OperationError::NotANumber.into())
-    }
-
-    /// Writes the number to this byte offset of [`Buffer::NewBlock`], and returns its length.
-    fn write_number(&self, at: usize, number: i64) -> ProtocolResult<usize> {
-        let (text, bytes) = digits(number);
-        self.region.check_value_bytes(bytes)?;
-        let mut fabric = self.engine.endpoint.fabric_mut();
-        fabric.reserve(self.lane, Buffer::NewBlock, at + bytes);
-        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-        image[at..at + bytes].copy_from_slice(&text[..bytes]);
-        Ok(bytes)
     }
 }
 

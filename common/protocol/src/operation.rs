@@ -231,7 +231,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Self::staged(handle, lane, hash, (key.len(), value.len()), None)
     }
 
-    /// Copies key and value into the lane's [`Buffer::NewBlock`].
+    /// Copies key and value into the lane's [`Buffer::NewBlock`]. They stay there as they are until
+    /// the lane's next operation (invariant I28).
     #[inline(always)]
     pub fn fill(engine: &Engine<F>, lane: LaneId, key: &[u8], value: &[u8]) {
         let start = BLOCK_HEADER_BYTES as usize;

@@ -7,6 +7,7 @@ use super::insert::{BlindInsert, Condition, Inserted};
 use super::swing::{BlockFate, NewBlock, SwingResult, TakenBlock};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
+use crate::image::Image;
 use crate::location_cache::FoundEntry;
 use crate::lookups::METRICS_WATCH;
 use crate::operation_metrics::cached_put_traffic;
@@ -151,7 +152,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
     /// not trust the server any more (invariant I24).
     #[inline]
     pub fn cached_put(&self, lifetime: Lifetime) -> ProtocolResult<Option<CachedPut<'e>>> {
-        self.cached_put_by(|taken| self.seal_block(taken, (0, self.value_bytes), lifetime))
+        self.cached_put_by(|taken| self.seal_block(taken, self.input(), lifetime))
     }
 
     /// As [`Operation::cached_put`]. `seal` fills in the block.
@@ -236,49 +237,48 @@ impl<F: Fabric> Operation<'_, F> {
     /// Stores the value, whether or not the key is present. One round trip if the key's location is
     /// cached; two if not; three for a new key, or if another session replaced a cached value.
     pub async fn put(&self, lifetime: Lifetime) -> ProtocolResult<Answer> {
-        self.store(Condition::None, lifetime, self.value_bytes).await
+        self.store(Condition::None, lifetime, self.input()).await
     }
 
     /// Stores the value if the key is present. Round trips as for
     /// `put`, and one more if the old value may expire.
     pub async fn update(&self, lifetime: Lifetime) -> ProtocolResult<Answer> {
-        self.store(Condition::Present, lifetime, self.value_bytes).await
+        self.store(Condition::Present, lifetime, self.input()).await
     }
 
     /// Stores the value if the key is absent. Three round trips, or two
     /// where the index has much room. One if the key is present, and one more if its value may
     /// expire.
     pub async fn insert(&self, lifetime: Lifetime) -> ProtocolResult<Answer> {
-        self.store(Condition::Absent, lifetime, self.value_bytes).await
+        self.store(Condition::Absent, lifetime, self.input()).await
     }
 
-    /// Stores the value of this length behind the key in the lane's buffer, if the condition holds.
-    /// A store also counts if another PUT has overwritten it at once; then it has no version.
+    /// Stores the value of this image, if the condition holds. A store also counts if another PUT
+    /// has overwritten it at once; then it has no version.
     pub(super) async fn store(
         &self,
         condition: Condition,
         lifetime: Lifetime,
-        value_bytes: usize,
+        image: Image,
     ) -> ProtocolResult<Answer> {
-        let (taken, value) = self.take_block(value_bytes, lifetime).await?;
-        self.store_taken(condition, lifetime, taken, value).await
+        let (taken, image) = self.take_block(image, lifetime).await?;
+        self.store_taken(condition, lifetime, taken, image).await
     }
 
-    /// As [`Operation::store`], in a block that was taken, for the value that
-    /// [`Operation::seal_block`] gets.
+    /// As [`Operation::store`], in a block that was taken for this image.
     pub(super) async fn store_taken(
         &self,
         condition: Condition,
         lifetime: Lifetime,
         taken: TakenBlock,
-        value: (usize, usize),
+        image: Image,
     ) -> ProtocolResult<Answer> {
         // Only after the wait for a block, during which other lanes may change the cached location.
         let cached = if condition == Condition::Absent { None } else { self.cached_target() };
         if let Some(target) = &cached {
             self.prefetch(target);
         }
-        let new = self.seal_block(taken, value, lifetime)?;
+        let new = self.seal_block(taken, image, lifetime)?;
         let mut condition_held = true;
         let swung = self.swing_cached(&new, condition, cached).await;
         let outcome = self.store_block(&new, condition, swung, &mut condition_held).await;

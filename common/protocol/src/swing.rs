@@ -12,6 +12,7 @@ use zerocopy::FromBytes;
 use super::{Operation, ProtocolResult, ProvenSlot};
 use crate::allocator::TakeResult;
 use crate::failure::Failure;
+use crate::image::Image;
 use crate::location_cache::{Location, PackedLocation};
 use crate::{Lifetime, OperationError, Version};
 
@@ -72,47 +73,45 @@ impl<'e, F: Fabric> Operation<'e, F> {
         }
     }
 
-    /// Takes a free block for the key and a value of this length, which is behind the key in
-    /// [`Buffer::NewBlock`]. If the value is too long for a block, WRITEs its extents first. Also
-    /// returns what to seal: where the image begins in the buffer, and how many bytes follow the
-    /// key.
+    /// Takes a free block for this image. If the value is too long for a block, WRITEs its extents
+    /// first. Also returns the image to seal: that of the head, if there is one.
     pub(super) async fn take_block(
         &self,
-        value_bytes: usize,
+        image: Image,
         lifetime: Lifetime,
-    ) -> ProtocolResult<(TakenBlock, (usize, usize))> {
-        let class = self.class_in_slot(value_bytes)?;
-        let value = match class.is_head() {
-            true => self.write_extents(value_bytes, lifetime).await?,
-            false => (0, value_bytes),
+    ) -> ProtocolResult<(TakenBlock, Image)> {
+        let class = self.class_in_slot(image.value_bytes)?;
+        let image = match class.is_head() {
+            true => self.write_extents(image, lifetime).await?,
+            false => image,
         };
-        self.take_block_of(class, value).await
+        self.take_block_of(class, image).await
     }
 
     /// Takes a free block of this class. If there is none, puts back the extents that are written.
     pub(super) async fn take_block_of(
         &self,
         class: SizeClass,
-        value: (usize, usize),
-    ) -> ProtocolResult<(TakenBlock, (usize, usize))> {
+        image: Image,
+    ) -> ProtocolResult<(TakenBlock, Image)> {
         let taken = self.handle().take_block(self.lane, class).await;
         if taken.is_err() && class.is_head() {
             self.region.allocator().put_back_extents(self.lane);
         }
         let (free, taken_at) = taken?;
-        Ok((TakenBlock { free, class, taken_at }, value))
+        Ok((TakenBlock { free, class, taken_at }, image))
     }
 
-    /// Seals the key, and the value of this length behind it, into a block that was taken. The
-    /// block's image begins at this offset of the buffer.
+    /// Seals an image for a block that was taken: writes its header, and zeros behind its value.
     #[inline(always)]
     pub(super) fn seal_block(
         &self,
         taken: TakenBlock,
-        (at, value_bytes): (usize, usize),
+        image: Image,
         lifetime: Lifetime,
     ) -> ProtocolResult<NewBlock> {
-        let (new, stamp) = self.stamp_block(taken, (at, value_bytes), lifetime)?;
+        let (new, stamp) = self.stamp_block(taken, image, lifetime)?;
+        let Image { at, value_bytes } = image;
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = new.write_bytes as usize;
         let mut fabric = self.engine.endpoint.fabric_mut();
@@ -126,13 +125,12 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Ok(new)
     }
 
-    /// The new block, and the fields of its header, for a value of this length. The block's image
-    /// begins at this offset of the buffer.
+    /// The new block that gets this image, and the fields of its header.
     #[inline(always)]
     pub(super) fn stamp_block(
         &self,
         taken: TakenBlock,
-        (at, value_bytes): (usize, usize),
+        Image { at, value_bytes }: Image,
         lifetime: Lifetime,
     ) -> ProtocolResult<(NewBlock, BlockStamp)> {
         let TakenBlock { free, class, taken_at } = taken;

@@ -7,11 +7,11 @@ mod start;
 mod verdict;
 
 use std::cell::{RefCell, RefMut};
-use std::hash::Hasher;
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
-use farside_fabric::{LaneId, Nanos};
+use farside_fabric::{Buffer, LaneId, Nanos};
 use farside_linearizability::HistoryOperation;
 use farside_protocol::split::SplitProgress;
 
@@ -404,10 +404,17 @@ impl Execution<'_> {
         }
     }
 
-    /// Replaces a client's observations by the state of its session.
+    /// Replaces a client's observations by the state of its session, with the buffer from which an
+    /// operation is run again.
     fn keep_observed(&self, client: usize) {
         let mut hasher = std::hash::DefaultHasher::new();
         self.sessions[client].hash_state(&mut hasher);
+        for process in self.processes.iter().filter(|process| process.client == client) {
+            if process.state == State::Offline {
+                let endpoint = self.sessions[client].endpoint();
+                endpoint.buffer(process.lane, Buffer::NewBlock).hash(&mut hasher);
+            }
+        }
         let mut fabric = self.sessions[client].endpoint().fabric_mut();
         fabric.observed = hasher.finish();
         fabric.lanes.iter_mut().for_each(|lane| lane.posted_times = 0);

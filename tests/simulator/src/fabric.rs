@@ -326,6 +326,26 @@ impl SimFabric {
         self.observed = mix(mix(self.observed, 2), world.now);
     }
 
+    /// Takes the buffers of another connection's lanes.
+    pub(crate) fn take_buffers(&mut self, other: &mut Self) {
+        for (lane, other) in self.lanes.iter_mut().zip(&mut other.lanes) {
+            std::mem::swap(&mut lane.buffers, &mut other.buffers);
+        }
+    }
+
+    /// Copies an image that was assembled behind the operation's input over the input.
+    fn overwrite_input(&mut self, lane: LaneId, chain: &[Verb]) {
+        let from = Buffer::NewBlock;
+        let Some(Verb::WritePart { from: Buffer::NewBlock, at, bytes, .. }) = chain.first() else {
+            return;
+        };
+        let at = *at as usize;
+        // The image itself stays as it is.
+        let bytes = at.min(*bytes as usize);
+        self.buffer_mut(lane, from).copy_within(at..at + bytes, 0);
+        self.world.borrow_mut().note_fired(Mutant::InputOverwritten);
+    }
+
     /// Makes the session forget that it holds the extents which the lane is about to unlink.
     fn drop_old_extents(&self, lane: LaneId) {
         let Some(held_blocks) = self.held_blocks.get() else { return };
@@ -375,6 +395,9 @@ impl Fabric for SimFabric {
     fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
         if swap_of(chain).is_some() && self.follows(Mutant::OldExtentsUnheld) {
             self.drop_old_extents(lane);
+        }
+        if self.follows(Mutant::InputOverwritten) {
+            self.overwrite_input(lane, chain);
         }
         let state = &mut self.lanes[usize::from(lane.0)];
         state.region = region;

@@ -103,6 +103,9 @@ pub enum Mutant {
     ExpiryIgnored,
     /// A session does not hold the extents of a head when it unlinks the head (I27).
     OldExtentsUnheld,
+    /// An operation that depends on the present value assembles the new one over its own key and
+    /// value (I28).
+    InputOverwritten,
     /// After a lost connection, a change that may have happened counts as not done.
     UnknownIsNothing,
     /// PUT counts as overwritten by a conditional operation.

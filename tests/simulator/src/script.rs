@@ -226,6 +226,11 @@ impl Script {
         self.then(Op::InsertTtl(key))
     }
 
+    /// Appends a digit to a number.
+    pub fn append(self, key: Key) -> Self {
+        self.then(Op::Append(key))
+    }
+
     /// PUT that keeps the expiry.
     pub fn put_keep_ttl(self, key: Key) -> Self {
         self.then(Op::PutKeepTtl(key))

@@ -118,6 +118,18 @@ impl TestSession {
         action: Action<'_>,
         (key, value): (&[u8], &[u8]),
     ) -> Result<Reply, Option<OperationError>> {
+        Operation::fill(&self.engine, lane, key, value);
+        self.run_staged(lane, action, (key, value)).await
+    }
+
+    /// As [`TestSession::run`], for an operation whose key and value are in the lane's buffer since
+    /// an earlier run, as in the pipeline of a cluster. The earlier run was broken off.
+    pub(crate) async fn run_staged(
+        &self,
+        lane: LaneId,
+        action: Action<'_>,
+        (key, value): (&[u8], &[u8]),
+    ) -> Result<Reply, Option<OperationError>> {
         let moving = self.cluster.as_ref().filter(|cluster| cluster.is_moving(key));
         let opened = moving.map(|cluster| cluster.region().ok_or(None)).transpose()?;
         let region = opened.as_deref().unwrap_or(&self.region);
@@ -127,7 +139,8 @@ impl TestSession {
         self.note_ignored_trust(moving);
         region.check_key(key).map_err(Some)?;
         region.check_value(value).map_err(Some)?;
-        let operation = Operation::stage(self.engine.at(region), lane, region.hashed(key), value);
+        let ((hash, _), bytes) = (region.hashed(key), (key.len(), value.len()));
+        let operation = Operation::staged(self.engine.at(region), lane, hash, bytes, None);
         let performed = operation.perform(action).await;
         if let (Some(cluster), Err(Failure::Lost(_))) = (moving, &performed) {
             cluster.disconnect();

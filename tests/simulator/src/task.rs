@@ -93,8 +93,14 @@ pub(crate) async fn run_script(
             continue;
         }
         let mut value = format!("{name}{}", n + 1);
-        if let Op::Increment(_) | Op::Append(_) = op {
+        if let Op::Increment(_) = op {
             value = "1".to_owned();
+        }
+        if let Op::Append(_) = op {
+            // Operations that follow each other append different digits: so a part of the present
+            // value cannot stand for the operation's own.
+            let number = name.bytes().fold(n, |number, byte| number + 3 * usize::from(byte));
+            value = (number % 9 + 1).to_string();
         }
         // A number for the expiry of a touch. Scripts have fewer than 16 operations, if they touch
         // a key.
@@ -119,7 +125,8 @@ pub(crate) async fn run_script(
         };
         let requested = RequestedOperation::of(op, value.clone(), expected);
         let key = requested.key;
-        if !std::mem::take(&mut is_invoked) {
+        let is_staged = std::mem::take(&mut is_invoked);
+        if !is_staged {
             events.borrow_mut().push_back(Event::Invoke(requested));
         }
         let required = match (op, &seen[key]) {
@@ -150,12 +157,17 @@ pub(crate) async fn run_script(
             (_, Some(required)) => (Action::Exchange(required, forever), &*value),
             (_, None) => (Action::Delete, ""),
         };
-        let mut reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
+        let entry = (&keys()[key][..], value.as_bytes());
+        let mut reply = match is_staged {
+            false => session.run(lane, action, entry).await,
+            true => session.run_staged(lane, action, entry).await,
+        };
         while matches!(reply, Err(None)) && session.is_offline(&keys()[key]) {
-            // As sessions do: an operation that has not happened is repeated on a new connection.
+            // As pipelines do: an operation that has not happened is run again on a new connection,
+            // from the lane's buffer.
             events.borrow_mut().push_back(Event::Offline);
             begin().await;
-            reply = session.run(lane, action, (&keys()[key], value.as_bytes())).await;
+            reply = session.run_staged(lane, action, entry).await;
         }
         if let (Op::Get(_), Ok(Reply { found: Some(found), .. })) = (op, &reply) {
             seen[key] = Some(found.clone());
@@ -165,7 +177,7 @@ pub(crate) async fn run_script(
         if session.endpoint().fabric().is_lost
             && (is_invoked || matches!(reply, Err(Some(OperationError::Indeterminate))))
         {
-            // As sessions do: an operation that has not happened is repeated on a new connection.
+            // As above. The lane's buffers come along.
             if !is_invoked {
                 events.push_back(Event::Respond(key, reply));
             }

@@ -2,12 +2,13 @@
 
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, Extent, LayoutError, SizeClass,
-    extend_sum, extent_data_offset, extent_table_bytes, seal_extent, set_extent, set_value_bytes,
+    BlockAddress, BlockRef, BlockStamp, Extent, SizeClass, extend_sum, extent_data_offset,
+    extent_table_bytes, seal_extent, set_extent, set_value_bytes,
 };
 
 use super::{Chain, split_at_word};
 use crate::failure::Failure;
+use crate::image::{Image, image_behind};
 use crate::{Lifetime, Operation, ProtocolResult};
 
 /// How many extents a chain WRITEs: two verbs each.
@@ -47,41 +48,39 @@ impl<F: Fabric> Operation<'_, F> {
     /// The state before the first extent. The first `used` bytes of the lane's [`Buffer::NewBlock`]
     /// keep what they have: the key, and possibly the value.
     pub(super) fn begin_extents(&self, used: usize) -> ExtentWriter {
-        ExtentWriter { images: used.next_multiple_of(64), count: 0, value_bytes: 0 }
+        ExtentWriter { images: image_behind(used), count: 0, value_bytes: 0 }
     }
 
-    /// Takes blocks for the extents of a value of this length, and WRITEs them. The value is behind
-    /// the key in [`Buffer::NewBlock`], and stays there. Returns the offset in the buffer at which
-    /// the image of the head begins, with key and table, and the length of the table. One round
-    /// trip for each two extents. All of them are complete when the head is linked (invariant I26).
+    /// Takes blocks for the extents of the value in this image, and WRITEs them. The image stays as
+    /// it is. Returns the image of the head, whose value is the table. One round trip for each two
+    /// extents. All of them are complete when the head is linked (invariant I26).
     pub(crate) async fn write_extents(
         &self,
-        bytes: usize,
+        image: Image,
         lifetime: Lifetime,
-    ) -> ProtocolResult<(usize, usize)> {
-        let at = self.key_end();
+    ) -> ProtocolResult<Image> {
+        let (at, bytes) = (image.at + self.key_end(), image.value_bytes);
         let mut writer = self.begin_extents(at + bytes);
         {
             let mut fabric = self.engine.endpoint.fabric_mut();
             fabric.reserve(self.lane, Buffer::NewBlock, writer.images);
-            fabric.buffer_mut(self.lane, Buffer::NewBlock)[at + bytes..writer.images].fill(0);
+            let behind = self.image_mut(&mut *fabric, self.lane, at + bytes);
+            behind[..writer.images - (at + bytes)].fill(0);
         }
         let source = Source { buffer: Buffer::NewBlock, at, bytes, tail: [0; 8] };
         self.write_parts::<1>(&mut writer, source, lifetime).await?;
         self.end_extents(&writer)
     }
 
-    /// Completes the table. Returns the offset of the head's image in the buffer, and the length of
-    /// the table.
-    pub(super) fn end_extents(&self, writer: &ExtentWriter) -> ProtocolResult<(usize, usize)> {
-        let table_bytes = extent_table_bytes(writer.count);
-        let head_at = self.head_at(writer);
-        let (key_start, key_end) = (BLOCK_HEADER_BYTES as usize, self.key_end());
+    /// Completes the table. Returns the image of the head.
+    pub(super) fn end_extents(&self, writer: &ExtentWriter) -> ProtocolResult<Image> {
+        let head =
+            Image { at: self.head_at(writer), value_bytes: extent_table_bytes(writer.count) };
+        let bytes = self.key_end() + head.value_bytes;
         let mut fabric = self.engine.endpoint.fabric_mut();
-        let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-        image.copy_within(key_start..key_end, head_at + key_start);
-        set_value_bytes(&mut image[head_at + key_end..], writer.value_bytes)?;
-        Ok((head_at, table_bytes))
+        let image = self.begin_image(&mut *fabric, self.lane, head.at, bytes)?;
+        set_value_bytes(&mut image[self.key_end()..], writer.value_bytes)?;
+        Ok(head)
     }
 
     /// Where the image of the head begins in the lane's [`Buffer::NewBlock`].
@@ -230,18 +229,11 @@ impl<F: Fabric> Operation<'_, F> {
         let data_at = extent_data_offset(self.key_bytes) as usize;
         let image_at = writer.images + chain.parts * self.image_bytes();
         let mut fabric = self.engine.endpoint.fabric_mut();
-        let image = fabric.buffer_mut(lane, Buffer::NewBlock);
-        let short = LayoutError::Truncated { what: "buffer", bytes: image.len() as u64 };
-        if image.len() < image_at + self.image_bytes() {
-            return Err(short.into());
-        }
-        let (key_start, key_end) = (BLOCK_HEADER_BYTES as usize, self.key_end());
-        image.copy_within(key_start..key_end, image_at + key_start);
-        let image = &mut image[image_at..];
+        let image = self.begin_image(&mut *fabric, lane, image_at, self.image_bytes())?;
         let stamp = BlockStamp { address: free.address, generation: free.generation, ..stamp };
         seal_extent(image, self.key_bytes as u16, (words + rest) as u32, stamp)?;
         let (remote, from) = (free.address.offset(), Buffer::NewBlock);
-        let bytes = key_end.next_multiple_of(8) as u32;
+        let bytes = self.key_end().next_multiple_of(8) as u32;
         chain.push(Verb::WritePart { remote, from, at: image_at as u32, bytes });
         let remote = remote + data_at as u64;
         if words > 0 {
@@ -282,8 +274,7 @@ impl<F: Fabric> Operation<'_, F> {
             }
             let number = writer.count + number;
             let free = self.region.allocator().held_extent(self.lane, number);
-            let image = fabric.buffer_mut(self.lane, Buffer::NewBlock);
-            let table = image.get_mut(table_at..).unwrap_or_default();
+            let table = self.image_mut(&mut *fabric, self.lane, table_at);
             set_extent(table, number, Extent::new(free, sum))?;
         }
         Ok(())

@@ -412,9 +412,9 @@ impl Execution<'_> {
             self.events.reconnects += 1;
         }
         self.prepared.connect(&self.world, session, (client + 1, nth), number);
+        self.keep_observed(client);
         self.processes[actor].state = State::Working;
         self.processes[actor].chains = 0;
-        self.keep_observed(client);
         self.fabric_mut(actor).noticed = false;
         self.last = Some(actor);
         self.poll(actor)?;

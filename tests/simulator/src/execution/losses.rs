@@ -1,10 +1,10 @@
 //! The ends of connections: deaths, lost queue pairs and restarts of the server. Then the server
 //! fences the client, and clears its slots, and the client reconnects.
 
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-use farside_fabric::{LaneId, RegionIndex};
+use farside_fabric::{Buffer, LaneId, RegionIndex};
 use farside_protocol::sweep::clear;
 
 use crate::execution::Execution;
@@ -208,7 +208,8 @@ impl Execution<'_> {
     }
 
     /// Continues a process's script on a new connection with an empty location cache. `is_invoked`:
-    /// its operation `next` was invoked on the old connection.
+    /// its operation `next` was invoked on the old connection, and is run again from the buffers of
+    /// its lane.
     pub(super) fn reopen(&mut self, actor: usize, next: usize, is_invoked: bool, seen: Seen) {
         let client = self.processes[actor].client;
         let [script] = &self.prepared.scenario.clients[client].lanes[..] else {
@@ -218,8 +219,15 @@ impl Execution<'_> {
         self.reopened += 1;
         self.world.borrow_mut().note(actor, || "reconnects".to_owned());
         let session = Rc::new(self.prepared.reopen(&self.world, (client, actor), nth));
+        {
+            let mut old = self.sessions[client].endpoint().fabric_mut();
+            session.endpoint().fabric_mut().take_buffers(&mut old);
+        }
         let mut hasher = DefaultHasher::new();
         session.hash_state(&mut hasher);
+        if is_invoked {
+            session.endpoint().buffer(LaneId(0), Buffer::NewBlock).hash(&mut hasher);
+        }
         session.endpoint().fabric_mut().observed = hasher.finish();
         self.ids[client] = client_id(self.prepared.scenario.clients.len() + 4 + nth);
         let old = &self.processes[actor];

@@ -19,6 +19,7 @@ mod pairs;
 mod places;
 mod random;
 mod removals;
+mod reruns;
 mod reuse;
 mod sessions;
 mod split_mutants;
