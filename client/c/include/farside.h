@@ -221,7 +221,7 @@ void farside_options_free(struct farside_options *options);
 // or for a cluster, write commas between them.
 enum farside_status farside_options_server(struct farside_options *options, const char *server);
 
-// Sets the shared secret, if the server requires one.
+// Sets the shared secret. The client then uses only servers with the same one, which prove it.
 enum farside_status farside_options_secret(struct farside_options *options, const char *secret);
 
 // Makes the client a reader, which cannot change anything.

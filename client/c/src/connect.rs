@@ -74,7 +74,7 @@ pub unsafe extern "C" fn farside_options_server(
     })
 }
 
-/// Sets the shared secret, if the server requires one.
+/// Sets the shared secret. The client then uses only servers with the same one, which prove it.
 ///
 /// # Safety
 /// The arguments are valid.

@@ -100,7 +100,7 @@ impl ClientBuilder {
         self
     }
 
-    /// The shared secret, if the server requires one.
+    /// The shared secret. The client then uses only servers with the same one, which prove it.
     pub fn secret(mut self, secret: &str) -> Self {
         self.secret_key = SecretKey::of(secret);
         self

@@ -14,7 +14,7 @@ use super::{
     unreachable_untimed,
 };
 use crate::address::Address;
-use crate::{ControlChannel, ControlError, Purpose, SessionKey, Welcome};
+use crate::{ControlChannel, Purpose, SessionKey, Welcome};
 
 /// Makes fabrics that reach a region over TCP.
 struct TcpFactory {
