@@ -94,7 +94,7 @@ impl Faults {
             flights: vec![None; lanes],
             held_chains: Vec::with_capacity(lanes),
             held_completions: Vec::with_capacity(lanes),
-            is_broken: false,
+            broken: Vec::new(),
         };
         Intercepted { interceptor, fabric }
     }
@@ -201,8 +201,9 @@ pub struct Injector {
     held_chains: Vec<(Nanos, LaneId)>,
     /// Completions that are held back, each with the time of its release.
     held_completions: Vec<(Nanos, Completion)>,
-    /// Whether the connection has broken. If so, no chain is executed, as with a broken queue pair.
-    is_broken: bool,
+    /// The regions whose connections have broken. No chain is executed there, as with a broken
+    /// queue pair.
+    broken: Vec<RegionIndex>,
 }
 
 /// A delay is shorter than two to this power microseconds, a limit beyond the deadlines of `shm`.
@@ -265,9 +266,9 @@ impl Injector {
         let Some(flight) = self.flights[usize::from(lane.0)].take() else {
             return Some(Completion { lane, result });
         };
-        if flight.breaks || self.is_broken {
+        if flight.breaks || self.broken.contains(&flight.region) {
             self.faults.count(flight.fault());
-            self.break_connection();
+            self.break_connection(flight.region);
             return Some(Completion { lane, result: Err(flight.error_when_lost()) });
         }
         if flight.is_delayed && result == Err(ChainError::Late) {
@@ -282,10 +283,23 @@ impl Injector {
         Some(Completion { lane, result })
     }
 
-    /// Breaks the connection: the chains that are held back are never executed.
-    fn break_connection(&mut self) {
-        self.is_broken = true;
-        let lost = std::mem::take(&mut self.held_chains);
+    /// Breaks the connection to a region: the chains that are held back are never executed.
+    fn break_connection(&mut self, region: RegionIndex) {
+        if !self.broken.contains(&region) {
+            self.broken.push(region);
+        }
+        self.lose_held(region);
+    }
+
+    /// Fails the chains that are held back and for this region.
+    fn lose_held(&mut self, region: RegionIndex) {
+        let flights = &self.flights;
+        let is_for_it = |lane: LaneId| {
+            let flight = &flights[usize::from(lane.0)];
+            flight.as_ref().is_some_and(|flight| flight.region == region)
+        };
+        let (lost, kept) = self.held_chains.drain(..).partition(|(_, lane)| is_for_it(*lane));
+        self.held_chains = kept;
         self.fail(lost);
     }
 
@@ -308,7 +322,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Injector {
         chain: &[Verb],
         deadline: Nanos,
     ) {
-        if self.is_broken {
+        if self.broken.contains(&region) {
             return self.report(0, lane, Err(ChainError::Fenced));
         }
         self.faults.survive(fabric, lane, region, chain, deadline);
@@ -364,13 +378,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Injector {
 
     fn replaced(&mut self, fabric: &mut F, region: RegionIndex) {
         fabric.replaced(region);
-        let flights = &self.flights;
-        let is_for_it = |lane: LaneId| {
-            let flight = &flights[usize::from(lane.0)];
-            flight.as_ref().is_some_and(|flight| flight.region == region)
-        };
-        let (lost, kept) = self.held_chains.drain(..).partition(|(_, lane)| is_for_it(*lane));
-        self.held_chains = kept;
-        self.fail(lost);
+        self.lose_held(region);
+        self.broken.retain(|broken| *broken != region);
     }
 }

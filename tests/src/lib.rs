@@ -21,6 +21,7 @@ pub mod engine;
 pub mod etcd_process;
 pub mod faults;
 pub mod handshake;
+pub mod lanes;
 pub mod ledger;
 mod left_out;
 pub mod long_puts;

@@ -16,12 +16,13 @@ use farside_fabric::shm::Region;
 use farside_linearizability::{Ended, HistoryOperation, Record, numeric};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 
+use crate::lanes::{self, Answered, Call, Way};
 use crate::self_describing;
 
 /// Recorded sessions use the keys below this number.
 pub const HOT_KEYS: u64 = 64;
 /// The keys whose values are decimal numbers.
-pub const COUNTERS: std::ops::Range<u64> = HOT_KEYS..HOT_KEYS + 8;
+pub const COUNTERS: std::ops::Range<u64> = HOT_KEYS..HOT_KEYS + 24;
 /// The keys that sessions of a cache use besides the hot ones. Their values take more memory than
 /// the server has.
 pub const COLD_KEYS: std::ops::Range<u64> = COUNTERS.end..10_000;
@@ -179,6 +180,22 @@ fn recorded(action: Action<'_>, key: u64) -> (HistoryOperation, u64) {
     }
 }
 
+/// Returns what a history records of an answer: of an append no value.
+fn recorded_answer(action: Action<'_>, answered: Answered) -> (Ended, Option<Value>) {
+    let Answered { applied, value, number } = answered;
+    let value = match action {
+        Action::Modify(Modification { change: Change::Add(_), .. }) => Some(sum(number)),
+        Action::Modify(Modification { change: Change::Append, .. }) => None,
+        _ => value,
+    };
+    (ended(applied), value)
+}
+
+/// The number that an increment stored, as a value without its version.
+fn sum(number: i64) -> Value {
+    Value { data: number.to_string().into_bytes(), version: Version::from_u64(0) }
+}
+
 fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) -> RecordedResult {
     let changed = |is_done| (ended(is_done), None);
     match action {
@@ -202,8 +219,7 @@ fn perform(session: &mut Session, action: Action<'_>, key: &[u8], value: &[u8]) 
             session.compare_exchange_version(key, expected, value).map(recorded_outcome)
         }
         Action::Modify(Modification { change: Change::Add(addend), .. }) => {
-            let data = session.increment(key, addend)?.to_string().into_bytes();
-            Ok((Ended::Done, Some(Value { data, version: Version::from_u64(0) })))
+            session.increment(key, addend).map(|number| (Ended::Done, Some(sum(number))))
         }
         Action::Modify(Modification { change: Change::Append, .. }) => {
             session.append(key, value).map(|_| changed(true))
@@ -349,34 +365,34 @@ impl RecordingSession {
         result.map(|(_, found)| found)
     }
 
-    /// Runs the operations of one batch concurrently. Returns their results. None of them may be
-    /// a compare-and-exchange.
-    pub fn batch(
+    /// Runs operations beside each other. Returns their results. None of them may be a
+    /// compare-and-exchange.
+    pub fn run_beside(
         &mut self,
+        way: &Way,
         steps: &[(u64, Action<'_>, usize)],
     ) -> Result<Vec<Result<(), Error>>, Error> {
         let records: Vec<OpenRecord> =
             steps.iter().map(|&(key, action, bytes)| self.begin(key, action, bytes)).collect();
         let keys: Vec<[u8; 8]> = steps.iter().map(|(key, ..)| key.to_le_bytes()).collect();
-        let mut batch = self.session.batch();
-        for ((key, record), (_, action, _)) in keys.iter().zip(&records).zip(steps) {
-            batch = match action {
-                Action::Get => batch.get(key),
-                Action::Put(_) => batch.put(key, &record.value),
-                Action::Insert(_) => batch.insert(key, &record.value),
-                Action::Update(_) => batch.update(key, &record.value),
-                Action::Delete => batch.delete(key),
-                _ => unreachable!("no such step is requested"),
-            };
-        }
+        let calls: Vec<_> = keys
+            .iter()
+            .zip(&records)
+            .zip(steps)
+            .map(|((key, record), (_, action, _))| Call {
+                action: *action,
+                key,
+                value: &record.value,
+            })
+            .collect();
         // Without a connection no operation happened, and all records stay without a result.
-        let outcomes = batch.run()?;
-        let returned = boot_time_ns();
-        let results = outcomes.into_iter().zip(&records).map(|(outcome, record)| {
-            let result = outcome.map(recorded_outcome);
-            self.end(record, &result, returned);
-            result.map(drop)
-        });
+        let returned = lanes::run(&mut self.session, way, &calls)?.into_iter();
+        let results =
+            returned.zip(calls).zip(&records).map(|(((returned, result), call), record)| {
+                let result = result.map(|answered| recorded_answer(call.action, answered));
+                self.end(record, &result, returned);
+                result.map(drop)
+            });
         Ok(results.collect())
     }
 }

@@ -5,18 +5,20 @@
 //! subtables. The process exits with 3 and a message on stderr when a call fails in a forbidden
 //! way, or returns a value that no session wrote.
 //!
-//! `history-worker ADDRESS FOLDER FIRST SESSIONS
-//! [faults|endless|network|cluster|cache|faulty-cache|long|long-cache|long-full]`: the sessions are
-//! the processes FIRST, FIRST + 1 and so on of the history. Each writes a file with its number as
-//! name to FOLDER. The file `new-FIRST` has the number of new keys. The process ends once FOLDER
-//! has a file `stop`.
+//! `history-worker ADDRESS FOLDER FIRST SESSIONS [MODE]`: the sessions are the processes FIRST,
+//! FIRST + 1 and so on of the history. Each writes a file with its number as name to FOLDER. The
+//! file `new-FIRST` has the number of new keys. The process ends once FOLDER has a file `stop`.
+//! MODE is one of faults, endless, network, cluster, lanes, pipelines, batches, async, cache,
+//! faulty-cache, long, long-cache and long-full.
 //!
 //! With `faults`, chains are late and connections break, and at some verb the process kills itself.
 //! The file `faults-FIRST` counts the faults. With `endless`, sessions overwrite their files once
 //! these are full, and few new keys are inserted: such a client works until it is killed. With
 //! `network`, the network fails, so that a write may wait for its blocks in vain. With `cluster`,
 //! ADDRESS is a list of seeds, and shards may be unavailable. Then sessions make fewer operations,
-//! so that their files have room for minutes.
+//! so that their files have room for minutes. With `pipelines`, `batches` or `async`, as with
+//! `cluster`, and sessions have many operations in flight in such a way, while connections break:
+//! counters are incremented and appended to. With `lanes`, each session does it in another way.
 //!
 //! With `cache`, the server evicts keys. The sessions also use cold keys, whose values do not fit
 //! into its memory, and some values expire. `faulty-cache` has the faults as well. With `long`, as
@@ -34,6 +36,7 @@ use farside::{Client, ClientBuilder, Contact, Error, Session, SetupError};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 use farside_tests::device;
 use farside_tests::faults::{Faults, Rates};
+use farside_tests::lanes::Way;
 use farside_tests::recorder::{
     COLD_KEYS, COUNTERS, HOT_KEYS, RecordingSession, create_mapped, may_expire, new_key,
 };
@@ -60,6 +63,8 @@ const CONNECT_TIMEOUT_IN_CLUSTER: Duration = Duration::from_millis(300);
 /// The pause after an operation whose shard is unavailable: the next one may fail at once.
 const UNAVAILABLE_PAUSE: Duration = Duration::from_millis(5);
 const BATCH: usize = 8;
+/// The number of operations that a session of a cluster does beside each other.
+const IN_LANES: usize = 16;
 /// Nothing is appended to a longer decimal number. The checker takes numbers of 12 digits.
 const COUNTER_BYTES_MAX: usize = 6;
 /// Limit on the keys that a session inserts: the region has room for no more.
@@ -72,6 +77,8 @@ const NEW_KEYS_MAX_ENDLESS: u64 = 5_000;
 
 /// The faults in a million chains.
 const RATES: Rates = Rates { delayed: 3000, reported_late: 2000, broken: 200 };
+/// [`RATES`] of a client with many operations in flight, which all lose their connection at once.
+const RATES_IN_LANES: Rates = Rates { delayed: 0, reported_late: 0, broken: 2000 };
 /// The range of `n`: the process ends after at least 2^n verbs, and fewer than twice as many.
 const LAST_VERB_LOG2: std::ops::Range<u32> = 8..17;
 /// The interval at which the counts of faults are written to their file.
@@ -87,6 +94,10 @@ enum Mode {
     Endless,
     Network,
     Cluster,
+    Lanes,
+    Pipelines,
+    Batches,
+    Async,
     Cache,
     FaultyCache,
     Long,
@@ -100,6 +111,15 @@ fn mode() -> Mode {
 
 fn is_cache() -> bool {
     matches!(mode(), Mode::Cache | Mode::FaultyCache | Mode::LongCache)
+}
+
+/// Whether sessions have many operations in flight in a cluster, and connections break.
+fn has_lanes() -> bool {
+    matches!(mode(), Mode::Lanes | Mode::Pipelines | Mode::Batches | Mode::Async)
+}
+
+fn is_in_cluster() -> bool {
+    mode() == Mode::Cluster || has_lanes()
 }
 
 /// Whether some values have extents. Such workers have faults, too.
@@ -127,6 +147,10 @@ fn main() {
         ["endless"] => Mode::Endless,
         ["network"] => Mode::Network,
         ["cluster"] => Mode::Cluster,
+        ["lanes"] => Mode::Lanes,
+        ["pipelines"] => Mode::Pipelines,
+        ["batches"] => Mode::Batches,
+        ["async"] => Mode::Async,
         ["cache"] => Mode::Cache,
         ["faulty-cache"] => Mode::FaultyCache,
         ["long"] => Mode::Long,
@@ -135,14 +159,14 @@ fn main() {
         _ => usage(),
     };
     let (folder, mode) = (Path::new(folder), *MODE.get_or_init(|| mode));
-    let timeout = match mode {
+    let timeout = match is_in_cluster() {
         // In emulation a connection takes longer.
-        Mode::Cluster if device().is_some() => 10 * CONNECT_TIMEOUT_IN_CLUSTER,
-        Mode::Cluster => CONNECT_TIMEOUT_IN_CLUSTER,
-        _ => CONNECT_TIMEOUT,
+        true if device().is_some() => 10 * CONNECT_TIMEOUT_IN_CLUSTER,
+        true => CONNECT_TIMEOUT_IN_CLUSTER,
+        false => CONNECT_TIMEOUT,
     };
     let mut client = Client::builder().server(address).connect_timeout(timeout);
-    let is_faulty = has_long() || matches!(mode, Mode::Faults | Mode::FaultyCache);
+    let is_faulty = has_long() || has_lanes() || matches!(mode, Mode::Faults | Mode::FaultyCache);
     let faults = is_faulty.then(|| faults(first));
     if let Some(faults) = &faults {
         let faults = faults.clone();
@@ -161,8 +185,8 @@ fn main() {
             scope.spawn(move || work(client, folder, process));
         }
         let new_keys = match mode {
-            Mode::Endless | Mode::Cluster => NEW_KEYS_MAX_ENDLESS,
-            _ if has_long() => NEW_KEYS_MAX_ENDLESS,
+            Mode::Endless => NEW_KEYS_MAX_ENDLESS,
+            _ if has_long() || is_in_cluster() => NEW_KEYS_MAX_ENDLESS,
             _ => NEW_KEYS_MAX,
         };
         scope.spawn(move || insert(client, folder, first, new_keys));
@@ -175,7 +199,8 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "history-worker ADDRESS FOLDER FIRST SESSIONS \
-         [faults|endless|network|cluster|cache|faulty-cache|long|long-cache|long-full]"
+         [faults|endless|network|cluster|lanes|pipelines|batches|async|cache|faulty-cache|long|\
+         long-cache|long-full]"
     );
     std::process::exit(2);
 }
@@ -190,7 +215,7 @@ fn connect(builder: &ClientBuilder, folder: &Path) -> Option<Client> {
     while !has_stopped(folder) {
         match builder.clone().connect() {
             Ok(client) => return Some(client),
-            Err(SetupError::Connect(Unreachable { .. })) if mode() == Mode::Cluster => {}
+            Err(SetupError::Connect(Unreachable { .. })) if is_in_cluster() => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -210,6 +235,9 @@ fn open(client: &Client, folder: &Path) -> Option<Session> {
 }
 
 fn faults(seed: u64) -> Arc<Faults> {
+    if has_lanes() {
+        return Faults::new(seed, RATES_IN_LANES);
+    }
     let faults = Faults::new(seed, RATES);
     let mut random = SmallRng::seed_from_u64(seed);
     let magnitude = 1 << random.random_range(LAST_VERB_LOG2);
@@ -240,7 +268,7 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
         {
             None
         }
-        Err(Error::Unavailable { .. }) if mode() == Mode::Cluster => {
+        Err(Error::Unavailable { .. }) if is_in_cluster() => {
             std::thread::sleep(UNAVAILABLE_PAUSE);
             None
         }
@@ -259,16 +287,30 @@ fn work(client: &Client, folder: &Path, process: u64) {
     let file = folder.join(process.to_string());
     let mut session = RecordingSession::new(session, &file, process, OPERATIONS_MAX).unwrap();
     let mut random = SmallRng::seed_from_u64(process);
-    let burst = if mode() == Mode::Cluster { BURST_IN_CLUSTER } else { BURST };
+    let way = match mode() {
+        Mode::Pipelines => Way::Pipeline,
+        Mode::Async => Way::Async(client.async_client().unwrap()),
+        Mode::Lanes if process.is_multiple_of(3) => Way::Pipeline,
+        Mode::Lanes if process % 3 == 1 => Way::Async(client.async_client().unwrap()),
+        _ => Way::Batch,
+    };
+    let burst = match mode() {
+        Mode::Cluster => BURST_IN_CLUSTER,
+        _ if has_lanes() => 1,
+        _ => BURST,
+    };
     while !has_stopped(folder) {
         for _ in 0..burst {
-            if session.room() < BATCH as u64 {
+            if session.room() < (2 * IN_LANES) as u64 {
                 if mode() != Mode::Endless {
                     return;
                 }
                 session.rewind();
             }
-            step(&mut session, &mut random);
+            match has_lanes() {
+                true => steps_in_lanes(&mut session, &way, &mut random),
+                false => step(&mut session, &mut random),
+            }
         }
         std::thread::sleep(PAUSE);
     }
@@ -284,7 +326,13 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
         return step_of_expiring(session, key, random);
     }
     if random.random_range(0..8) == 0 {
-        return count(session, random);
+        let (key, mut action, digit) = count(random);
+        if let Action::Modify(Modification { change: Change::Append, .. }) = action
+            && !is_short(session, key)
+        {
+            action = Action::Delete;
+        }
+        return drop(allowed(session.run(key, action, digit)));
     }
     match random.random_range(0..103) {
         choice @ 0..88 => match unconditional(choice) {
@@ -315,11 +363,43 @@ fn step(session: &mut RecordingSession, random: &mut SmallRng) {
                 (key, unconditional(random.random_range(0..88)), bytes)
             };
             let steps: [_; BATCH] = std::array::from_fn(|_| next());
-            for result in allowed(session.batch(&steps)).into_iter().flatten() {
-                allowed(result);
-            }
+            run_beside(session, &Way::Batch, &steps);
         }
     }
+}
+
+fn run_beside(session: &mut RecordingSession, way: &Way, steps: &[(u64, Action<'_>, usize)]) {
+    for result in allowed(session.run_beside(way, steps)).into_iter().flatten() {
+        allowed(result);
+    }
+}
+
+/// Does operations beside each other, half of them on counters.
+fn steps_in_lanes(session: &mut RecordingSession, way: &Way, random: &mut SmallRng) {
+    if random.random_range(0..4) == 0 {
+        session.clear_cache();
+    }
+    let mut appended = Vec::new();
+    let steps: [_; IN_LANES] = std::array::from_fn(|_| {
+        if random.random() {
+            return (
+                any_key(random),
+                unconditional(random.random_range(0..88)),
+                any_length(random),
+            );
+        }
+        let (key, mut action, digit) = count(random);
+        let is_append =
+            matches!(action, Action::Modify(Modification { change: Change::Append, .. }));
+        if is_append && (appended.contains(&key) || !is_short(session, key)) {
+            action = Action::Delete;
+        }
+        if is_append {
+            appended.push(key);
+        }
+        (key, action, digit)
+    });
+    run_beside(session, way, &steps);
 }
 
 /// Returns the length of a value.
@@ -350,8 +430,15 @@ fn step_of_expiring(session: &mut RecordingSession, key: u64, random: &mut Small
     drop(allowed(session.run(key, action, bytes)));
 }
 
-/// Does one operation on a key whose value is a decimal number.
-fn count(session: &mut RecordingSession, random: &mut SmallRng) {
+/// Whether a further digit fits in the records of this counter.
+fn is_short(session: &mut RecordingSession, key: u64) -> bool {
+    let found = allowed_get(session.run(key, Action::Get, 0));
+    found.is_some_and(|found| found.is_none_or(|value| value.len() <= COUNTER_BYTES_MAX))
+}
+
+/// Returns an operation on a key whose value is a decimal number: the key, the action, and the
+/// digit that it adds or appends.
+fn count(random: &mut SmallRng) -> (u64, Action<'static>, usize) {
     let key = random.random_range(COUNTERS);
     let digit = random.random_range(1..10);
     let action = match random.random_range(0..100) {
@@ -361,14 +448,7 @@ fn count(session: &mut RecordingSession, random: &mut SmallRng) {
         75..80 => Action::Delete,
         _ => Action::Get,
     };
-    if let Action::Modify(Modification { change: Change::Append, .. }) = action {
-        // A longer number would not fit in the records.
-        let found = allowed_get(session.run(key, Action::Get, 0)).flatten();
-        if found.is_some_and(|value| value.len() > COUNTER_BYTES_MAX) {
-            return drop(allowed(session.run(key, Action::Delete, 0)));
-        }
-    }
-    drop(allowed(session.run(key, action, digit as usize)));
+    (key, action, digit as usize)
 }
 
 /// Returns the action for a random number below 88.

@@ -7,5 +7,6 @@ mod given_up;
 mod histories;
 mod membership;
 mod records;
+mod reruns;
 mod rolling_restart;
 mod snapshots;

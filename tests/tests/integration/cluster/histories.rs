@@ -25,6 +25,9 @@ use crate::histories::soak_time;
 use figures::Figures;
 use run::{OPERATIONS_MIN, Plan, Run};
 
+/// The time of a soak's run, after which the next one begins in a new cluster.
+const ROUND: Duration = Duration::from_secs(25);
+
 fn run(plan: Plan, duration: Duration, seed: u64) -> Figures {
     let mut run = Run::start(plan);
     run.continue_for(duration, &mut SmallRng::seed_from_u64(seed));
@@ -44,17 +47,62 @@ fn of_servers_and_clients_that_are_killed_and_frozen_are_linearizable() {
     assert_good(&run(Plan::default(), DURATION, 1));
 }
 
+/// One session of each worker has its operations in pipelines, one in batches, and one in tasks of
+/// an async client. Their connections break before, within and after chains: an operation that had
+/// no effect is run again.
+#[test]
+fn of_many_operations_in_flight_whose_connections_break_are_linearizable() {
+    const DURATION: Duration = Duration::from_secs(6);
+    let plan = Plan { lanes: Some("lanes"), ..Plan::default() };
+    let figures = run(plan, DURATION, 1);
+    assert_good(&figures);
+    assert!(!figures.broken.contains(&0), "{figures}");
+}
+
+/// Runs of this mode of the workers, for the time of a soak.
+fn soak_of(mode: &'static str) {
+    let (started, mut total) = (Instant::now(), Figures::default());
+    let plan = Plan { lanes: Some(mode), ..Plan::default() };
+    for seed in 0.. {
+        total.add(&run(plan, ROUND, seed));
+        if started.elapsed() >= soak_time() {
+            break;
+        }
+    }
+    println!("{mode}, in {:?}: {total}", started.elapsed());
+    assert_good(&total);
+    assert!(!total.broken.contains(&0), "{total}");
+}
+
+#[test]
+#[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
+fn soak_of_pipelines() {
+    soak_of("pipelines");
+}
+
+#[test]
+#[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
+fn soak_of_batches() {
+    soak_of("batches");
+}
+
+#[test]
+#[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
+fn soak_of_async_clients() {
+    soak_of("async");
+}
+
 #[test]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak() {
-    const ROUND: Duration = Duration::from_secs(25);
     if is_left_out() || left_out_over_rdma("servers behind a network are reached by TCP") {
         return;
     }
     let has_networks = network_or_left_out().is_some();
     let (started, mut total) = (Instant::now(), Figures::default());
     for seed in 0.. {
-        let plan = Plan { has_etcd: true, has_partitions: has_networks && seed % 2 == 1 };
+        let has_partitions = has_networks && seed % 2 == 1;
+        let plan = Plan { has_etcd: true, has_partitions, ..Plan::default() };
         total.add(&run(plan, ROUND, seed));
         if started.elapsed() >= soak_time() {
             break;

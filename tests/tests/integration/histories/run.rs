@@ -253,7 +253,7 @@ impl Run {
 
     /// Returns whether every kind of fault has happened, and a worker has died of one.
     pub(super) fn has_all_faults(&self) -> bool {
-        self.figures.suicides > 0 && has_all_kinds(&self.faults())
+        self.figures.suicides > 0 && has_all_kinds(&self.workers.faults())
     }
 
     /// Replaces workers that died of their faults; checks that the others have not failed.
@@ -327,17 +327,6 @@ impl Run {
         self.figures.expired += now.keys_expired;
     }
 
-    /// Returns the counts of faults of all workers.
-    fn faults(&self) -> [u64; Fault::NAMES.len()] {
-        let mut all = [0; Fault::NAMES.len()];
-        for (_, bytes) in self.workers.files("faults") {
-            for (total, count) in all.iter_mut().zip(bytes.as_chunks().0) {
-                *total += u64::from_le_bytes(*count);
-            }
-        }
-        all
-    }
-
     /// Stops all workers, reads every key, and checks the recorded history.
     pub(super) fn check(&mut self) -> (Figures, Vec<Record>) {
         self.workers.stop();
@@ -352,7 +341,7 @@ impl Run {
         }
         self.end_chore();
         self.add_statistics();
-        self.figures.faults = self.faults();
+        self.figures.faults = self.workers.faults();
         self.read_all();
         if self.plan.kills_server {
             self.server.kill();

@@ -8,6 +8,7 @@ use farside_fabric::boot_time_ns;
 use farside_linearizability::{Ended, Record};
 use farside_protocol::Action;
 use farside_tests::Worker;
+use farside_tests::faults::Fault;
 use farside_tests::recorder::{COLD_KEYS, COUNTERS, RECORD_BYTES, RecordingSession, new_key, read};
 
 /// The number of recording sessions of a worker.
@@ -127,6 +128,17 @@ impl Workers {
             let file = self.folder.join(format!("{name}-{first}"));
             (first, std::fs::read(file).unwrap_or_default())
         })
+    }
+
+    /// The counts of faults of all workers.
+    pub(crate) fn faults(&self) -> [u64; Fault::NAMES.len()] {
+        let mut all = [0; Fault::NAMES.len()];
+        for (_, bytes) in self.files("faults") {
+            for (total, count) in all.iter_mut().zip(bytes.as_chunks().0) {
+                *total += u64::from_le_bytes(*count);
+            }
+        }
+        all
     }
 
     /// Has a new client read all keys: hot and cold keys are recorded, others must have their first

@@ -16,6 +16,8 @@ pub(super) struct Figures {
     pub(super) failed: u64,
     /// Sessions that stopped because their file was full.
     pub(super) full: u64,
+    /// Connections that broke before, within and after a chain.
+    pub(super) broken: [u64; 3],
     /// New keys that were read at the end.
     pub(super) inserted: u64,
     pub(super) clients_killed: u64,
@@ -47,6 +49,7 @@ impl Figures {
         self.unknown += other.unknown;
         self.failed += other.failed;
         self.full += other.full;
+        self.broken.iter_mut().zip(other.broken).for_each(|(sum, more)| *sum += more);
         self.inserted += other.inserted;
         self.clients_killed += other.clients_killed;
         self.servers_killed += other.servers_killed;
@@ -104,9 +107,11 @@ pub(super) fn longest_call<'r>(records: impl Iterator<Item = &'r Record>) -> Dur
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [from_clients, from_etcd, from_both] = self.partitions;
+        let [before, within, after] = self.broken;
         write!(
             f,
-            "{} operations ({} unknown, {} failed; {} sessions full), {} new keys, {} clients \
+            "{} operations ({} unknown, {} failed; {} sessions full), connections broken {before} \
+             times before a chain, {within} within one, {after} after one, {} new keys, {} clients \
              killed, {} servers killed, {} stopped, {} frozen ({} for over 5 s), {} moved to \
              another address, {} cut off from clients, {} from etcd, {} from both, {} members of \
              etcd killed, {} frozen, {} changes of the leader, longest pause of a key {:.2?}, \

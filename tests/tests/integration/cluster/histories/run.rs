@@ -9,6 +9,7 @@ use farside_fabric::tcp::{LATENESS_MAX_NS, TlsFiles};
 use farside_linearizability::Ended;
 use farside_tests::cluster::TestCluster;
 use farside_tests::etcd_process::Etcd;
+use farside_tests::faults::Fault;
 use farside_tests::network::Network;
 use farside_tests::{TEST_TIMEOUT, Worker, device, is_over_shm, scaled, wait_until};
 use rand::RngExt;
@@ -35,6 +36,8 @@ pub(super) struct Plan {
     pub(super) has_etcd: bool,
     /// Each server is behind a network of its own, which fails.
     pub(super) has_partitions: bool,
+    /// The mode of workers that have many operations in flight, and whose connections break.
+    pub(super) lanes: Option<&'static str>,
 }
 
 /// Servers, their workers, and the operations of these.
@@ -76,7 +79,8 @@ impl Run {
 
     fn start_worker(&mut self) {
         let (seeds, folder) = (self.seeds(), self.cluster.folder());
-        self.workers.start(Some("cluster"), |program, first, arguments| {
+        let mode = self.plan.lanes.unwrap_or("cluster");
+        self.workers.start(Some(mode), |program, first, arguments| {
             Worker::start_at(&seeds, program, folder, first, arguments)
         });
     }
@@ -84,7 +88,15 @@ impl Run {
     /// Whether there is enough to check: operations, and each fault of servers and clients.
     fn has_enough(&self) -> bool {
         self.figures.has_kills_and_freezes()
+            && (self.plan.lanes.is_none() || !self.broken().contains(&0))
             && self.workers.operations() > 2 * scaled(OPERATIONS_MIN)
+    }
+
+    /// How often connections of workers have broken before, within and after a chain.
+    fn broken(&self) -> [u64; 3] {
+        let faults = self.workers.faults();
+        [Fault::BrokenBefore, Fault::BrokenWithin, Fault::BrokenAfter]
+            .map(|fault| faults[fault as usize])
     }
 
     /// Makes faults for `duration`, and further until there is enough to check.
@@ -161,6 +173,7 @@ impl Run {
         self.figures.unknown = recorded.count(Ended::Unknown);
         self.figures.failed = recorded.count(Ended::Failed);
         self.figures.full = recorded.full;
+        self.figures.broken = self.broken();
         let of_workers = || history.iter().filter(|record| !self.workers.is_reader(record.process));
         self.figures.longest_pause = longest_pause(of_workers());
         self.figures.longest_call = longest_call(of_workers());
