@@ -93,9 +93,11 @@ impl Completed<'_> {
 /// disconnected: drop it and create another from the session, which reconnects.
 ///
 /// In a cluster a pipeline stays usable, and connects to a shard when an operation first needs it.
-/// If a shard is lost, operations on it that had no effect wait until it is back, in a quarter of
-/// the lanes at most. Beyond that, and once the timeout for connecting is over, they fail with
-/// [`Error::Unavailable`](crate::Error::Unavailable). The operations on all other shards go on.
+/// If a shard is lost, operations on it that had no effect wait until it is back. Once an attempt
+/// to connect has failed, which takes half a second at most, a quarter of the lanes may wait (at
+/// least one). Beyond that, and once the timeout for connecting is over, operations fail with
+/// [`Error::Unavailable`](crate::Error::Unavailable). The operations on all other shards go on,
+/// even if the caller starts each operation again as soon as it fails.
 pub struct Pipeline<'s>(LaneScheduler<'s>);
 
 impl fmt::Debug for Pipeline<'_> {

@@ -137,13 +137,18 @@ impl ReconnectBudget {
         self.first_loss_at.map_or(Duration::ZERO, |at| at.elapsed())
     }
 
+    /// Counts a loss. Returns when the first one was; `None` once the budget is used up.
+    pub(crate) fn count(&mut self, connect_timeout: Duration) -> Option<Instant> {
+        let first = *self.first_loss_at.get_or_insert_with(Instant::now);
+        self.losses += 1;
+        let is_used_up = self.losses >= LOSSES_MIN && first.elapsed() >= connect_timeout;
+        (!is_used_up).then_some(first)
+    }
+
     /// Counts a loss, and sleeps before the next attempt. Returns false, without a pause, once the
     /// budget is used up.
     pub(crate) fn count_loss(&mut self, connect_timeout: Duration) -> bool {
-        self.first_loss_at.get_or_insert_with(Instant::now);
-        self.losses += 1;
-        let is_over = self.losses >= LOSSES_MIN && self.since_first_loss() >= connect_timeout;
-        if is_over || interrupt::gives_up() {
+        if self.count(connect_timeout).is_none() || interrupt::gives_up() {
             return false;
         }
         interrupt::sleep((RECONNECT_PAUSE * (self.losses - 1)).min(RECONNECT_PAUSE_MAX));

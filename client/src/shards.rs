@@ -17,6 +17,8 @@ use crate::{Contact, Error, Result};
 const FIRST_SHARD_PAUSE: Duration = Duration::from_millis(2);
 /// How long a client tries to reach a shard that no operation needs any more.
 const UNWANTED_MAX: Duration = Duration::from_secs(10);
+/// The pause after a round of attempts. A server that refuses ends a round at once.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
 /// The connection to one shard.
 pub(crate) struct ShardLink {
@@ -33,6 +35,10 @@ pub(crate) struct ShardLink {
 struct Revival {
     is_running: bool,
     wanted_at: Option<Instant>,
+    /// When the first attempt to connect began; `None` while no attempts are made.
+    since: Option<Instant>,
+    /// Whether an attempt has failed since then.
+    has_failed: bool,
     /// The shard is down: why it could not be reached within the timeout.
     failed: Option<Error>,
 }
@@ -40,8 +46,11 @@ struct Revival {
 /// What a shard is for an operation that must not wait.
 pub(crate) enum ShardState {
     Connected(Arc<ServerConnection>),
-    /// A thread is connecting.
-    Connecting,
+    /// A thread has been connecting for this long, and may have made an attempt that failed.
+    Connecting {
+        tried: Duration,
+        has_failed: bool,
+    },
     /// The shard could not be reached for the whole timeout. A thread continues to try.
     Down(Error),
 }
@@ -101,7 +110,12 @@ impl ClientInner {
             return ShardState::Connected(connection);
         }
         self.revive(shard);
-        self.down(shard).map_or(ShardState::Connecting, ShardState::Down)
+        let revival = link.revival();
+        if let Some(error) = &revival.failed {
+            return ShardState::Down(error.clone());
+        }
+        let tried = revival.since.map_or(Duration::ZERO, |since| since.elapsed());
+        ShardState::Connecting { tried, has_failed: revival.has_failed }
     }
 
     fn down(&self, shard: usize) -> Option<Error> {
@@ -119,7 +133,7 @@ impl ClientInner {
             for shard in 0..self.links.len() {
                 match self.try_connection(shard) {
                     ShardState::Connected(connection) => return Ok((shard, connection)),
-                    ShardState::Connecting => {}
+                    ShardState::Connecting { .. } => {}
                     ShardState::Down(error) => failure = Some(error),
                 }
             }
@@ -139,7 +153,9 @@ impl ClientInner {
     /// when no operation has needed it for a while.
     fn revive(self: &Arc<Self>, shard: usize) {
         let mut revival = self.links[shard].revival();
-        revival.wanted_at = Some(Instant::now());
+        let now = Instant::now();
+        revival.wanted_at = Some(now);
+        revival.since.get_or_insert(now);
         if revival.is_running {
             return;
         }
@@ -149,7 +165,10 @@ impl ClientInner {
             .spawn(move || connect_until_unwanted(&client, shard));
         match thread {
             Ok(_) => revival.is_running = true,
-            Err(error) => tracing::warn!(shard, "cannot start a thread to reconnect: {error}"),
+            Err(source) => {
+                let (doing, source) = ("starting a thread to reconnect", Arc::new(source));
+                revival.failed = Some(ConnectError::System { doing, source }.into());
+            }
         }
     }
 
@@ -167,7 +186,7 @@ impl ClientInner {
         revival.is_running = !is_connected && is_wanted;
         if !revival.is_running && !is_connected {
             // The next operation tries again, and waits.
-            revival.failed = None;
+            (revival.since, revival.has_failed, revival.failed) = Default::default();
         }
         revival.is_running
     }
@@ -180,7 +199,11 @@ impl ClientInner {
     ) -> std::result::Result<ServerConnection, ConnectError> {
         let link = &self.links[shard];
         let former = link.connections.last();
+        link.revival().since.get_or_insert_with(Instant::now);
         let connection = self.connect_within(shard, until)?;
+        let mut revival = link.revival();
+        (revival.since, revival.has_failed) = Default::default();
+        drop(revival);
         let region_id = connection.welcome.region_id;
         if let Some(former) = former {
             link.reconnects.fetch_add(1, Ordering::Relaxed);
@@ -212,6 +235,7 @@ impl ClientInner {
                 Err(error @ ConnectError::Unreachable { .. }) => error,
                 connected => return connected,
             };
+            self.links[shard].revival().has_failed = true;
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
                 return Err(error.tried_for(tried));
@@ -241,5 +265,7 @@ impl ClientInner {
 }
 
 fn connect_until_unwanted(client: &Weak<ClientInner>, shard: usize) {
-    while client.upgrade().is_some_and(|client| client.try_to_revive(shard)) {}
+    while client.upgrade().is_some_and(|client| client.try_to_revive(shard)) {
+        std::thread::sleep(ROUND_PAUSE);
+    }
 }

@@ -8,6 +8,7 @@ mod shards;
 mod task;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use farside_control::Role;
 use farside_fabric::{Buffer, Counters, Fabric, LaneId, Nanos, Wakeup};
@@ -19,6 +20,7 @@ use farside_protocol::{
 use super::{Completed, PipelineFull, Ticket};
 use crate::client::ClientInner;
 use crate::connection::{SessionEngine, SessionRegion};
+use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::{OpenShard, SessionRegions};
 use crate::{Error, Outcome, ValueRef};
 use measuring::count_failed;
@@ -67,6 +69,8 @@ struct PipelineLane<'s> {
     answer: Option<LaneAnswer>,
     /// Why the operation's shard cannot be reached. This takes the place of the answer's failure.
     unavailable: Option<Box<Error>>,
+    /// The losses of the shard during an operation, and the number of the operation's ticket.
+    losses: (u64, ReconnectBudget),
     /// The value that the operation taken last returned.
     value: Vec<u8>,
     /// The verbs of the operation taken last, if the client counts them.
@@ -127,6 +131,8 @@ pub(crate) struct LaneScheduler<'s> {
     waits_for_all: bool,
     /// The opening of a shard's region that is under way, and the wait for shards.
     setup: Setup<'s>,
+    /// The shards that the session could not be connected to, and when it tries again.
+    postponed: Vec<(usize, Instant)>,
     /// The session's memory, which gets the containers back.
     memory: &'s mut PipelineMemory,
     lanes: Vec<PipelineLane<'s>>,
@@ -195,6 +201,7 @@ impl<'s> LaneScheduler<'s> {
                 put: None,
                 answer: None,
                 unavailable: None,
+                losses: Default::default(),
                 value: memory.values.pop().unwrap_or_default(),
                 counters: total_counters,
                 measured: Measurement::default(),
@@ -216,6 +223,7 @@ impl<'s> LaneScheduler<'s> {
             repeats_lost: false,
             waits_for_all: false,
             setup: Setup::default(),
+            postponed: Vec::new(),
             lanes,
             targets,
             shards,
@@ -274,11 +282,11 @@ impl<'s> LaneScheduler<'s> {
         self.answer_at_once(id, error);
     }
 
-    /// Answers an operation that has not begun.
+    /// Answers an operation that has not begun, at the end of the present turn or the next one.
     #[cold]
     fn answer_at_once(&mut self, id: LaneId, error: Failure) {
         self.lanes[usize::from(id.0)].answer = Some(Err(error));
-        self.queues.answered.push(id);
+        self.queues.refused.push(id);
     }
 
     /// Returns an error if the operation must not be started.
@@ -456,12 +464,14 @@ impl<'s> LaneScheduler<'s> {
         self.take()
     }
 
+    /// Gives all lanes a turn, without a wait.
     #[inline(never)]
     fn advance(&mut self) {
         self.poll_lanes();
         let Self { engine, queues, .. } = self;
         engine.endpoint.try_step(|lane| queues.chains_completed.push(lane));
         self.poll_lanes();
+        self.queues.answer_refused();
     }
 
     /// Lets every operation wait for its shard, because the caller waits for all of them.
@@ -493,11 +503,16 @@ impl<'s> LaneScheduler<'s> {
         while self.queues.answered.is_empty() && self.in_flight() > 0 {
             // Queued operations are posted first: their chains share the next doorbell.
             self.poll_lanes();
-            if self.queues.answered.is_empty() {
-                let Self { engine, queues, .. } = self;
-                engine.endpoint.step(|lane| queues.chains_completed.push(lane));
-                self.poll_lanes();
+            let Self { engine, queues, .. } = self;
+            let has_answer = !(queues.answered.is_empty() && queues.refused.is_empty());
+            let completed = |lane| queues.chains_completed.push(lane);
+            if has_answer {
+                engine.endpoint.try_step(completed);
+            } else {
+                engine.endpoint.step(completed);
             }
+            self.poll_lanes();
+            self.queues.answer_refused();
         }
     }
 

@@ -1,10 +1,10 @@
-//! The client library: a timeout beyond the clock's range, depths out of range, and the output of
-//! Debug.
+//! The client library: a timeout beyond the clock's range, depths out of range, the output of
+//! Debug, and operations that fail at once.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside::{Outcome, Store};
-use farside_tests::ServerProcess;
+use farside_tests::{ServerProcess, TEST_TIMEOUT};
 
 fn server() -> ServerProcess {
     ServerProcess::start("--memory 8MiB")
@@ -72,4 +72,25 @@ fn the_expected_value_need_only_outlive_the_operation() {
     }
     drop(pipeline);
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"three");
+}
+
+/// Guards against a pipeline that answers before it advances: then a caller that repeats an
+/// operation which fails at once would keep all others from being executed.
+#[test]
+fn an_operation_that_fails_again_and_again_holds_up_no_other() {
+    let server = ServerProcess::start("--memory 16MiB");
+    let mut session = server.session();
+    session.put("key", "value").unwrap();
+    let mut pipeline = session.pipeline().unwrap();
+    let good = pipeline.get("key").unwrap();
+    let started = Instant::now();
+    loop {
+        pipeline.get("").unwrap();
+        let completed = pipeline.wait().unwrap();
+        if completed.ticket == good {
+            return assert!(completed.result.unwrap().applied);
+        }
+        assert!(completed.result.is_err());
+        assert!(started.elapsed() < TEST_TIMEOUT, "the other operation does not complete");
+    }
 }

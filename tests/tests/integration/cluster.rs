@@ -6,6 +6,7 @@ mod commands;
 mod given_up;
 mod histories;
 mod membership;
+mod outages;
 mod records;
 mod reruns;
 mod rolling_restart;

@@ -74,6 +74,10 @@ pub(super) struct Queues {
     pub(super) changes: LaneQueue,
     /// Lanes whose operation has an answer that was not taken yet.
     pub(super) answered: LaneQueue,
+    /// Lanes whose operation has failed without a chain. They are answered at the end of a turn of
+    /// all lanes: otherwise a caller that starts such operations again and again, and takes their
+    /// answers, would never give the others a turn.
+    pub(super) refused: Vec<LaneId>,
     /// The lanes that a new operation may join.
     pub(super) candidates: CandidateTable,
 }
@@ -89,12 +93,13 @@ impl Queues {
             gets,
             changes,
             answered,
+            refused,
             ..
         } = self;
         parked.clear();
         free_lanes.clear();
         free_lanes.extend((0..lanes).rev().map(LaneId));
-        for stack in [chains_completed, waiting_for_room] {
+        for stack in [chains_completed, waiting_for_room, refused] {
             stack.clear();
             // One more for the setup lane.
             stack.reserve(usize::from(lanes) + 1);
@@ -103,6 +108,14 @@ impl Queues {
             queue.reset(lanes);
         }
         self.candidates.provide(lanes);
+    }
+
+    /// Ends a turn of all lanes: the operations that failed without a chain have their answers.
+    #[inline]
+    pub(super) fn answer_refused(&mut self) {
+        if !self.refused.is_empty() {
+            self.refused.drain(..).for_each(|lane| self.answered.push(lane));
+        }
     }
 }
 

@@ -3,6 +3,11 @@
 //! An operation whose shard has no connection is *parked*. A thread of the client connects to the
 //! shard. Then this opens the shard's region on the *setup lane*, which no operation uses.
 //! Meanwhile the setup lane waits for a millisecond again and again.
+//!
+//! A shard that is down must leave most lanes to the others. So only a quarter of the lanes may be
+//! parked, except in a short time in which most shards come back: until an attempt to connect has
+//! failed. A parked operation fails after the timeout for connecting at the latest, and at once
+//! when the client knows that the shard is down.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,16 +18,22 @@ use farside_fabric::{Fabric, LaneId, Nanos, interrupt};
 use farside_protocol::{Failure, OpenRegion, RetryReason};
 
 use super::{LaneScheduler, LaneState};
-use crate::Error;
 use crate::connection::ServerConnection;
+use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::OpenShard;
 use crate::shards::ShardState;
+use crate::{Contact, Error};
 
 /// How often parked operations look for their shards.
 const LOOK_INTERVAL_NS: Nanos = 1_000_000;
-/// Of so many lanes, one may wait for a shard; further operations on such shards fail at once. So
-/// a shard that is down leaves most lanes to the others.
+/// Of so many lanes, one may wait for a shard for as long as connecting may take.
 const LANES_PER_PARKED: usize = 4;
+/// How long more lanes may wait, namely until the first attempt to connect has failed, but not
+/// longer than this.
+const BEYOND_QUOTA_MAX: Duration = Duration::from_millis(500);
+/// After a failure to connect a session, for which its pipeline does not advance, this is tried
+/// again after as many times the time that it took.
+const POSTPONED_FACTOR: u32 = 10;
 
 /// An operation that waits for its shard.
 pub(super) struct ParkedLane {
@@ -63,34 +74,41 @@ impl<'s> LaneScheduler<'s> {
         }
         let since = Instant::now();
         match self.find_shard(shard, since) {
-            Found::NotYet if !self.may_park(shard) => {
-                let (contact, tried) = (crate::Contact::Lost, Duration::ZERO);
-                self.fail(id, self.shared.unreachable(shard, contact, tried));
-            }
             Found::NotYet => self.park(ParkedLane { lane: id, shard, since }),
             found => self.unpark(id, found),
         }
     }
 
-    /// Whether another operation may wait for this shard. A batch waits for all its operations
-    /// anyway, and a shard that the session has never used is usually connected at once.
-    fn may_park(&self, shard: usize) -> bool {
-        self.waits_for_all
-            || self.regions.latest(shard).is_none()
-            || self.queues.parked.len() * LANES_PER_PARKED < self.lanes.len()
-    }
-
-    /// Parks an operation that has begun, and had no effect because its connection was lost.
+    /// Parks an operation that has begun, and had no effect because its connection was lost. Its
+    /// followers are parked as operations of their own, so that each lane that waits counts.
     #[cold]
     pub(super) fn park_lost(&mut self, id: LaneId) {
         self.begun -= 1;
         let open = self.targets[usize::from(id.0)];
+        let shard = open.number;
         self.handle(id).count_retry(RetryReason::Connection);
         open.connection.control.give_up();
-        // Operations that are started from now on do not begin.
-        self.shards[open.number] = None;
-        self.engine.endpoint.fabric_mut().disconnect(open.region.index);
-        self.park(ParkedLane { lane: id, shard: open.number, since: Instant::now() });
+        // The shard may have been opened again before this operation failed.
+        if self.regions.latest(shard).is_some_and(|latest| std::ptr::eq(latest, open)) {
+            // Operations that are started from now on do not begin.
+            self.shards[shard] = None;
+            self.engine.endpoint.fabric_mut().disconnect(open.region.index);
+        }
+        let mut next = Some(id);
+        while let Some(id) = next {
+            let lane = &mut self.lanes[usize::from(id.0)];
+            next = lane.next_follower.take();
+            if lane.losses.0 != lane.ticket.number {
+                lane.losses = (lane.ticket.number, ReconnectBudget::default());
+            }
+            let budget = &mut lane.losses.1;
+            let since = budget.count(self.shared.connect_options.timeout);
+            let tried = budget.since_first_loss();
+            match since {
+                Some(since) => self.park(ParkedLane { lane: id, shard, since }),
+                None => self.fail(id, self.shared.unreachable(shard, Contact::Lost, tried)),
+            }
+        }
     }
 
     fn park(&mut self, parked: ParkedLane) {
@@ -183,16 +201,11 @@ impl<'s> LaneScheduler<'s> {
         }
     }
 
-    /// Answers an operation whose shard cannot be reached, and queues its followers again.
+    /// Answers an operation whose shard cannot be reached.
     fn fail(&mut self, id: LaneId, error: Error) {
-        let lane = &mut self.lanes[usize::from(id.0)];
-        lane.unavailable = Some(Box::new(error));
+        self.lanes[usize::from(id.0)].unavailable = Some(Box::new(error));
         let failure = Failure::Lost(self.targets[usize::from(id.0)].region.index);
-        let first_follower = lane.answer(Err(failure));
-        self.queues.answered.push(id);
-        if let Some(first) = first_follower {
-            self.complete_followers(id, first);
-        }
+        self.answer_at_once(id, failure);
     }
 
     fn fail_parked(&mut self, shard: usize, error: &Error) {
@@ -211,24 +224,41 @@ impl<'s> LaneScheduler<'s> {
             self.shards[shard] = Some(open);
             return Found::Open(open);
         }
-        if let Setup::Opening { .. } = self.setup {
+        let (tried, has_failed) = match self.shared.try_connection(shard) {
+            ShardState::Down(error) => return Found::Unavailable(error),
+            ShardState::Connecting { tried, has_failed } => (tried, has_failed),
+            ShardState::Connected(connection) if self.may_open(shard) => {
+                return match self.begin_opening(shard, connection) {
+                    Ok(()) => Found::NotYet,
+                    Err(error) => Found::Unavailable(error),
+                };
+            }
+            ShardState::Connected(_) => (Duration::ZERO, self.is_postponed(shard)),
+        };
+        let (waited, timeout) = (since.elapsed(), self.shared.connect_options.timeout);
+        let tried = tried.max(waited);
+        let has_quota =
+            self.waits_for_all || self.queues.parked.len() * LANES_PER_PARKED < self.lanes.len();
+        let may_wait = match has_quota {
+            true => waited <= timeout,
+            false => !has_failed && tried <= BEYOND_QUOTA_MAX.min(timeout),
+        };
+        if may_wait && !interrupt::is_given_up() {
             return Found::NotYet;
         }
-        match self.shared.try_connection(shard) {
-            ShardState::Down(error) => Found::Unavailable(error),
-            ShardState::Connecting
-                if since.elapsed() > self.shared.connect_options.timeout
-                    || interrupt::is_given_up() =>
-            {
-                let (contact, tried) = (crate::Contact::Lost, since.elapsed());
-                Found::Unavailable(self.shared.unreachable(shard, contact, tried))
-            }
-            ShardState::Connecting => Found::NotYet,
-            ShardState::Connected(connection) => match self.begin_opening(shard, connection) {
-                Ok(()) => Found::NotYet,
-                Err(error) => Found::Unavailable(error),
-            },
-        }
+        Found::Unavailable(self.shared.unreachable(shard, Contact::Lost, tried))
+    }
+
+    /// Whether the setup lane is free, and may open the region of this shard.
+    fn may_open(&mut self, shard: usize) -> bool {
+        let now = Instant::now();
+        self.postponed.retain(|(_, until)| *until > now);
+        // A lane has one chain or wait at a time. The wait ends within a moment.
+        matches!(self.setup, Setup::Idle) && !self.is_postponed(shard)
+    }
+
+    fn is_postponed(&self, shard: usize) -> bool {
+        self.postponed.iter().any(|(postponed, _)| *postponed == shard)
     }
 
     fn begin_opening(
@@ -236,13 +266,20 @@ impl<'s> LaneScheduler<'s> {
         shard: usize,
         connection: Arc<ServerConnection>,
     ) -> crate::Result<()> {
-        if let Setup::Waiting = self.setup {
-            // The lane has one chain or wait at a time. The wait ends within a moment.
-            return Ok(());
-        }
-        let Some(index) = self.regions.add(self.shared, shard, &connection)? else {
-            connection.control.give_up();
-            return Ok(());
+        let started = Instant::now();
+        let index = match self.regions.add(self.shared, shard, &connection) {
+            Ok(Some(index)) => index,
+            Ok(None) => {
+                connection.control.give_up();
+                return Ok(());
+            }
+            // The server may only be busy.
+            Err(Error::Unavailable { .. }) => {
+                let until = Instant::now() + started.elapsed() * POSTPONED_FACTOR;
+                self.postponed.push((shard, until));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
         };
         let (engine, lane, opened) = (self.engine, self.regions.setup_lane(), connection.clone());
         let region = Box::pin(async move { opened.open_on(engine, lane, index).await });
