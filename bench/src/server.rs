@@ -190,7 +190,7 @@ fn arguments(socket: &Path, memory: &ServerMemory) -> Vec<String> {
 fn is_ready(socket: &Path) -> bool {
     let server = Some(address_of(socket));
     let config =
-        ClientConfig { server, connect_timeout_ms: ANSWER_TIMEOUT_MS, ..Default::default() };
+        ClientConfig { server, connect_timeout_ms: Some(ANSWER_TIMEOUT_MS), ..Default::default() };
     RawConnection::connect(&config).and_then(RawConnection::give_back).is_ok()
 }
 

@@ -375,6 +375,9 @@ pub(crate) fn discover(options: &ConnectOptions) -> Result<Discovered, ConnectEr
             discovered => return discovered,
         };
         let tried = started.elapsed();
+        if let ConnectError::Unreachable { contact, .. } = error {
+            attempts.set_timeout(options.timeout_after(contact));
+        }
         let Some(pause) = attempts.pause_after(tried) else { return Err(error.tried_for(tried)) };
         interrupt::sleep(pause);
     }

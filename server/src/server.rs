@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use farside_config::size::ByteSize;
-use farside_config::{ServerConfig, addresses_text};
+use farside_config::{MEMORY_DEFAULT, ServerConfig, addresses_text};
 use farside_control::address::Address;
 use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::TlsServer;
@@ -70,11 +70,13 @@ impl Server {
         let listeners = device_first.into_iter();
         let listeners = listeners.map(|address| listen(address, config, tls.as_ref()));
         let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+        // Clients that connect from now on wait for this.
+        let address = addresses_text(&addresses);
+        tracing::info!(%address, "{}", beginning(config));
         let mut memory = match &config.restore {
             Some(snapshot) => restored_memory(snapshot, config, stop)?,
             None => region_memory(config)?,
         };
-        let address = addresses_text(&addresses);
         let replaces_unfinished = memory.replaces_unfinished();
         let opening = Instant::now();
         let (opened, joined) = open_region(&memory, config, joining)?;
@@ -174,6 +176,16 @@ impl Server {
         if let Err(error) = self.join() {
             tracing::error!("FS-053 the server did not shut down cleanly: {error}");
         }
+    }
+}
+
+/// What the server does until it serves, which may take minutes.
+fn beginning(config: &ServerConfig) -> String {
+    let file = config.region_file.as_ref().filter(|file| file.exists());
+    match (&config.restore, file) {
+        (Some(snapshot), _) => format!("restoring {}", snapshot.display()),
+        (None, Some(file)) => format!("continuing with the region in {}", file.display()),
+        (None, None) => format!("making a region of {}", config.memory.unwrap_or(MEMORY_DEFAULT)),
     }
 }
 

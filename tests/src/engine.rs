@@ -135,6 +135,7 @@ pub fn connect_options(address: &str, role: Role, secret_key: SecretKey) -> Conn
         view: None,
         secret_key,
         timeout,
+        answer_timeout: timeout,
         rdma: Default::default(),
         tls: Default::default(),
         trust: farside_fabric::Trust::forever(),

@@ -23,7 +23,8 @@ Exit codes:
 The server's address comes from --server, or FARSIDE_SERVER, or the config file: --config, or
 ~/.config/farside/client.toml, or /etc/farside/client.toml. Only the config file can have a secret.
 
-A command waits for a server that does not answer: 3 s, or connect_timeout_ms of the config file.
+A command waits for a server that does not answer: 3 s, or 30 s if it accepts the connection, which
+it does while it makes its region; or else connect_timeout_ms of the config file.
 If the server goes away during the command, the command waits for the same time once more.";
 
 /// Farside, a one-sided RDMA key-value store, from the command line.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE, first_and_others};
-use farside_control::attach::ConnectOptions;
+use farside_control::attach::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, ConnectOptions};
 use farside_control::{Role, SecretKey};
 use farside_fabric::{Intercept, Trust};
 
@@ -27,7 +27,7 @@ pub struct ClientBuilder {
     pipeline_depth: u16,
     operation_counters: bool,
     metrics: bool,
-    connect_timeout: Duration,
+    connect_timeout: Option<Duration>,
     rdma: RdmaOptions,
     tls: TlsFiles,
     intercept: Option<Intercept>,
@@ -67,7 +67,7 @@ impl From<&ClientConfig> for ClientBuilder {
             pipeline_depth: config.pipeline_depth,
             operation_counters: false,
             metrics: false,
-            connect_timeout: Duration::from_millis(config.connect_timeout_ms),
+            connect_timeout: config.connect_timeout(),
             rdma: config.rdma.options(),
             tls: config.tls.clone(),
             intercept: None,
@@ -171,7 +171,9 @@ impl ClientBuilder {
     }
 
     /// Timeout for connecting, and for reconnecting when the server went away. 3 s by default, as
-    /// for all programs of Farside; more than a day counts as a day.
+    /// for all programs of Farside; more than a day counts as a day. Unless this is called,
+    /// [`ClientBuilder::connect`] waits for up to 30 s if a server accepts the connection but does
+    /// not answer yet, because it still makes its region.
     ///
     /// Attempts follow each other with pauses of up to 250 ms; the last one starts when the timeout
     /// is over. Then [`ConnectError::Unreachable`](crate::ConnectError::Unreachable) says how far
@@ -183,7 +185,7 @@ impl ClientBuilder {
     /// waits for at most 5 s, whatever this timeout is, and fails as
     /// [`ConnectError::Unreachable`](crate::ConnectError::Unreachable).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
+        self.connect_timeout = Some(timeout);
         self
     }
 
@@ -242,12 +244,22 @@ impl ClientBuilder {
             return Err(SetupError::PipelineDepth { depth: lanes });
         }
         let (address, others) = first_and_others(&self.server.unwrap_or_default())?;
-        let (role, secret_key) = (self.role, self.secret_key);
-        let timeout = self.connect_timeout.min(CONNECT_TIMEOUT_MAX);
-        let (rdma, tls, view, trust) = (self.rdma, self.tls, None, Trust::forever());
-        let connect_options =
-            ConnectOptions { address, others, role, view, secret_key, timeout, rdma, tls, trust };
+        let timeout = self.connect_timeout.map(|timeout| timeout.min(CONNECT_TIMEOUT_MAX));
+        let mut connect_options = ConnectOptions {
+            address,
+            others,
+            role: self.role,
+            view: None,
+            secret_key: self.secret_key,
+            timeout: timeout.unwrap_or(CONNECT_TIMEOUT),
+            answer_timeout: timeout.unwrap_or(ANSWER_TIMEOUT),
+            rdma: self.rdma,
+            tls: self.tls,
+            trust: Trust::forever(),
+        };
         let (cluster, links) = connect(&connect_options, self.cache_bytes)?;
+        // A running program that loses its server hears of that sooner.
+        connect_options.answer_timeout = connect_options.timeout;
         let counts_operations = self.operation_counters;
         let options = SessionOptions { cache_bytes: self.cache_bytes, lanes, counts_operations };
         let (intercept, fetches) = (self.intercept, Fetches::default());

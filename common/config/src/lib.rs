@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use farside_control::address::{Address, AddressError};
-use farside_control::attach::{ConnectOptions, lateness_max_ns};
+use farside_control::attach::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, ConnectOptions, lateness_max_ns};
 use farside_control::{Role, SecretKey};
 use farside_fabric::shm::HugePages;
 use farside_fabric::tcp::TlsFiles;
@@ -400,7 +400,7 @@ pub struct ClientConfig {
     /// The number of operations that a session keeps in flight.
     pub pipeline_depth: u16,
     /// How long connecting may take, in milliseconds: for commands and the library alike.
-    pub connect_timeout_ms: u64,
+    pub connect_timeout_ms: Option<u64>,
     /// How to use RDMA.
     pub rdma: RdmaConfig,
     /// The files for TLS over TCP. Without any, nothing is encrypted.
@@ -417,7 +417,7 @@ impl Default for ClientConfig {
             secret: None,
             cache_bytes: ByteSize::mib(64),
             pipeline_depth: 64,
-            connect_timeout_ms: 3000,
+            connect_timeout_ms: None,
             rdma: RdmaConfig::default(),
             tls: TlsFiles::default(),
             cluster_store: ClusterStoreConfig::default(),
@@ -445,6 +445,11 @@ impl ClientConfig {
         self.secret.as_ref().map_or(SecretKey::NONE, |secret| SecretKey::of(&secret.0))
     }
 
+    /// How long connecting may take, if the user says so.
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        self.connect_timeout_ms.map(Duration::from_millis)
+    }
+
     /// Returns the options for connecting to the server in this role.
     ///
     /// # Errors
@@ -463,7 +468,8 @@ impl ClientConfig {
             role,
             view: None,
             secret_key: self.secret_key(),
-            timeout: Duration::from_millis(self.connect_timeout_ms),
+            timeout: self.connect_timeout().unwrap_or(CONNECT_TIMEOUT),
+            answer_timeout: self.connect_timeout().unwrap_or(ANSWER_TIMEOUT),
             rdma: self.rdma.options(),
             tls: self.tls.clone(),
             trust: Trust::forever(),
@@ -495,7 +501,7 @@ impl ClientConfig {
             let advice = format!("write a number from {min} to {max}");
             return Err(bad_value("pipeline_depth", self.pipeline_depth, advice));
         }
-        if self.connect_timeout_ms == 0 {
+        if self.connect_timeout_ms == Some(0) {
             return Err(bad_value("connect_timeout_ms", 0, "write a number from 1"));
         }
         self.rdma.validate_client()?;

@@ -93,7 +93,9 @@ fn the_documented_defaults_are_the_defaults() {
     assert_eq!(server, expected);
     assert_eq!(memory, Some(MEMORY_DEFAULT));
     let client: ClientConfig = toml::from_str(&uncommented(CLIENT_FILE)).unwrap();
-    assert_eq!(client, ClientConfig { server: client.server.clone(), ..Default::default() });
+    let (server, connect_timeout_ms) = (client.server.clone(), client.connect_timeout_ms);
+    assert_eq!(client.connect_timeout(), Some(CONNECT_TIMEOUT));
+    assert_eq!(client, ClientConfig { server, connect_timeout_ms, ..Default::default() });
     for (file, defaults_min) in [(SERVER_FILE, 8), (CLIENT_FILE, 4)] {
         let added = uncommented(file).parse::<toml::Table>().unwrap().len()
             - file.parse::<toml::Table>().unwrap().len();

@@ -28,7 +28,7 @@ use crate::{
     SecretKey, Versions, Welcome,
 };
 use retry::ATTEMPT_TIMEOUT_MIN;
-pub use retry::{Attempts, Contact};
+pub use retry::{ANSWER_TIMEOUT, Attempts, CONNECT_TIMEOUT, Contact};
 
 /// How to connect to a server.
 #[derive(Clone)]
@@ -45,6 +45,9 @@ pub struct ConnectOptions {
     pub secret_key: SecretKey,
     /// How long connecting may take.
     pub timeout: Duration,
+    /// How long [`ConnectOptions::connect`] waits for a server that accepts connections and does
+    /// not answer yet, as one that still makes its region; `timeout` if that is longer.
+    pub answer_timeout: Duration,
     /// How to use RDMA, for an `rdma://` address. Its `connect_timeout` is ignored.
     pub rdma: Options,
     /// The files for TLS, for a `tcp://` address. They are read when a connection is made.
@@ -374,6 +377,7 @@ mod tests {
             view: None,
             secret_key: SecretKey::NONE,
             timeout: Duration::from_secs(1),
+            answer_timeout: Duration::from_secs(1),
             rdma: Options::default(),
             tls: TlsFiles::default(),
             trust: farside_fabric::Trust::forever(),

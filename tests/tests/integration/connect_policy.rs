@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farside_fabric::shm;
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, left_out_without_shm, new_address};
+use farside_tests::{ServerProcess, device, left_out_without_shm, new_address};
 
 /// Writes a config file with this timeout. Returns its path.
 fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
@@ -68,6 +68,29 @@ fn a_collection_whose_server_is_restarted_starts_again() {
     });
     assert_eq!(after.incarnation, before.incarnation + 1);
     assert!(after.collections > 0);
+}
+
+/// A server accepts connections before it has made its region, as one that is stopped here.
+#[test]
+fn a_command_waits_longer_for_a_server_that_accepts_connections() {
+    let server = ServerProcess::start("--memory 32MiB");
+    server.session().put("key", "value").unwrap();
+    server.pause();
+    let child = server.command("kv-cli").args(["get", "key"]).spawn().unwrap();
+    // Over RDMA no connection is accepted by a stopped server.
+    let stopped = if device().is_some() { 1 } else { 4 };
+    std::thread::sleep(Duration::from_secs(stopped));
+    server.signal(rustix::process::Signal::CONT);
+    CommandOutput::new(child.wait_with_output().unwrap()).expect(0, "value");
+}
+
+#[test]
+fn a_server_says_at_once_what_it_does() {
+    let server = ServerProcess::start_with_file("--memory 32MiB");
+    let (log, address) = (server.log(), server.address());
+    let [first, second, ..] = log.lines().collect::<Vec<_>>()[..] else { panic!("{log}") };
+    assert!(first.contains("making a region of 32MiB") && first.contains(&address), "{log}");
+    assert!(second.contains("serving"), "{log}");
 }
 
 /// Runs `kv-cli get` against a socket whose connections `accept` handles.

@@ -302,7 +302,8 @@ fn each_mistake_is_reported_in_one_line() {
     ] {
         let output = server(line);
         output.expect_line(code, parts);
-        assert!(output.stderr.starts_with("kv-server: "), "{}", output.stderr);
+        let last = output.stderr.lines().last().unwrap_or_default();
+        assert!(last.starts_with("kv-server: "), "{}", output.stderr);
     }
     assert!(!folder.path().join("kv.sock").exists(), "there is no socket after a refused start");
     for (text, parts) in [

@@ -10,6 +10,11 @@ use farside_fabric::interrupt;
 
 use super::{Attached, ConnectError, ConnectOptions, Result};
 
+/// How long connecting may take, unless the user says so.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a server that accepts connections may take to answer, unless the user says how long
+/// connecting may take. A server accepts connections before it has made its region.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The first pause between two attempts. Each next one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// The longest pause, and so the longest delay before a restarted server is found.
@@ -24,7 +29,8 @@ pub(super) const ATTEMPT_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 pub enum Contact {
     /// No server answers at the address.
     None,
-    /// The server accepted the connection but sent no answer: it is stopped or overloaded.
+    /// The server accepted the connection but sent no answer: it still starts, is stopped or is
+    /// overloaded.
     Silent,
     /// The server accepted the connection and closed it without an answer.
     HungUp,
@@ -51,7 +57,7 @@ impl Contact {
             Self::Silent => write!(
                 f,
                 "the server at {server} accepted the connection, but did not answer within {ms} \
-                 ms: it is stopped or overloaded"
+                 ms: it is still starting, stopped or overloaded"
             ),
             Self::HungUp => write!(
                 f,
@@ -84,6 +90,11 @@ impl Attempts {
         Self { timeout, pause: PAUSE_MIN }
     }
 
+    /// Changes the timeout, which began with the first attempt.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     /// Returns the pause after an attempt that failed. `elapsed` is the time since the first
     /// attempt began. `None` if the last attempt was made, or the caller has given
     /// up.
@@ -99,6 +110,14 @@ impl Attempts {
 }
 
 impl ConnectOptions {
+    /// The time within which attempts follow one that came so far.
+    pub fn timeout_after(&self, contact: Contact) -> Duration {
+        match contact {
+            Contact::Silent => self.answer_timeout.max(self.timeout),
+            _ => self.timeout,
+        }
+    }
+
     /// Connects, with as many attempts as the timeout allows.
     ///
     /// # Errors
@@ -107,7 +126,7 @@ impl ConnectOptions {
         let started = Instant::now();
         let mut attempts = Attempts::within(self.timeout);
         loop {
-            let left = self.timeout.saturating_sub(started.elapsed());
+            let left = attempts.timeout.saturating_sub(started.elapsed());
             let (server, contact, source) = match self.attach(left.max(ATTEMPT_TIMEOUT_MIN)) {
                 Err(ConnectError::Unreachable { server, contact, source, .. }) => {
                     (server, contact, source)
@@ -115,6 +134,14 @@ impl ConnectOptions {
                 attached => return attached,
             };
             let tried = started.elapsed();
+            if contact == Contact::Silent && attempts.timeout < self.answer_timeout {
+                let (ms, at_most) = (tried.as_millis(), self.answer_timeout.as_secs());
+                tracing::warn!(
+                    "{server} accepted the connection, but has not answered for {ms} ms: it is \
+                     still starting, stopped or overloaded. Waiting for {at_most} s at most"
+                );
+            }
+            attempts.set_timeout(self.timeout_after(contact));
             let Some(pause) = attempts.pause_after(tried) else {
                 return Err(ConnectError::Unreachable { server, contact, tried, source });
             };

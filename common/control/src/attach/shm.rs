@@ -174,6 +174,7 @@ mod tests {
             view: None,
             secret_key: SecretKey::NONE,
             timeout: Duration::from_millis(1),
+            answer_timeout: Duration::from_millis(1),
             rdma: Options::default(),
             tls: Default::default(),
             trust: farside_fabric::Trust::forever(),

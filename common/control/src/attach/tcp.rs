@@ -183,6 +183,7 @@ mod tests {
             view: None,
             secret_key: SecretKey::NONE,
             timeout: Duration::from_millis(50),
+            answer_timeout: Duration::from_millis(50),
             rdma: rdma::Options::default(),
             tls: TlsFiles::default(),
             trust: farside_fabric::Trust::forever(),
