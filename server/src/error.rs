@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use farside_config::ConfigError;
 use farside_config::size::ByteSize;
+use farside_control::listening::ListenError;
 use farside_fabric::ChainError;
 use farside_fabric::rdma::VerbsError;
 use farside_fabric::shm::MemoryError;
@@ -34,17 +35,19 @@ pub enum ServerError {
          the addresses of its devices"
     )]
     NoDeviceAddress { listen: String },
-    #[error("another program listens at {listen}: stop it or listen at another port")]
-    PortInUse { listen: String },
-    #[error("{listen} is no address of this host: `ip address` shows its addresses")]
-    OtherHost { listen: String },
+    #[error("another program listens at {listen}: stop it or listen at another port ({source})")]
+    PortInUse { listen: String, source: ListenError },
+    #[error("{listen} is no address of this host: `ip address` shows its addresses ({source})")]
+    OtherHost { listen: String, source: ListenError },
     #[error(
         "this user may not listen at {listen} ({source}): take a port from 1024 on, or give the \
          program CAP_NET_BIND_SERVICE"
     )]
-    ListenForbidden { listen: String, source: io::Error },
+    ListenForbidden { listen: String, source: ListenError },
     #[error("cannot listen at {listen}: {source}")]
-    ListenAt { listen: String, source: io::Error },
+    ListenAt { listen: String, source: ListenError },
+    #[error("cannot find the address of {listen}: {source}")]
+    Name { listen: String, source: io::Error },
     #[error("cannot serve metrics at {address}: {why}")]
     Metrics { address: SocketAddr, why: String },
     #[error("another server listens at {}: stop it or listen elsewhere", .path.display())]

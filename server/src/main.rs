@@ -13,7 +13,7 @@ use farside_config::command_line::{one_line, usage_line};
 use farside_config::generate::generate;
 use farside_config::size::ByteSize;
 use farside_config::{LogFormat, MetricsAddress, ServerConfig, check_private, logging, signals};
-use farside_control::address::Address;
+use farside_control::address::{Address, OWN_NAME_TIMEOUT};
 use farside_fabric::shm::HugePages;
 use farside_server::Server;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -158,7 +158,7 @@ fn warn_of_openness(config: &ServerConfig) {
     for address in &config.listen {
         let has_certificates = address.is_tcp() && config.tls.ca.is_some();
         // A name without an address is refused later.
-        let found = address.resolve().unwrap_or_default();
+        let found = address.resolve(OWN_NAME_TIMEOUT).unwrap_or_default();
         if !has_certificates && found.iter().any(|found| !found.ip().is_loopback()) {
             tracing::warn!(
                 "FS-018 every host that reaches {address} can read and change all keys: the config \

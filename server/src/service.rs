@@ -30,7 +30,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
-use farside_control::address::Address;
+use farside_control::address::{Address, OWN_NAME_TIMEOUT};
 use farside_control::{
     FabricKind, Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics,
 };
@@ -62,11 +62,6 @@ const TURN_NS: Nanos = 2_000_000;
 /// Limit on the messages of one connection that are answered before the next connection's turn.
 const MESSAGES_MAX: usize = 16;
 
-fn resolve(address: &Address) -> Result<Vec<SocketAddr>, ServerError> {
-    let failed = |source| ServerError::ListenAt { listen: address.to_string(), source };
-    address.resolve().map_err(failed)
-}
-
 /// Binds a listener to an address.
 pub(crate) fn listen(
     address: &Address,
@@ -80,11 +75,14 @@ pub(crate) fn listen(
         Address::Rdma { .. } => Ok(Box::new(device::bind(&resolve(address)?, config)?)),
         #[cfg(not(feature = "verbs"))]
         Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
-        _ => {
-            let (listen, source) = (address.to_string(), io::ErrorKind::Unsupported.into());
-            Err(ServerError::ListenAt { listen, source })
-        }
+        _ => Err(system("listen")(io::ErrorKind::Unsupported.into())),
     }
+}
+
+/// Returns the socket addresses of a host's name.
+fn resolve(listen: &Address) -> Result<Vec<SocketAddr>, ServerError> {
+    let listen_at = |source| ServerError::Name { listen: listen.to_string(), source };
+    listen.resolve(OWN_NAME_TIMEOUT).map_err(listen_at)
 }
 
 /// The serving thread: its connections, and the region that it serves.

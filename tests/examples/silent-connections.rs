@@ -76,7 +76,7 @@ fn main() {
         eprintln!("silent-connections ADDRESS COUNT silent|half|trickle|unproven");
         std::process::exit(2);
     };
-    let address = address.parse::<Address>().unwrap().resolve().unwrap()[0];
+    let address = address.parse::<Address>().unwrap().resolve(CONNECT_TIMEOUT).unwrap()[0];
     let message = first_message();
     // The number of bytes to send at once, and in all.
     let (at_once, in_all) = match &kind[..] {

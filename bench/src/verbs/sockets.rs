@@ -6,13 +6,14 @@
 //! short reply. The same memory is sent again and again, and received into the same memory.
 
 use std::io::Write;
-use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
 use farside_control::address::Address;
+use farside_control::attach::CONNECT_TIMEOUT;
 use rustix::net::{RecvFlags, recv};
 use serde::{Deserialize, Serialize};
 
@@ -53,12 +54,12 @@ pub struct SocketLoad {
 /// that does not leave the host.
 pub fn are_comparable(config: &ClientConfig) -> bool {
     let address = config.server.as_deref().and_then(|server| server.parse().ok());
-    let Some(Address::Tcp { host, port }) = address else { return false };
+    let Some(address @ Address::Tcp { .. }) = address else { return false };
     if config.tls.is_used() {
         return false;
     }
-    let resolved = (host.as_str(), port).to_socket_addrs();
-    resolved.is_ok_and(|mut all| all.next().is_some_and(|address| address.ip().is_loopback()))
+    let resolved = address.resolve(CONNECT_TIMEOUT);
+    resolved.is_ok_and(|all| all.first().is_some_and(|address| address.ip().is_loopback()))
 }
 
 impl SocketRates {

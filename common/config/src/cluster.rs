@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use farside_control::Secret;
-use farside_control::address::Address;
+use farside_control::address::{Address, OWN_NAME_TIMEOUT};
 use farside_fabric::tcp::TlsFiles;
 
 use super::{ConfigError, ServerConfig, bad_value};
@@ -51,7 +51,7 @@ pub(super) fn validate(config: &ServerConfig) -> Result<(), ConfigError> {
 /// Checks that clients of other hosts can be told this address.
 fn check_address(address: &Address) -> Result<(), ConfigError> {
     // An address that cannot be resolved is an error later, when the server listens.
-    let resolved = address.resolve().unwrap_or_default();
+    let resolved = address.resolve(OWN_NAME_TIMEOUT).unwrap_or_default();
     if resolved.iter().any(|address| address.ip().is_unspecified()) {
         let advice = "the cluster tells clients this address, and it names no host: write an \
                       address of this host's";

@@ -2,12 +2,18 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::FabricKind;
 use serde::{Deserialize, Serialize};
+
+use crate::resolver;
+
+/// How long a program that starts waits for the addresses of its own name.
+pub const OWN_NAME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The address of a server, by fabric.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -78,15 +84,16 @@ impl Address {
         }
     }
 
-    /// Returns the socket addresses of a host; none for an [`Address::Shm`].
+    /// Returns the socket addresses of a host, each once; none for an [`Address::Shm`]. Waits for a
+    /// name server, but not longer than the timeout.
     ///
     /// # Errors
-    /// The resolver's error.
-    pub fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
+    /// `TimedOut` if no name server answers in time, otherwise the resolver's error.
+    pub fn resolve(&self, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Shm(_) => Ok(Vec::new()),
             Self::Tcp { host, port } | Self::Rdma { host, port } => {
-                Ok((host.as_str(), *port).to_socket_addrs()?.collect())
+                resolver::SYSTEM.resolve(host, *port, timeout)
             }
         }
     }
@@ -203,7 +210,7 @@ mod tests {
             assert_eq!(address.is_rdma(), scheme == "rdma");
         }
         let address: Address = "rdma://10.9.0.1:7400".parse().unwrap();
-        assert_eq!(address.resolve().unwrap(), ["10.9.0.1:7400".parse().unwrap()]);
+        assert_eq!(address.resolve(Duration::ZERO).unwrap(), ["10.9.0.1:7400".parse().unwrap()]);
         for rest in ["10.9.0.1", ":7400", "a:0", "a:65536", "a:", "a/b:7400", "::1:7400", "[a]:1"] {
             let error = format!("tcp://{rest}").parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("HOST:PORT"), "{error}");

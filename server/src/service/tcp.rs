@@ -2,12 +2,13 @@
 //! Threads of this process execute their verbs.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::address::Address;
+use farside_control::listening::bind_each;
 use farside_control::{FabricKind, Role};
 use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
@@ -42,20 +43,22 @@ struct SharedRegion {
     round_trip_min_ns: u32,
 }
 
-/// Binds a listener to all of these addresses.
+/// Binds a listener to those of these addresses that this host has.
 pub(crate) fn bind(
     addresses: &[SocketAddr],
     listen: &Address,
     tls: Option<&Arc<TlsServer>>,
 ) -> Result<Listener, ServerError> {
-    let mut listener = Listener::bind(addresses).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ServerError::PortInUse { listen: listen.to_string() },
-        io::ErrorKind::AddrNotAvailable => ServerError::OtherHost { listen: listen.to_string() },
-        io::ErrorKind::PermissionDenied => {
-            ServerError::ListenForbidden { listen: listen.to_string(), source }
+    let sockets = bind_each(addresses, TcpListener::bind).map_err(|source| {
+        let listen = listen.to_string();
+        match source.kind() {
+            io::ErrorKind::AddrInUse => ServerError::PortInUse { listen, source },
+            io::ErrorKind::AddrNotAvailable => ServerError::OtherHost { listen, source },
+            io::ErrorKind::PermissionDenied => ServerError::ListenForbidden { listen, source },
+            _ => ServerError::ListenAt { listen, source },
         }
-        _ => ServerError::ListenAt { listen: listen.to_string(), source },
     })?;
+    let mut listener = Listener::over(sockets).map_err(system("listen"))?;
     if let Some(tls) = tls {
         listener.require_tls(Arc::clone(tls));
     }

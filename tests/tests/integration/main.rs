@@ -33,6 +33,7 @@ mod extents;
 mod former_versions;
 mod growth;
 mod histories;
+mod host_names;
 mod huge_pages;
 mod key_scans;
 mod left_out;

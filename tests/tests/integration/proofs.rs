@@ -16,7 +16,7 @@ use farside_control::{
     Role, SecretKey, Welcome,
 };
 use farside_tests::handshake::{self, RawClient};
-use farside_tests::{ServerProcess, free_tcp_address, left_out_without_shm};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, left_out_without_shm};
 
 const CONFIG: &str = "secret = 'writers'\nreader_secret = 'readers'\n";
 /// The length of a message's length, over TCP.
@@ -30,7 +30,7 @@ fn server_at_port() -> Option<(ServerProcess, SocketAddr)> {
     let tcp = free_tcp_address();
     let options = format!("--memory 16MiB --listen {tcp}");
     let server = ServerProcess::start_with_config(CONFIG, &options);
-    Some((server, tcp.parse::<Address>().unwrap().resolve().unwrap()[0]))
+    Some((server, tcp.parse::<Address>().unwrap().resolve(TEST_TIMEOUT).unwrap()[0]))
 }
 
 fn writer(address: SocketAddr) -> Result<Client, SetupError> {

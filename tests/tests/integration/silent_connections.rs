@@ -42,7 +42,7 @@ fn client(tcp: &str) -> Client {
 }
 
 fn socket_address(tcp: &str) -> SocketAddr {
-    tcp.parse::<Address>().unwrap().resolve().unwrap()[0]
+    tcp.parse::<Address>().unwrap().resolve(TEST_TIMEOUT).unwrap()[0]
 }
 
 /// Checks that a session that is there already is served, and so is a new client.

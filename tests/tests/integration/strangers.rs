@@ -43,7 +43,7 @@ fn garbage(random: &mut SmallRng, valid: &[u8], bytes_max: usize) -> Vec<u8> {
 /// Returns the server's refusal of these bytes as a request; `None` if it accepts them.
 fn refusal_of(server: &str, bytes: &[u8], for_data: bool) -> Option<Refusal> {
     let target: Address = server.parse().unwrap();
-    let reply = match target.resolve().unwrap().first() {
+    let reply = match target.resolve(TEST_TIMEOUT).unwrap().first() {
         None => {
             let path = server.strip_prefix("shm://").unwrap();
             let connection = Connection::connect(path.as_ref(), TEST_TIMEOUT).unwrap();

@@ -101,34 +101,48 @@ fn connect(
     let hello = request.encode();
     let unreachable = |contact, source| options.unreachable(contact, started.elapsed(), source);
     let no_address = |source| unreachable(Contact::None, Some(source));
-    let addresses = options.address.resolve().map_err(no_address)?;
-    let mut failure = no_address(io::ErrorKind::NotFound.into());
-    let mut left_addresses = addresses.len() as u32;
-    for address in addresses {
+    let addresses = options.address.resolve(timeout).map_err(no_address)?;
+    let mut failures = Vec::new();
+    for (at, address) in addresses.iter().enumerate() {
         // An address that does not answer leaves time for the others.
-        let left = timeout.saturating_sub(started.elapsed()) / left_addresses.max(1);
-        left_addresses -= 1;
-        let left = left.max(Duration::from_millis(1));
-        match tcp::connect_control(address, tls, &hello, left) {
+        let left = timeout.saturating_sub(started.elapsed()) / (addresses.len() - at) as u32;
+        match tcp::connect_control(*address, tls, &hello, left.max(Duration::from_millis(1))) {
             Ok((mut channel, challenge)) => {
                 let answered = (&request, &challenge[..]);
                 let (welcome, key) =
                     options.prove_over(&mut channel, answered, (started, timeout))?;
-                return Ok((channel, welcome, key, address));
+                return Ok((channel, welcome, key, *address));
             }
-            Err(error) => {
-                failure = match error.kind() {
-                    io::ErrorKind::WouldBlock => unreachable(Contact::Silent, None),
-                    io::ErrorKind::UnexpectedEof
-                    | io::ErrorKind::ConnectionReset
-                    | io::ErrorKind::BrokenPipe => unreachable(Contact::HungUp, None),
-                    io::ErrorKind::InvalidData => invalid(&options.address.to_string(), &error),
-                    _ => unreachable(Contact::None, Some(error)),
-                };
-            }
+            Err(error) => failures.push((*address, error)),
         }
     }
-    Err(failure)
+    // An address that accepts connections tells more than one that does not.
+    failures.sort_by_key(|(_, error)| contact(error) != Contact::None);
+    let tried: Vec<_> =
+        failures.iter().map(|(address, error)| format!("{address}: {error}")).collect();
+    let Some((_, error)) = failures.pop() else {
+        return Err(no_address(io::ErrorKind::NotFound.into()));
+    };
+    Err(match contact(&error) {
+        _ if error.kind() == io::ErrorKind::InvalidData => {
+            invalid(&options.address.to_string(), &error)
+        }
+        Contact::None if failures.is_empty() => no_address(error),
+        Contact::None => no_address(io::Error::new(error.kind(), tried.join("; "))),
+        contact => unreachable(contact, None),
+    })
+}
+
+/// How far an attempt came that failed with this error.
+fn contact(error: &io::Error) -> Contact {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Contact::Silent,
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::InvalidData => Contact::HungUp,
+        _ => Contact::None,
+    }
 }
 
 /// Connects for the map of the server's cluster.

@@ -101,7 +101,7 @@ fn connect(options: &ConnectOptions, purpose: Purpose, timeout: Duration) -> Res
     let request = options.request(purpose)?;
     let hello = request.encode();
     let unreachable = |source| options.unreachable(Contact::None, started.elapsed(), Some(source));
-    let addresses = options.address.resolve().map_err(unreachable)?;
+    let addresses = options.address.resolve(timeout).map_err(unreachable)?;
     let mut failure = unreachable(io::ErrorKind::NotFound.into());
     for address in addresses {
         let left = timeout.saturating_sub(started.elapsed());

@@ -82,12 +82,11 @@ pub struct Incoming {
 }
 
 impl Listener {
-    /// Listens at these addresses.
+    /// Accepts connections of these sockets, which are bound.
     ///
     /// # Errors
-    /// The system's error: `AddrInUse` if another program listens there, `AddrNotAvailable` if no
-    /// address is of this host.
-    pub fn bind(addresses: &[SocketAddr]) -> io::Result<Self> {
+    /// The system's error.
+    pub fn over(bound: Vec<TcpListener>) -> io::Result<Self> {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let ended = Arc::new(EndedConnections::new()?);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
@@ -96,8 +95,7 @@ impl Listener {
             epoll::add(&watched, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
         };
         let mut sockets = Vec::new();
-        for address in addresses {
-            let socket = TcpListener::bind(address)?;
+        for socket in bound {
             socket.set_nonblocking(true)?;
             // The standard library's backlog is shorter.
             rustix::net::listen(&socket, BACKLOG)?;
@@ -378,7 +376,7 @@ mod tests {
     /// Both connections wait for the same event, and one has to go.
     #[test]
     fn a_connection_whose_request_has_arrived_is_not_closed_for_another() {
-        let mut listener = Listener::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let mut listener = Listener::over(vec![TcpListener::bind("127.0.0.1:0").unwrap()]).unwrap();
         let connect = || TcpStream::connect(("127.0.0.1", listener.port())).unwrap();
         let (mut genuine, _silent) = (connect(), connect());
         genuine.write_all(b"\x05\0\0\0hello").unwrap();

@@ -6,7 +6,7 @@ mod long_writes;
 mod regions;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -52,7 +52,7 @@ impl Server {
     ) -> Self {
         let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
         memory.region.store(LEASE.offset, LEASE.number).unwrap();
-        let mut listener = Listener::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let mut listener = Listener::over(vec![TcpListener::bind("127.0.0.1:0").unwrap()]).unwrap();
         if let Some(tls) = tls {
             listener.require_tls(tls);
         }

@@ -5,19 +5,20 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use farside_control::address::Address;
+use farside_control::address::{Address, OWN_NAME_TIMEOUT};
+use farside_control::listening;
+use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_socket_reuseaddr, set_tcp_keepcnt, set_tcp_keepidle,
     set_tcp_keepintvl, set_tcp_nodelay,
 };
 use rustix::net::{
     AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with,
-    acceptfrom_with, bind, getsockname, listen, socket_with,
+    acceptfrom_with, bind, connect, getsockname, listen, socket_with,
 };
 
 /// How many connections may wait to be accepted.
@@ -71,10 +72,8 @@ impl fmt::Display for ListenAddress {
 pub(crate) enum ListenError {
     #[error("{0}: another program listens there; stop it, or give another --listen")]
     InUse(String),
-    #[error("{0}: this host does not have the address")]
-    OtherHost(String),
-    #[error("{0}: the host has no address")]
-    NoAddress(String),
+    #[error("{listen}: {source}")]
+    Port { listen: String, source: listening::ListenError },
     #[error("{listen}: {source}")]
     System { listen: String, source: io::Error },
 }
@@ -104,7 +103,7 @@ impl ListenAddress {
     /// The host's name has no address.
     pub(crate) fn is_open(&self) -> Result<bool, ListenError> {
         let Self::Tcp(host) = self else { return Ok(false) };
-        let found = host.resolve();
+        let found = host.resolve(OWN_NAME_TIMEOUT);
         let found =
             found.map_err(|source| ListenError::System { listen: self.to_string(), source })?;
         Ok(found.iter().any(|address| !address.ip().is_loopback()))
@@ -112,13 +111,12 @@ impl ListenAddress {
 }
 
 impl Listener {
-    /// Listens at all addresses that the host of this one has.
+    /// Listens at all addresses of the host that this machine has.
     pub(crate) fn bind(address: &ListenAddress) -> Result<Vec<Self>, ListenError> {
         let explain = |source: io::Error| {
             let listen = address.to_string();
             match source.kind() {
                 io::ErrorKind::AddrInUse => ListenError::InUse(listen),
-                io::ErrorKind::AddrNotAvailable => ListenError::OtherHost(listen),
                 _ => ListenError::System { listen, source },
             }
         };
@@ -130,11 +128,15 @@ impl Listener {
                 Ok(vec![listener])
             }
             ListenAddress::Tcp(host) => {
-                let found = host.resolve().map_err(explain)?;
-                if found.is_empty() {
-                    return Err(ListenError::NoAddress(address.to_string()));
-                }
-                found.iter().map(|found| bind_tcp(found).map(new).map_err(explain)).collect()
+                let found = host.resolve(OWN_NAME_TIMEOUT).map_err(explain)?;
+                let bound = listening::bind_each(&found, bind_tcp).map_err(|source| {
+                    let listen = address.to_string();
+                    match source.kind() {
+                        io::ErrorKind::AddrInUse => ListenError::InUse(listen),
+                        _ => ListenError::Port { listen, source },
+                    }
+                })?;
+                Ok(bound.into_iter().map(new).collect())
             }
         }
     }
@@ -214,21 +216,24 @@ fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-fn bind_tcp(address: &SocketAddr) -> io::Result<OwnedFd> {
+fn bind_tcp(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
     set_socket_reuseaddr(&socket, true)?;
-    bind(&socket, address)?;
+    bind(&socket, &address)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
 fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
     // A socket that another gateway has left behind refuses connections.
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let new_socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    match connect(new_socket()?, &SocketAddrUnix::new(path)?) {
+        // One whose backlog is full has a listener.
+        Ok(()) | Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(Errno::CONNREFUSED) => {
             if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
                 return Err(io::Error::other("a file that is no socket has this path"));
             }
@@ -236,8 +241,7 @@ fn bind_unix(path: &Path) -> io::Result<OwnedFd> {
         }
         Err(_) => {}
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = new_socket()?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
