@@ -75,7 +75,7 @@ pub(crate) fn listen(
         Address::Rdma { .. } => Ok(Box::new(device::bind(&resolve(address)?, config)?)),
         #[cfg(not(feature = "verbs"))]
         Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
-        _ => Err(system("listen")(io::ErrorKind::Unsupported.into())),
+        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
     }
 }
 
