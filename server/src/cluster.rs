@@ -9,12 +9,14 @@
 //! | `joining.rs` | the start: reads the records, and finds the shard of a region file |
 //! | `membership.rs` | the serving thread's part |
 //! | `watcher.rs` | the thread that reads the records and takes a shard |
+//! | `serving.rs` | the numbers that tell a region file from its copies |
 //! | `identity.rs` | names of processes and files, which tell whether a region is lost |
 
 mod error;
 mod identity;
 mod joining;
 mod membership;
+mod serving;
 mod watcher;
 
 pub use error::ClusterError;

@@ -112,7 +112,8 @@ impl Server {
         let tls = tls.map(TlsReloader);
         let mut server = Self { addresses, tls, stop, thread, background: None, metrics };
         // The server's address must not be in the records before it listens.
-        watcher.map_or(Ok(()), Watcher::start).map_err(system("start a thread"))?;
+        let started = watcher.map_or(Ok(()), |watcher| watcher.start(&memory));
+        started.map_err(system("start a thread"))?;
         match pages_left {
             Some(work) => server.background = Some(BackgroundCollapse::start(work, memory)),
             None => huge_pages::advise(&memory),

@@ -560,7 +560,7 @@ impl ControlService {
             connection.close();
             match connection.client {
                 ClientIdentity::Client { id, .. } => self.admission.clients.fence(id)?,
-                ClientIdentity::Leaving | ClientIdentity::Map => {}
+                ClientIdentity::Leaving | ClientIdentity::Map { .. } => {}
                 ClientIdentity::Unidentified | ClientIdentity::Challenged(_) => {
                     // If this does not reach the client, it only sees the connection close.
                     let _ = connection.channel.send(&Refusal::ShuttingDown.encode());

@@ -215,9 +215,15 @@ pub struct MapConnection {
 impl MapConnection {
     /// Fetches the map, as soon as the server listens.
     pub fn open(server: &ServerProcess) -> Self {
+        Self::open_as(server, Role::Writer)
+    }
+
+    /// As [`MapConnection::open`], in this role.
+    pub fn open_as(server: &ServerProcess, role: Role) -> Self {
         let started = Instant::now();
+        let options = ConnectOptions { role, ..options(server) };
         loop {
-            match options(server).fetch_map(TEST_TIMEOUT) {
+            match options.fetch_map(TEST_TIMEOUT) {
                 Ok((map, channel)) => {
                     return Self { map, channel, buffer: vec![0; MESSAGE_BYTES_MAX] };
                 }

@@ -234,6 +234,16 @@ pub(crate) enum Cluster {
         #[arg(long, required = true)]
         empty: bool,
     },
+    /// Make records right that were restored from a backup, or one that is damaged
+    ///
+    /// Asks all servers for the views that they know, and raises the numbers in the records beyond
+    /// all of them, so that servers and clients follow the records again. A server that is stopped
+    /// may then start with any copy of its region file: start it with the one that was served last.
+    Repair {
+        /// Where the records are
+        #[arg(value_name = "URI")]
+        uri: String,
+    },
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,7 @@
-//! `cluster`: makes, shows, checks and removes a cluster, and gives a shard's data up.
+//! `cluster`: makes, shows, checks, repairs and removes a cluster, and gives a shard's data up.
+
+mod known_views;
+mod repair;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,8 +15,9 @@ use farside_cluster::{
 };
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::{ClientConfig, ClusterStoreConfig, addresses_text};
-use farside_control::Request;
+use farside_control::attach::{ConnectError, ConnectOptions};
 use farside_control::cluster::{ClusterMap, Id, SHARDS_MAX};
+use farside_control::{Refusal, Request};
 use farside_tools::check::Scope;
 use farside_tools::encoding::to_json;
 use serde::Serialize;
@@ -22,6 +26,7 @@ use crate::args::{Args, Cluster};
 use crate::connect;
 use crate::output::{self, ExitStatus, Usage, bytes, count};
 use crate::raw::RawRegion;
+use known_views::KnownViews;
 
 /// How long a client trusts a server that has answered, in a new cluster.
 const TRUST_MS: u32 = 2000;
@@ -42,6 +47,7 @@ pub(crate) fn cluster(args: &Args, command: &Cluster) -> anyhow::Result<ExitStat
         Cluster::Check { uri } => check(args, uri),
         Cluster::Destroy { uri, force } => destroy(args, uri, *force),
         Cluster::Assign { uri, shard, .. } => assign(args, uri, *shard),
+        Cluster::Repair { uri } => repair::repair(args, uri),
     }
 }
 
@@ -235,8 +241,10 @@ fn check(args: &Args, uri: &str) -> anyhow::Result<ExitStatus> {
     for health in store.health()? {
         problems.extend(health.problem.map(|problem| format!("{}: {problem}", health.subject)));
     }
-    let records = read(&*store, uri)?;
     let config = connect::config_without_server(args)?;
+    let known = KnownViews::ask(&config, &read(&*store, uri)?)?;
+    // Read again after the servers have told what they know, so that these records are newer.
+    let records = read(&*store, uri)?;
     let servers: Vec<_> = records.servers().collect();
     problems.extend(servers.iter().filter_map(|it| it.as_ref().err()).map(ToString::to_string));
     let shards = match records.cluster() {
@@ -248,7 +256,15 @@ fn check(args: &Args, uri: &str) -> anyhow::Result<ExitStatus> {
     };
     for shard in 0..shards {
         match records.shard(shard) {
-            Ok((record, _)) => problems.extend(problem_of(&config, shard, &record)),
+            Ok((record, _)) => {
+                problems.extend(known.newer_than(shard, &record).map(|newer| {
+                    format!(
+                        "{newer}: the records were restored from a backup. Run `kv-cli cluster \
+                         repair {uri}`"
+                    )
+                }));
+                problems.extend(problem_of(&config, shard, &record));
+            }
             Err(error) => problems.push(error.to_string()),
         }
     }
@@ -346,7 +362,7 @@ fn assign(args: &Args, uri: &str, shard: u16) -> anyhow::Result<ExitStatus> {
             "the server at {server} does not answer. If it may run where only other clients reach \
              it, turn it off now: they would go on with it"
         ));
-    });
+    })?;
     make_vacant(&*store, uri, shard)?;
     writeln!(
         stdout,
@@ -393,12 +409,15 @@ fn revoke(
 /// Tells the former server of a shard that it lost the shard, and waits until no client trusts it
 /// any more (invariant I25). Returns whether the server has answered. Otherwise calls `silent`
 /// once.
+///
+/// # Errors
+/// The server refuses the secret.
 fn tell(
     config: &ClientConfig,
     former: &ServedCopy,
     (shard, map): (u16, &ClusterMap),
     silent: impl FnOnce(),
-) -> bool {
+) -> anyhow::Result<bool> {
     let number = map.shards[usize::from(shard)].number;
     let distrust = Duration::from_millis(former.distrust_ms);
     let bar = output::progress("waiting until no client trusts the former server");
@@ -414,11 +433,11 @@ fn tell(
         };
         if waited {
             bar.finish_and_clear();
-            return told_at.is_some() || former.is_stopped;
+            return Ok(told_at.is_some() || former.is_stopped);
         }
         let asked = Instant::now();
         if told_at.is_none() && !former.is_stopped {
-            match ask_former(config, former, map) {
+            match ask_former(config, former, map)? {
                 Some(known)
                     if known
                         .shards
@@ -440,20 +459,35 @@ fn tell(
     }
 }
 
-/// Passes the former server of a shard the newer map. Returns the map that it has; `None` if it
-/// does not answer.
-fn ask_former(config: &ClientConfig, former: &ServedCopy, map: &ClusterMap) -> Option<ClusterMap> {
+/// Passes the former server of a shard the newer map: as a writer, because a server does not doubt
+/// its view on a reader's word. Returns the map that it has; `None` if it does not answer.
+///
+/// # Errors
+/// It refuses the secret.
+fn ask_former(
+    config: &ClientConfig,
+    former: &ServedCopy,
+    map: &ClusterMap,
+) -> anyhow::Result<Option<ClusterMap>> {
     let mut addresses = former.copy.reachable().cloned();
-    let (address, others) = (addresses.next()?, addresses.collect());
-    let options = config.options_without_server(Role::Reader);
-    let options = farside_control::attach::ConnectOptions { address, others, ..options };
-    let (known, mut channel) = options.fetch_map(ASK_TIMEOUT).ok()?;
+    let Some(address) = addresses.next() else { return Ok(None) };
+    let options = config.options_without_server(Role::Writer);
+    let options = ConnectOptions { address, others: addresses.collect(), ..options };
+    let (known, mut channel) = match options.fetch_map(ASK_TIMEOUT) {
+        Err(error @ ConnectError::Refused { source: Refusal::Credentials, .. }) => {
+            return Err(anyhow::Error::from(error).context(
+                "the former server must be told by a writer, so give the writers' `secret` in the \
+                 config file, and run this again",
+            ));
+        }
+        Err(_) => return Ok(None),
+        Ok(fetched) => fetched,
+    };
     let mut message = Vec::new();
     Request::NewerMap { map: map.encode() }.encode(&mut message);
-    channel.send(&message).ok()?;
     // The answer shows in the next map.
-    let _ = channel.flush(ASK_TIMEOUT);
-    Some(known)
+    let is_sent = channel.send(&message).and_then(|()| channel.flush(ASK_TIMEOUT)).is_ok();
+    Ok(is_sent.then_some(known))
 }
 
 /// Commits that a spare may take the shard.

@@ -10,24 +10,30 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use farside_control::address::Address;
-use farside_control::cluster::{ClusterMap, Id, SHARDS_MAX, ShardCopy, ShardView};
+use farside_control::cluster::{ClusterMap, Id, SHARDS_MAX, ShardCopy, ShardView, VIEW_NUMBER_MAX};
 
 /// The version of the records that this program writes, and the only one that it reads.
-pub const RECORD_VERSION: u32 = 1;
+pub const RECORD_VERSION: u32 = 2;
 
 /// Why a record cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum RecordError {
-    #[error("the record {key} is damaged: {why}; restore the records from a backup of their store")]
+    #[error(
+        "the record {key} is damaged: {why}; `kv-cli cluster repair` writes the record of a shard \
+         again. Otherwise restore the records from a backup of their store first"
+    )]
     Damaged { key: String, why: String },
     #[error(
         "the record {key} has version {version}, and this program reads {RECORD_VERSION}: upgrade \
          it"
     )]
     Version { key: String, version: u64 },
-    #[error("the record {key} is missing; restore the records from a backup of their store")]
+    #[error(
+        "the record {key} is missing; restore the records from a backup of their store, and run `kv-cli \
+         cluster repair`"
+    )]
     Missing { key: String },
 }
 
@@ -67,9 +73,16 @@ pub enum Memory {
     /// In a file, which the server locks while it runs. A server with a copy of the file has
     /// another one.
     File {
-        /// Boot id, device and inode.
+        /// Boot id, device and inode; empty if nobody knows it any more.
         file: String,
     },
+}
+
+impl Memory {
+    /// Memory of which nothing is known, after the records went back.
+    pub fn unknown() -> Self {
+        Self::File { file: String::new() }
+    }
 }
 
 /// A copy of a shard, in its record.
@@ -80,6 +93,10 @@ pub struct ServedCopy {
     pub copy: ShardCopy,
     /// Where its region is.
     pub memory: Memory,
+    /// One of the two numbers in the region's superblock, another one for each serving. A copy of
+    /// the region file that was served no longer, or never, does not have it. `None` after
+    /// `kv-cli cluster repair`, when nobody knows the number.
+    pub serving: Option<Id>,
     /// Whether its server has stopped and said so. A server that was killed could not.
     pub is_stopped: bool,
     /// For how long after the server's process has last answered any client may still change the
@@ -110,6 +127,21 @@ impl ShardRecord {
     /// The key of the record of this shard.
     pub fn key(shard: u16) -> String {
         format!("shards/{shard:04}")
+    }
+
+    /// Checks the bounds of the record.
+    ///
+    /// # Errors
+    /// [`RecordError::Damaged`].
+    pub(crate) fn check(&self, key: &str) -> Result<(), RecordError> {
+        let why = if self.copies.len() > 1 {
+            format!("it has {} copies, and a shard has one", self.copies.len())
+        } else if self.number > VIEW_NUMBER_MAX {
+            format!("its number {} is beyond {VIEW_NUMBER_MAX}", self.number)
+        } else {
+            return Ok(());
+        };
+        Err(RecordError::Damaged { key: key.to_owned(), why })
     }
 
     /// Whether a spare may take the shard.

@@ -21,6 +21,7 @@ use farside_fabric::tcp::{OtherProtocol, TlsError, TlsFiles};
 use farside_fabric::{AnyFabric, Nanos, RegionIndex, Trust};
 use farside_layout::LayoutError;
 
+pub use self::map::FetchedMap;
 use crate::address::Address;
 use crate::cluster::ShardView;
 use crate::{

@@ -19,6 +19,10 @@ use crate::address::Address;
 /// has no more than three addresses of common length.
 pub const SHARDS_MAX: u16 = 128;
 
+/// The highest number of a view. A higher one is damage. It must not spread, because views with
+/// right numbers could not replace it.
+pub const VIEW_NUMBER_MAX: u64 = 1 << 48;
+
 /// Sixteen random bytes that name a cluster, a server or a region; hexadecimal in texts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -135,7 +139,10 @@ impl ClusterMap {
         let map: Self = serde_json::from_slice(bytes).map_err(|_| ControlError::Map)?;
         let is_valid = (1..=usize::from(SHARDS_MAX)).contains(&map.shards.len())
             && map.trust_ms > 0
-            && map.shards.iter().all(|view| view.copies.len() <= 1);
+            && map
+                .shards
+                .iter()
+                .all(|view| view.copies.len() <= 1 && view.number <= VIEW_NUMBER_MAX);
         if is_valid { Ok(map) } else { Err(ControlError::Map) }
     }
 
@@ -157,7 +164,7 @@ impl ClusterMap {
         }
         let mut has_changed = false;
         for (own, other) in self.shards.iter_mut().zip(&other.shards) {
-            if other.number > own.number {
+            if other.number > own.number && other.number <= VIEW_NUMBER_MAX {
                 own.clone_from(other);
                 has_changed = true;
             }
@@ -234,6 +241,10 @@ mod tests {
             assert!(ClusterMap::decode(&bytes[..end]).is_err());
         }
         assert!(ClusterMap::decode(&map(&[]).encode()).is_err());
+        assert!(ClusterMap::decode(&map(&[1, VIEW_NUMBER_MAX]).encode()).is_ok());
+        for number in [VIEW_NUMBER_MAX + 1, u64::MAX] {
+            assert!(ClusterMap::decode(&map(&[1, number]).encode()).is_err());
+        }
     }
 
     #[test]

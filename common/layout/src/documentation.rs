@@ -24,7 +24,8 @@ macro_rules! table {
 fn tables() -> String {
     let mut out = String::new();
     table!(out, Superblock: magic, format_version, crc32, region_id, hash_key, region_bytes,
-        grace_ms, key_bytes_max, value_bytes_max, reserved, incarnation, state, directory_depth);
+        grace_ms, key_bytes_max, value_bytes_max, reserved, incarnation, state, directory_depth,
+        servings);
     table!(out, ClientEntry: lease, reserved);
     table!(out, Row: header, slots);
     table!(out, RowHeader: prefix, local_depth, filling, magic, forward);

@@ -209,6 +209,10 @@ pub struct Superblock {
     pub(super) state: le::U32,
     /// The depth of the directory in use. The server switches directories by a store to this field.
     pub(super) directory_depth: le::U32,
+    /// By these numbers a cluster tells the region from copies of its file: the record of the shard
+    /// has one of the two. 0 without a number. Not covered by a checksum, because any other bytes
+    /// are a number that no record has.
+    pub(super) servings: [[u8; 16]; 2],
 }
 const _: () = assert!(size_of::<Superblock>() as u64 <= SUPERBLOCK_BYTES);
 /// The length of the part that does not change after formatting, in bytes.
@@ -218,6 +222,8 @@ const CONSTANT_BYTES: usize = std::mem::offset_of!(Superblock, incarnation);
 pub const INCARNATION_OFFSET: u64 = std::mem::offset_of!(Superblock, incarnation) as u64;
 /// The offset of the word with state and directory depth in a region, in bytes.
 pub const STATE_OFFSET: u64 = std::mem::offset_of!(Superblock, state) as u64;
+/// The offset of the two numbers that [`Superblock::servings`] returns, in bytes.
+pub const SERVINGS_OFFSET: u64 = std::mem::offset_of!(Superblock, servings) as u64;
 
 impl Superblock {
     /// The superblock of a new region.
@@ -240,6 +246,7 @@ impl Superblock {
             incarnation: 0.into(),
             state: (RegionState::Clean as u32).into(),
             directory_depth: u32::from(directory_depth).into(),
+            servings: [[0; 16]; 2],
         };
         superblock.crc32 = superblock.checksum().into();
         Ok(superblock)
@@ -311,6 +318,12 @@ impl Superblock {
         let depth = self.directory_depth.get();
         bound("directory_depth", depth.into(), 0, geometry.directory_depth_max().into())?;
         Ok(depth as u8)
+    }
+
+    /// The numbers that tell the region from copies of its file: the one that the record of its
+    /// shard had, and the one that its last server was about to commit. 0 for none.
+    pub fn servings(&self) -> [[u8; 16]; 2] {
+        self.servings
     }
 
     /// The word with state and directory depth, which the server stores at [`STATE_OFFSET`].

@@ -42,6 +42,15 @@ pub enum ClusterError {
          and move the file then", .file.display()
     )]
     OtherFile { file: PathBuf, shard: u16, server: Id },
+    #[error(
+        "{} is an older copy of the region of shard {shard}, which the server {server} has served \
+         since: writes are missing in it. Start the server with the file that was served last. If \
+         the records were restored from a backup, run `kv-cli cluster repair` first",
+        .file.display()
+    )]
+    StaleFile { file: PathBuf, shard: u16, server: Id },
+    #[error("cannot write to the superblock of the region: {0}")]
+    Superblock(farside_fabric::ChainError),
     #[error("{}", .0)]
     GivenUp(Box<GivenUp>),
 }

@@ -19,6 +19,7 @@ use farside_layout::Superblock;
 use super::error::ClusterError;
 use super::identity;
 use super::membership::{Membership, WatcherLink};
+use super::serving::Servings;
 use super::watcher::{OwnCopy, Watcher};
 use crate::error::{ServerError, system};
 use crate::event::new_event;
@@ -100,18 +101,23 @@ impl Joining {
         }
         let bytes = superblock_bytes(memory)?;
         // Opening the region reports a superblock that cannot be decoded.
-        let Ok((_, format)) = Superblock::decode(&bytes, memory.region.bytes()) else {
+        let Ok((superblock, format)) = Superblock::decode(&bytes, memory.region.bytes()) else {
             return Ok(None);
         };
         let file = config.region_file.clone().unwrap_or_default();
         if format.hash_key != self.hash_key() {
             return Err(ClusterError::OtherHashKey { file, uri: self.uri.clone() }.into());
         }
-        let memory = memory_of(memory, config)?;
+        let region = KnownRegion {
+            region_id: Id(format.region_id),
+            incarnation: superblock.incarnation(),
+            memory: &memory_of(memory, config)?,
+            servings: superblock.servings().map(Id),
+        };
         for shard in 0..self.cluster.shards {
             let unusable = |source| ClusterError::Records { uri: self.uri.clone(), source };
             let (record, _) = self.records.shard(shard).map_err(unusable)?;
-            if may_continue(&record, Id(format.region_id), &memory, (&file, shard))? {
+            if may_continue(&record, &region, (&file, shard))? {
                 return Ok(Some(shard));
             }
         }
@@ -144,9 +150,14 @@ impl Joining {
             addresses: config.listen.clone(),
             host: identity::boot_id().map_err(named())?,
         };
+        let bytes = superblock_bytes(memory)?;
+        let decoded = Superblock::decode(&bytes, memory.region.bytes());
+        let written = decoded.map_or([Id::default(); 2], |(found, _)| found.servings().map(Id));
+        let serving = random_id().map_err(named())?;
         let served = ServedCopy {
             copy,
             memory: memory_of(memory, config)?,
+            serving: Some(serving),
             is_stopped: false,
             distrust_ms: distrust_ms(self.cluster.trust_ms.into(), grace_ms.max(lateness_ms)),
         };
@@ -157,6 +168,7 @@ impl Joining {
         let link = WatcherLink { commands: commands.clone(), news: taken, event: event.clone() };
         let own = OwnCopy {
             served,
+            servings: Servings::new(written, serving),
             region_file,
             shard,
             label: config.label.clone(),
@@ -184,6 +196,16 @@ fn memory_of(memory: &RegionMemory, config: &ServerConfig) -> Result<Memory, Ser
     named.map_err(system("learn the name of the region's memory"))
 }
 
+/// A region that may be a shard's, as its superblock and its file say.
+pub(super) struct KnownRegion<'a> {
+    pub(super) region_id: Id,
+    /// How many times a server had started on it before this one.
+    pub(super) incarnation: u64,
+    pub(super) memory: &'a Memory,
+    /// The numbers in the superblock, which [`Servings`] writes.
+    pub(super) servings: [Id; 2],
+}
+
 /// Whether a server with this region may continue the shard of this record. False if the shard has
 /// another region.
 ///
@@ -191,20 +213,31 @@ fn memory_of(memory: &RegionMemory, config: &ServerConfig) -> Result<Memory, Ser
 /// [`ClusterError`] if the region is of the shard, but must not be served.
 pub(super) fn may_continue(
     record: &ShardRecord,
-    region_id: Id,
-    memory: &Memory,
+    region: &KnownRegion<'_>,
     (file, shard): (&std::path::Path, u16),
 ) -> Result<bool, ClusterError> {
     let file = || file.to_owned();
-    let is_it = |served: &&ServedCopy| served.copy.region_id == region_id;
+    let is_it = |served: &&ServedCopy| served.copy.region_id == region.region_id;
     if record.revoked.as_ref().is_some_and(|revoked| is_it(&revoked)) {
         return Err(ClusterError::Revoked { file: file(), shard });
     }
     let Some(found) = record.copies.iter().find(is_it) else { return Ok(false) };
-    if found.memory == *memory || found.is_stopped {
-        return Ok(true);
+    let server = found.copy.server;
+    let has_number = match found.serving {
+        Some(number) => region.servings.contains(&number),
+        // The records went back, so that only the operator knows. But an older copy stays one.
+        None => region.incarnation >= found.copy.incarnation,
+    };
+    if !has_number {
+        return Err(ClusterError::StaleFile { file: file(), shard, server });
     }
-    Err(ClusterError::OtherFile { file: file(), shard, server: found.copy.server })
+    // A copy that was made while a server ran has the numbers of the original, and less data.
+    let is_original = found.is_stopped || found.serving.is_none() || found.memory == *region.memory;
+    if is_original {
+        Ok(true)
+    } else {
+        Err(ClusterError::OtherFile { file: file(), shard, server })
+    }
 }
 
 #[cfg(test)]
@@ -213,40 +246,58 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn only_the_same_file_continues_unless_its_server_has_stopped() {
-        let memory = |name: &str| Memory::File { file: name.to_owned() };
-        let (region_id, path) = (Id([1; 16]), Path::new("/dev/shm/region"));
+    const NUMBERS: [Id; 2] = [Id([3; 16]), Id([4; 16])];
+
+    fn memory(name: &str) -> Memory {
+        Memory::File { file: name.to_owned() }
+    }
+
+    fn record(serving: Option<Id>, is_stopped: bool) -> ShardRecord {
         let copy = ShardCopy {
             server: Id([2; 16]),
-            region_id,
-            incarnation: 1,
+            region_id: Id([1; 16]),
+            incarnation: 5,
             addresses: Vec::new(),
             host: String::new(),
         };
-        let served = |is_stopped| {
-            let copy = copy.clone();
-            ServedCopy { copy, memory: memory("file"), is_stopped, distrust_ms: 1 }
-        };
-        let record = |copies| {
-            let mut record = ShardRecord::default();
-            record.copies = copies;
-            record
-        };
-        let continues = |record: &ShardRecord, memory: &Memory| {
-            may_continue(record, region_id, memory, (path, 3))
-        };
-        let running = record(vec![served(false)]);
-        assert!(continues(&running, &memory("file")).unwrap());
-        let refused = continues(&running, &memory("copy")).unwrap_err().to_string();
-        assert!(refused.contains("/dev/shm/region is a copy of the region file of shard 3"));
-        assert!(continues(&record(vec![served(true)]), &memory("moved")).unwrap());
-        assert!(!continues(&record(Vec::new()), &memory("file")).unwrap());
-        let mut revoked = ShardRecord::default();
-        revoked.revoked = Some(served(false));
-        assert!(continues(&revoked, &memory("file")).is_err());
-        let other = may_continue(&running, Id([9; 16]), &memory("file"), (path, 3));
-        assert!(!other.unwrap());
+        let memory = memory("file");
+        let mut record = ShardRecord::default();
+        record.copies.push(ServedCopy { copy, memory, serving, is_stopped, distrust_ms: 1 });
+        record
+    }
+
+    fn continues(record: &ShardRecord, name: &str, incarnation: u64) -> Result<bool, ClusterError> {
+        let (region_id, memory) = (Id([1; 16]), &memory(name));
+        let region = KnownRegion { region_id, incarnation, memory, servings: NUMBERS };
+        may_continue(record, &region, (Path::new("/dev/shm/region"), 3))
+    }
+
+    #[test]
+    fn only_a_file_with_the_number_of_the_record_continues() {
+        for number in NUMBERS {
+            let (running, stopped) = (record(Some(number), false), record(Some(number), true));
+            assert!(continues(&running, "file", 5).unwrap());
+            let copied = continues(&running, "copy", 5);
+            assert!(matches!(copied, Err(ClusterError::OtherFile { .. })), "{copied:?}");
+            assert!(
+                continues(&stopped, "file", 5).unwrap() && continues(&stopped, "moved", 5).unwrap()
+            );
+        }
+        for is_stopped in [false, true] {
+            let stale = continues(&record(Some(Id([9; 16])), is_stopped), "file", 9);
+            assert!(matches!(stale, Err(ClusterError::StaleFile { .. })), "{stale:?}");
+        }
+        let restored = record(None, false);
+        assert!(
+            continues(&restored, "moved", 5).unwrap() && continues(&restored, "file", 6).unwrap()
+        );
+        assert!(matches!(continues(&restored, "file", 4), Err(ClusterError::StaleFile { .. })));
+        let mut revoked = record(Some(NUMBERS[0]), true);
+        revoked.revoked = revoked.copies.pop();
+        assert!(matches!(continues(&revoked, "file", 5), Err(ClusterError::Revoked { .. })));
+        let mut other = record(Some(NUMBERS[0]), true);
+        other.copies[0].copy.region_id = Id([9; 16]);
+        assert!(!continues(&other, "file", 5).unwrap());
     }
 
     #[test]

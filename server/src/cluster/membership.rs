@@ -4,8 +4,10 @@
 //!
 //! - after a gap: the thread did not run for [`GAP_NS_MAX`]. Meanwhile the shard may have become
 //!   another server's;
-//! - after a claim: a client knows a newer view of the shard, and the records could not be read
-//!   for [`CLAIM_NS_MAX`]. A client's word alone makes no server give up, as it may be wrong.
+//! - after a writer's claim: it knows a newer view of the shard, and the records could not be read
+//!   for [`CLAIM_NS_MAX`]. A client's word alone makes no server give up, as it may be wrong. A
+//!   reader's claim only makes the server read the records: otherwise any reader could stop it
+//!   while they are away.
 //!
 //! Both end with a read of the records that began after the server noticed them. So the thread
 //! gives each of its questions a number, and an answer has the number of the last question before
@@ -18,7 +20,7 @@ use std::time::Duration;
 
 use farside_control::cluster::ClusterMap;
 use farside_control::{
-    ControlError, KnownView, MESSAGE_BYTES_MAX, Refusal, ServerMessage, Welcome,
+    ControlError, KnownView, MESSAGE_BYTES_MAX, Refusal, Role, ServerMessage, Welcome,
 };
 use farside_fabric::Nanos;
 
@@ -105,8 +107,10 @@ pub(crate) struct Membership {
     ran_at: Nanos,
     /// The question after a gap.
     gap: Option<u64>,
-    /// The question after a client's claim, and when the claim came.
+    /// The question after a writer's claim, and when the claim came.
     claim: Option<(u64, Nanos)>,
+    /// The question after a reader's claim.
+    hint: Option<u64>,
     /// The operations that clients have reported, for the statistics.
     pub(crate) operations: u64,
 }
@@ -114,10 +118,10 @@ pub(crate) struct Membership {
 impl Membership {
     pub(crate) fn new(link: WatcherLink, map: ClusterMap, now: Nanos) -> Self {
         let message = Arc::from([]);
-        let (own, gap, claim) = (None, None, None);
+        let (own, gap, claim, hint) = (None, None, None, None);
         let (question, operations) = (0, 0);
         let mut made =
-            Self { link, map, message, own, question, ran_at: now, gap, claim, operations };
+            Self { link, map, message, own, question, ran_at: now, gap, claim, hint, operations };
         made.encode_map();
         made
     }
@@ -190,14 +194,24 @@ impl Membership {
         self.ran_at.saturating_add(WAKEUP_NS)
     }
 
-    /// Notes a map that a client knows.
+    /// Notes a map that a writer or a reader knows.
     ///
     /// # Errors
     /// [`ControlError::Map`] for bytes that are no map.
-    pub(crate) fn note_claim(&mut self, map: &[u8], now: Nanos) -> Result<(), ControlError> {
+    pub(crate) fn note_claim(
+        &mut self,
+        map: &[u8],
+        role: Role,
+        now: Nanos,
+    ) -> Result<(), ControlError> {
         let claimed = ClusterMap::decode(map)?;
-        if self.claim.is_none() && self.map.clone().merge(&claimed) {
-            self.claim = Some((self.ask(), now));
+        let is_newer = self.map.clone().merge(&claimed);
+        match role {
+            Role::Writer if is_newer && self.claim.is_none() => {
+                self.claim = Some((self.ask(), now));
+            }
+            Role::Reader if is_newer && self.hint.is_none() => self.hint = Some(self.ask()),
+            Role::Writer | Role::Reader => {}
         }
         Ok(())
     }
@@ -221,7 +235,8 @@ impl Membership {
                 Ok(News::Read { answered, map, own }) => {
                     changes.map |= self.map.merge(&map);
                     let is_answered = |question: u64| question <= answered;
-                    if self.own.is_none() {
+                    // A repair of the records raises the number of the view that the server has.
+                    if own.is_some() && own != self.own {
                         (self.own, changes.own) = (own, own);
                     }
                     // Records that are older than this server's view confirm nothing.
@@ -230,6 +245,9 @@ impl Membership {
                     }
                     if self.claim.is_some_and(|(question, _)| is_answered(question)) {
                         self.claim = None;
+                    }
+                    if self.hint.is_some_and(is_answered) {
+                        self.hint = None;
                     }
                 }
                 Ok(News::GivenUp(error)) => return Err(*error),
@@ -281,7 +299,7 @@ impl AsFd for Membership {
 
 #[cfg(test)]
 mod tests {
-    use farside_control::cluster::{Id, ShardView};
+    use farside_control::cluster::{Id, ShardView, VIEW_NUMBER_MAX};
 
     use super::*;
     use crate::event::new_event;
@@ -368,19 +386,34 @@ mod tests {
     fn a_claim_is_examined_and_changes_nothing_by_itself() {
         let mut world = World::new();
         let own = Some(OwnView { shard: 1, number: 4 });
-        let claim = |world: &mut World, numbers: &[u64], second: u64| {
-            world.membership.note_claim(&map(numbers).encode(), second * SECOND).unwrap();
+        let claim_as = |world: &mut World, role, numbers: &[u64], second: u64| {
+            let map = map(numbers).encode();
+            world.membership.note_claim(&map, role, second * SECOND).unwrap();
+        };
+        let claim = |world: &mut World, numbers: &[u64], second| {
+            claim_as(world, Role::Writer, numbers, second);
         };
         claim(&mut world, &[1, 4], 101);
         assert_eq!(world.question(), None, "it is not newer");
-        claim(&mut world, &[1, u64::MAX], 101);
-        claim(&mut world, &[9, u64::MAX], 102);
+        claim(&mut world, &[1, VIEW_NUMBER_MAX], 101);
+        claim(&mut world, &[9, VIEW_NUMBER_MAX], 102);
         assert_eq!((world.question(), world.question()), (Some(1), None));
         assert!(world.membership.answers_heartbeats(102 * SECOND));
         assert!(!world.membership.answers_heartbeats(103 * SECOND));
         assert_eq!(world.membership.map(), &map(&[1, 4]));
         assert!(!world.read(1, own).map);
         assert!(world.membership.answers_heartbeats(104 * SECOND));
-        assert!(world.membership.note_claim(b"no map", 104 * SECOND).is_err());
+        // A reader's claim makes the server ask once, and never doubt.
+        (0..3).for_each(|_| claim_as(&mut world, Role::Reader, &[9, 9], 105));
+        assert_eq!((world.question(), world.question()), (Some(2), None));
+        assert!(world.membership.answers_heartbeats(108 * SECOND));
+        claim(&mut world, &[9, 9], 108);
+        assert_eq!(world.question(), Some(3));
+        assert!(!world.membership.answers_heartbeats(110 * SECOND));
+        world.read(3, own);
+        claim_as(&mut world, Role::Reader, &[9, 9], 111);
+        assert_eq!(world.question(), Some(4));
+        let refused = world.membership.note_claim(b"no map", Role::Writer, 111 * SECOND);
+        assert!(refused.is_err());
     }
 }

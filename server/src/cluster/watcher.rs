@@ -22,11 +22,13 @@ use farside_cluster::{
     Records, Revision, ServedCopy, ServerRecord, ShardRecord, StoreError,
 };
 use farside_control::cluster::{ClusterMap, Id};
+use farside_fabric::shm::RegionMemory;
 
 use super::error::{ClusterError, GivenUp};
 use super::identity;
-use super::joining::may_continue;
+use super::joining::{KnownRegion, may_continue};
 use super::membership::{Command, News, OwnView};
+use super::serving::{Readiness, Servings};
 use crate::event::signal;
 use trouble::Trouble;
 
@@ -47,6 +49,7 @@ const COMMITS_MAX: usize = 8;
 pub(super) struct OwnCopy {
     /// The copy, as it is written to the record of a shard.
     pub(super) served: ServedCopy,
+    pub(super) servings: Servings,
     pub(super) region_file: Option<PathBuf>,
     /// The shard of the region. `None` for a spare, which takes any.
     pub(super) shard: Option<u16>,
@@ -65,7 +68,9 @@ struct Held {
 enum Step {
     /// Nothing, until they change.
     Wait,
-    Commit(Condition, Change),
+    Commit((Condition, Change)),
+    /// A commit after which no earlier one can take effect.
+    Settle((Condition, Change)),
 }
 
 /// The thread, before and while it runs.
@@ -87,7 +92,10 @@ pub(crate) struct Watcher {
     revision: Arc<AtomicU64>,
     /// The servers whose processes have ended, and when that was noticed.
     ended: BTreeMap<Id, Instant>,
+    /// The highest number of each shard's view that was in the records.
+    numbers: Vec<u64>,
     reading: Trouble,
+    going_back: Trouble,
     writing: Trouble,
 }
 
@@ -114,7 +122,9 @@ impl Watcher {
             question: 0,
             revision: Arc::default(),
             ended: BTreeMap::new(),
+            numbers: Vec::new(),
             reading: Trouble::default(),
+            going_back: Trouble::default(),
             writing: Trouble::default(),
         }
     }
@@ -123,7 +133,8 @@ impl Watcher {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn start(self) -> io::Result<()> {
+    pub(crate) fn start(mut self, memory: &Arc<RegionMemory>) -> io::Result<()> {
+        self.own.servings.attach(memory);
         let (store, hints) = (self.store.clone(), self.hints.clone());
         let revision = Arc::downgrade(&self.revision);
         let named = |name: &str| thread::Builder::new().name(name.to_owned());
@@ -206,8 +217,19 @@ impl Watcher {
                     return Ok(RETRY);
                 }
             };
-            let (condition, change) = match self.decide(&records)? {
-                Step::Commit(condition, change) => (condition, change),
+            let is_older = self.note_numbers(&map);
+            let own_shard = self.held.as_ref().map(|held| usize::from(held.view.shard));
+            if own_shard.is_some_and(|own| map.shards[own].number < self.numbers[own]) {
+                return Ok(RETRY);
+            }
+            let step = match self.decide(&records)? {
+                // Records that went back must not decide whose a shard is.
+                _ if is_older => Step::Wait,
+                step => step,
+            };
+            let settles = matches!(step, Step::Settle(..));
+            let (condition, change) = match step {
+                Step::Commit(commit) | Step::Settle(commit) => commit,
                 Step::Wait => {
                     let own = self.held.as_ref().map(|held| held.view);
                     self.tell(News::Read { answered, map, own });
@@ -215,7 +237,12 @@ impl Watcher {
                 }
             };
             match self.store.commit(&[condition], &[change]) {
-                Ok(Commit::Done) => self.writing.end("the records can be changed again"),
+                Ok(Commit::Done) => {
+                    self.writing.end("the records can be changed again");
+                    if settles {
+                        self.own.servings.settle();
+                    }
+                }
                 // Another server was faster.
                 Ok(Commit::Refused) => thread::sleep(up_to(READ_PAUSE)),
                 Err(error) => {
@@ -232,7 +259,9 @@ impl Watcher {
     fn usable_map(&mut self, records: &Records) -> Result<ClusterMap, String> {
         match records.cluster() {
             Err(RecordError::Missing { .. }) => {
-                return Err("are gone: restore them from a backup of their store".to_owned());
+                let gone = "are gone: restore them from a backup of their store, and run `kv-cli \
+                            cluster repair`";
+                return Err(gone.to_owned());
             }
             Err(error) => return Err(format!("cannot be used: {error}")),
             Ok(cluster) if cluster != self.cluster => {
@@ -245,18 +274,32 @@ impl Watcher {
             Ok(_) => {}
         }
         let map = records.map().map_err(|error| format!("cannot be used: {error}"))?;
-        if let Some(held) = &self.held {
-            let OwnView { shard, number } = held.view;
-            let found = map.shards.get(usize::from(shard)).map_or(0, |view| view.number);
-            if found < number {
-                return Err(format!(
-                    "are older than this server: they have view {found} of shard {shard}, which is \
-                     at {number}. `kv-cli cluster check` shows more"
-                ));
-            }
-        }
         self.reading.end("the records can be read again");
         Ok(map)
+    }
+
+    /// Notes the numbers of these views. Returns whether one is lower than it was, which is so only
+    /// if the records were restored from a backup.
+    fn note_numbers(&mut self, map: &ClusterMap) -> bool {
+        self.numbers.resize(map.shards.len(), 0);
+        let mut older = None;
+        for (shard, (known, view)) in self.numbers.iter_mut().zip(&map.shards).enumerate() {
+            if view.number < *known {
+                older = older.or(Some((shard, view.number, *known)));
+            }
+            *known = view.number.max(*known);
+        }
+        let Some((shard, found, known)) = older else {
+            self.going_back.end("the records are not older than this server any more");
+            return false;
+        };
+        self.going_back.report(&format!(
+            "the records at {uri} are older than this server: they have view {found} of shard \
+             {shard}, which was at {known}. If they were restored from a backup, run `kv-cli \
+             cluster repair {uri}`",
+            uri = self.uri
+        ));
+        true
     }
 
     /// Finds out what the server owns, and what it has to do.
@@ -271,14 +314,19 @@ impl Watcher {
         let names_this = |record: &ShardRecord| {
             record.copies.first().is_some_and(|served| served.copy.server == own_id)
         };
-        let wanted = self.held.as_ref().map(|held| held.view);
+        let wanted = self.held.as_ref().map(|held| held.view.shard);
         for (shard, record, revision) in &shards {
-            let view = OwnView { shard: *shard, number: record.number };
-            if names_this(record) && wanted.is_none_or(|wanted| wanted == view) {
+            if names_this(record) && wanted.is_none_or(|wanted| wanted == *shard) {
+                if record.copies.first().is_some_and(|served| served.serving.is_none()) {
+                    // After a repair the record lacks what only this server knows.
+                    let own = vec![self.own.served.clone()];
+                    return Ok(Step::Commit(commit(*shard, record, *revision, own)));
+                }
+                let view = OwnView { shard: *shard, number: record.number };
                 self.held = Some(Held { view, record: record.clone(), revision: *revision });
                 break;
             }
-            if wanted.is_some_and(|wanted| wanted.shard == *shard) {
+            if wanted == Some(*shard) {
                 return Err(self.given_up(*shard, record));
             }
         }
@@ -287,7 +335,7 @@ impl Watcher {
             // A commit that was late, when the server had taken another shard already.
             let is_surplus = names_this(record) && own_shard != Some(*shard);
             if is_surplus || self.is_lost(record) {
-                return Ok(commit(*shard, record, *revision, Vec::new()));
+                return Ok(Step::Commit(commit(*shard, record, *revision, Vec::new())));
             }
         }
         if own_shard.is_some() {
@@ -295,20 +343,43 @@ impl Watcher {
         }
         let Some(shard) = self.own.shard else {
             let vacant = shards.iter().find(|(_, record, _)| record.is_vacant());
-            return Ok(vacant.map_or(Step::Wait, |(shard, record, revision)| {
-                commit(*shard, record, *revision, vec![self.own.served.clone()])
-            }));
+            return vacant.map_or(Ok(Step::Wait), |(shard, record, revision)| {
+                self.take(*shard, record, *revision)
+            });
         };
-        let (region_id, memory) = (self.own.served.copy.region_id, &self.own.served.memory);
+        let region = KnownRegion {
+            region_id: self.own.served.copy.region_id,
+            incarnation: self.own.served.copy.incarnation.saturating_sub(1),
+            memory: &self.own.served.memory,
+            servings: self.own.servings.written(),
+        };
         let file = self.own.region_file.clone().unwrap_or_default();
         match shards.into_iter().nth(shard.into()) {
-            Some((_, record, revision))
-                if may_continue(&record, region_id, memory, (&file, shard))? =>
-            {
-                Ok(commit(shard, &record, revision, vec![self.own.served.clone()]))
+            Some((_, record, revision)) if may_continue(&record, &region, (&file, shard))? => {
+                self.take(shard, &record, revision)
             }
             _ => Err(ClusterError::NoShard { file, uri: self.uri.clone() }),
         }
+    }
+
+    /// Returns the step that makes this server the owner of a shard, or a step before that.
+    fn take(
+        &mut self,
+        shard: u16,
+        record: &ShardRecord,
+        revision: Revision,
+    ) -> Result<Step, ClusterError> {
+        let recorded = record.copies.first().and_then(|served| served.serving);
+        let ready = self.own.servings.prepare(recorded).map_err(ClusterError::Superblock)?;
+        Ok(match ready {
+            Readiness::Ready => {
+                Step::Commit(commit(shard, record, revision, vec![self.own.served.clone()]))
+            }
+            Readiness::MustSettle => {
+                Step::Settle(commit(shard, record, revision, record.copies.clone()))
+            }
+            Readiness::Closed => Step::Wait,
+        })
     }
 
     fn given_up(&self, shard: u16, record: &ShardRecord) -> ClusterError {
@@ -377,15 +448,28 @@ impl Watcher {
         let Some(Held { view, record, revision }) = self.held.take() else { return };
         let mut copies = record.copies.clone();
         match self.own.served.memory {
-            Memory::File { .. } => copies.iter_mut().for_each(|served| served.is_stopped = true),
+            Memory::File { .. } => {
+                // A number that no copy has which was made while the server ran.
+                let ends_with = farside_cluster::random_id().ok();
+                let ends_with = ends_with.filter(|number| self.own.servings.end_with(*number));
+                let Some(number) = ends_with else {
+                    tracing::warn!(
+                        shard = view.shard,
+                        "FS-045 cannot tell the cluster that the server has stopped: its region is \
+                         closed already"
+                    );
+                    return;
+                };
+                for served in &mut copies {
+                    (served.serving, served.is_stopped) = (Some(number), true);
+                }
+            }
             Memory::Process { .. } => {
                 thread::sleep(settle);
                 copies.clear();
             }
         }
-        let Step::Commit(condition, change) = commit(view.shard, &record, revision, copies) else {
-            return;
-        };
+        let (condition, change) = commit(view.shard, &record, revision, copies);
         match self.store.commit(&[condition], &[change]) {
             Ok(Commit::Done) => {}
             Ok(Commit::Refused) => tracing::warn!(
@@ -400,12 +484,17 @@ impl Watcher {
     }
 }
 
-/// Returns the step that gives a shard these copies.
-fn commit(shard: u16, record: &ShardRecord, revision: Revision, copies: Vec<ServedCopy>) -> Step {
+/// Returns the condition and the change that give a shard these copies.
+fn commit(
+    shard: u16,
+    record: &ShardRecord,
+    revision: Revision,
+    copies: Vec<ServedCopy>,
+) -> (Condition, Change) {
     let mut next = record.clone();
     next.number = record.number.saturating_add(1);
     next.copies = copies;
-    Step::Commit((ShardRecord::key(shard), Some(revision)), next.change(shard))
+    ((ShardRecord::key(shard), Some(revision)), next.change(shard))
 }
 
 /// Returns a random duration up to this one, so that servers do not act at the same moments.

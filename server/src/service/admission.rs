@@ -236,7 +236,7 @@ impl Admission {
                     Some((client, key)) => self.welcome(connection, request.role, client, key),
                     None => {
                         let welcome = map_welcome(cluster).encode();
-                        connection.client = ClientIdentity::Map;
+                        connection.client = ClientIdentity::Map { role: request.role };
                         connection.channel.send(&welcome).map_err(DisconnectReason::Unreachable)
                     }
                 }
@@ -492,8 +492,9 @@ impl Admission {
             Refusal::UnknownClient { .. }
             // The session repeats its hello.
             | Refusal::OldNonce { .. }
-            // kv-bench, and clients with several addresses, ask first whether there is a cluster.
+            // Clients ask for the map first, or find out that they have to.
             | Refusal::NoCluster
+            | Refusal::Clustered
             // In a cluster, a client with an old map gets the new one.
             | Refusal::Spare
             | Refusal::OtherView { .. }

@@ -43,8 +43,11 @@ pub(super) enum ClientIdentity {
     /// A client that said goodbye, or that was refused. When it hangs up, it has read its last
     /// answer.
     Leaving,
-    /// No client: the connection is for the map of the cluster.
-    Map,
+    /// No client: the connection is for the map of the cluster. Its other end has proved that it
+    /// may connect in this role.
+    Map {
+        role: Role,
+    },
 }
 
 /// An answer that the server takes once for each question.
@@ -222,6 +225,16 @@ impl ClientConnection {
         match self.client {
             ClientIdentity::Client { role, .. } => Some(role),
             _ => None,
+        }
+    }
+
+    /// The role that its other end has proved: that of its client, or of a connection for the map.
+    pub(super) fn proved_role(&self) -> Option<Role> {
+        match self.client {
+            ClientIdentity::Client { role, .. } | ClientIdentity::Map { role } => Some(role),
+            ClientIdentity::Unidentified
+            | ClientIdentity::Challenged(_)
+            | ClientIdentity::Leaving => None,
         }
     }
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use farside_control::Request;
+use farside_control::{Request, Role};
 use farside_fabric::{Nanos, boot_time_ns};
 
 use super::ControlService;
-use super::client_connection::{DisconnectReason, PushedMessage};
+use super::client_connection::{ClientConnection, DisconnectReason, PushedMessage};
 use crate::cluster::Changes;
 use crate::error::ServerError;
 
@@ -20,6 +20,8 @@ impl ControlService {
     ) -> Result<(), DisconnectReason> {
         let no_cluster = || DisconnectReason::broken("the server is a part of no cluster");
         let cluster = self.cluster.as_mut().ok_or_else(no_cluster)?;
+        let connection = self.connections.by_number.get(&connection_number);
+        let role = connection.and_then(ClientConnection::proved_role).unwrap_or(Role::Reader);
         let message = match request {
             Request::Heartbeat { clock_ns, operations } => {
                 cluster.operations = cluster.operations.saturating_add(operations);
@@ -33,7 +35,7 @@ impl ControlService {
                 None => return Ok(()),
             },
             Request::NewerMap { map } => {
-                return cluster.note_claim(&map, now).map_err(DisconnectReason::broken);
+                return cluster.note_claim(&map, role, now).map_err(DisconnectReason::broken);
             }
             Request::Goodbye => return Err(DisconnectReason::Gone),
             _ => return Err(DisconnectReason::broken("it has no client")),

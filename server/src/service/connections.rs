@@ -146,7 +146,7 @@ impl Connections {
         };
         connection.is_queued = true;
         match connection.client {
-            ClientIdentity::Client { .. } | ClientIdentity::Map => {
+            ClientIdentity::Client { .. } | ClientIdentity::Map { .. } => {
                 self.queue.push_back(connection_number);
             }
             ClientIdentity::Unidentified
@@ -197,7 +197,7 @@ impl Connections {
                 let request = Request::decode(message).map_err(DisconnectReason::broken)?;
                 ReceivedMessage::Request(id, role, request)
             }
-            ClientIdentity::Map => {
+            ClientIdentity::Map { .. } => {
                 let request = Request::decode(message).map_err(DisconnectReason::broken)?;
                 ReceivedMessage::MapRequest(request)
             }
@@ -232,9 +232,7 @@ impl Connections {
 
     /// Pushes the map of the cluster to all clients and to all connections for the map.
     pub(super) fn push_map(&mut self, message: &Arc<[u8]>) {
-        let wants_map = |connection: &ClientConnection| {
-            matches!(connection.client, ClientIdentity::Client { .. } | ClientIdentity::Map)
-        };
+        let wants_map = |connection: &ClientConnection| connection.proved_role().is_some();
         let wanting = self.iter().filter(|(_, connection)| wants_map(connection));
         let wanting: Vec<u64> = wanting.map(|(connection_number, _)| connection_number).collect();
         for connection_number in wanting {
@@ -333,7 +331,8 @@ impl Connections {
     /// Returns the number of the connection to close if too many connections of a fabric have no
     /// client. Those for the map of the cluster have a limit of their own.
     pub(super) fn surplus(&self) -> Option<(u64, DisconnectReason)> {
-        let is_for_map = |connection: &ClientConnection| connection.client == ClientIdentity::Map;
+        let is_for_map =
+            |connection: &ClientConnection| matches!(connection.client, ClientIdentity::Map { .. });
         let maps = self.surplus_above(MAP_CONNECTIONS_MAX, is_for_map);
         let maps = maps.map(|number| (number, DisconnectReason::CrowdedByMaps));
         let fabrics = [FabricKind::Shm, FabricKind::Tcp, FabricKind::Rdma].into_iter();

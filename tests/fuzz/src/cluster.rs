@@ -54,7 +54,8 @@ fn check_map(map: &ClusterMap) {
 /// All records of a cluster: a line for each, with the key, a space and the value.
 pub(crate) fn some_cluster_records() -> Vec<Vec<u8>> {
     let memory = Memory::File { file: "host 8 9".into() };
-    let served = ServedCopy { copy: copy(), memory, is_stopped: false, distrust_ms: 2100 };
+    let (copy, serving) = (copy(), Some(Id([5; 16])));
+    let served = ServedCopy { copy, memory, serving, is_stopped: false, distrust_ms: 2100 };
     let record = |copies: &[ServedCopy], revoked: Option<&ServedCopy>| {
         let mut record = ShardRecord::default();
         (record.number, record.copies, record.revoked) = (5, copies.to_vec(), revoked.cloned());

@@ -8,6 +8,8 @@ mod histories;
 mod membership;
 mod outages;
 mod records;
+mod repair;
 mod reruns;
 mod rolling_restart;
 mod snapshots;
+mod stale_files;

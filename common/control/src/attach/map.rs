@@ -7,6 +7,10 @@ use crate::address::Address;
 use crate::cluster::ClusterMap;
 use crate::{ControlChannel, ControlError, Request, ServerMessage, Welcome};
 
+/// A map, the channel through which it came, and the server's shard with the number of its view, if
+/// it serves one.
+pub type FetchedMap = (ClusterMap, Box<dyn ControlChannel>, Option<(u16, u64)>);
+
 impl ConnectOptions {
     /// Makes one attempt to connect at each address, within this timeout, and fetches the map of
     /// the server's cluster. The server sends the map again through the channel when it changes.
@@ -15,13 +19,19 @@ impl ConnectOptions {
     /// [`ConnectError`](super::ConnectError), of the last address; `Refused` with
     /// [`Refusal::NoCluster`](crate::Refusal::NoCluster) if the server is a part of no cluster.
     pub fn fetch_map(&self, timeout: Duration) -> Result<(ClusterMap, Box<dyn ControlChannel>)> {
+        self.fetch_map_and_view(timeout).map(|(map, channel, _)| (map, channel))
+    }
+
+    /// As [`ConnectOptions::fetch_map`]. Also returns the view that the server serves, and its
+    /// shard.
+    ///
+    /// # Errors
+    /// Those of [`ConnectOptions::fetch_map`].
+    pub fn fetch_map_and_view(&self, timeout: Duration) -> Result<FetchedMap> {
         self.at_each_address(timeout, Self::fetch_map_at_address)
     }
 
-    fn fetch_map_at_address(
-        &self,
-        timeout: Duration,
-    ) -> Result<(ClusterMap, Box<dyn ControlChannel>)> {
+    fn fetch_map_at_address(&self, timeout: Duration) -> Result<FetchedMap> {
         let started = Instant::now();
         let (mut channel, welcome) = self.map_channel(timeout)?;
         if !welcome.is_for_map() {
@@ -33,7 +43,11 @@ impl ConnectOptions {
         self.send(&mut *channel, &request, started)?;
         let answer = self.receive(&mut *channel, (started, timeout))?;
         match ServerMessage::decode(&answer)? {
-            ServerMessage::Map { map } => Ok((ClusterMap::decode(&map)?, channel)),
+            ServerMessage::Map { map } => {
+                let view = (welcome.shard, welcome.view_number);
+                let own = (welcome.view_number > 0).then_some(view);
+                Ok((ClusterMap::decode(&map)?, channel, own))
+            }
             _ => Err(ControlError::NotFarside.into()),
         }
     }

@@ -3,12 +3,15 @@
 //! records, before it answers a heartbeat.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use farside_control::attach::ConnectError;
-use farside_control::cluster::{ClusterMap, Id};
-use farside_control::{Refusal, Request};
+use farside_control::attach::{ConnectError, ConnectOptions};
+use farside_control::cluster::{ClusterMap, Id, VIEW_NUMBER_MAX};
+use farside_control::{Refusal, Request, Role, Token};
 use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
+use farside_tests::command::{CommandOutput, command};
+use farside_tests::engine::connect_options;
 use farside_tests::{ServerProcess, TEST_TIMEOUT, wait_until};
 use rustix::process::Signal;
 
@@ -93,7 +96,7 @@ fn a_client_with_a_false_map_does_not_end_a_server() {
     let (cluster, mut server) = one_shard();
     let mut connection = MapConnection::open(&server);
     let mut map: ClusterMap = connection.map.clone();
-    map.shards[0].number = u64::MAX;
+    map.shards[0].number = VIEW_NUMBER_MAX;
     map.shards[0].copies.clear();
     for clock_ns in 0..200 {
         connection.send(&Request::NewerMap { map: map.encode() });
@@ -124,6 +127,66 @@ fn a_server_that_cannot_examine_a_claim_answers_no_heartbeat() {
     }
     fs::rename(&away, cluster.records_folder()).unwrap();
     wait_until("an answer", TEST_TIMEOUT, || connection.is_answered(3, Duration::from_millis(100)));
+}
+
+#[test]
+fn a_claim_of_a_reader_does_not_stop_a_server_while_the_records_are_away() {
+    let (cluster, server) = one_shard();
+    let view = view_of(0, &cluster.shard(0));
+    let mut reader = MapConnection::open_as(&server, Role::Reader);
+    let mut map = reader.map.clone();
+    map.shards[0].number += 1;
+    let away = cluster.folder().join("away");
+    fs::rename(cluster.records_folder(), &away).unwrap();
+    reader.send(&Request::NewerMap { map: map.encode() });
+    std::thread::sleep(Duration::from_millis(2100));
+    assert!(reader.is_answered(1, TEST_TIMEOUT));
+    attach(&server, Some(view)).unwrap();
+}
+
+/// `assign` reaches the records, and the server does not.
+#[test]
+fn assign_tells_a_server_that_is_cut_off_from_the_records_alone() {
+    let cluster = TestCluster::create(1);
+    let link = cluster.folder().join("link");
+    std::os::unix::fs::symlink(cluster.records_folder(), &link).unwrap();
+    let folder = cluster.folder().join("cut-off");
+    fs::create_dir(&folder).unwrap();
+    let config = folder.join("server.toml");
+    fs::write(&config, "secret = \"of writers\"\nreader_secret = \"of readers\"\n").unwrap();
+    let options = format!(
+        "--config {} --cluster file://{} --memory 16MiB --grace-ms 20",
+        config.display(),
+        link.display()
+    );
+    let server = ServerProcess::spawn_in(&folder, &options, |command| command);
+    server.wait_for_log("the server serves a shard");
+    let record = cluster.shard(0);
+    let client = |secret: &str, role| {
+        let options = connect_options(&server.address(), role, Token::of(secret));
+        ConnectOptions { view: Some(view_of(0, &record)), ..options }
+    };
+    client("of writers", Role::Writer).attach(TEST_TIMEOUT).unwrap();
+    fs::remove_file(link).unwrap();
+    let assign = |secret: &str| {
+        let config = folder.join("client.toml");
+        fs::write(&config, format!("secret = \"{secret}\"\n")).unwrap();
+        fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).unwrap();
+        let mut assign = command("kv-cli");
+        assign.arg("--config").arg(config);
+        CommandOutput::of(assign.args(["cluster", "assign", &cluster.uri(), "0", "--empty"]))
+    };
+    let refused = assign("of readers");
+    assert!(refused.code != Some(0) && refused.stderr.contains("told by a writer"), "{refused:?}");
+    client("of writers", Role::Writer).attach(TEST_TIMEOUT).unwrap();
+    let assigned = assign("of writers");
+    assert!(assigned.code == Some(0), "{assigned:?}");
+    assert!(!assigned.stderr.contains("does not answer"), "{assigned:?}");
+    assert!(cluster.shard(0).is_vacant());
+    match client("of writers", Role::Writer).attach(TEST_TIMEOUT) {
+        Err(ConnectError::Refused { source, .. }) => assert_eq!(source, Refusal::Unconfirmed),
+        other => panic!("{:?}", other.err()),
+    }
 }
 
 /// The next message, in a form to compare; `None` at the end of the connection.

@@ -1,5 +1,5 @@
 //! Proves that a shard has a server with its data, or an empty one when the data is certainly lost.
-//! A server continues with its region file. A copy of the file is refused. A spare waits until a
+//! A server continues with its region file. A spare waits until a
 //! shard is vacant.
 
 use std::fs;
@@ -157,32 +157,6 @@ fn a_server_continues_its_shard_at_another_address() {
         record = continued;
     }
     assert!(cluster.shard(1).is_vacant());
-}
-
-#[test]
-fn a_copy_of_a_region_file_is_refused_unless_its_server_has_stopped() {
-    let cluster = TestCluster::create(1);
-    let [file, copy] = ["region", "copy"].map(|name| cluster.folder().join(name));
-    let mut server = cluster.start_with_file(&file);
-    cluster.wait_for_owner(0, &server);
-    server.kill();
-    fs::copy(&file, &copy).unwrap();
-    let before = fs::read(&copy).unwrap();
-    let mut with_copy = cluster.start_with_file(&copy);
-    let (code, log) = ended(&mut with_copy);
-    assert_eq!(code, Some(1));
-    assert!(log.contains("copy is a copy of the region file of shard 0"), "{log}");
-    assert!(fs::read(&copy).unwrap() == before, "the copy was touched");
-    let mut server = cluster.start_with_file(&file);
-    cluster.wait_for_owner(0, &server);
-    assert_eq!(server.terminate(), Some(0));
-    // Moved to another file system, for example.
-    fs::copy(&file, &copy).unwrap();
-    let moved = cluster.start_with_file(&copy);
-    cluster.wait_for_owner(0, &moved);
-    drop(moved);
-    let mut with_original = cluster.start_with_file(&file);
-    assert_eq!(ended(&mut with_original).0, Some(1));
 }
 
 #[test]

@@ -95,10 +95,10 @@ fn a_server_without_usable_records_does_not_start_and_says_why() {
         cluster.store.commit(&[], &[change]).unwrap();
     };
     let shard = ShardRecord::key(0);
-    put(&shard, "{\"version\": 1, \"number\": -5}");
+    put(&shard, "{\"version\": 2, \"number\": -5}");
     ends_with("the record shards/0000 is damaged");
     put(&shard, "{\"version\": 9}");
-    ends_with("the record shards/0000 has version 9, and this program reads 1: upgrade it");
+    ends_with("the record shards/0000 has version 9, and this program reads 2: upgrade it");
     cluster.store.commit(&[], &[(shard, None)]).unwrap();
     ends_with("the record shards/0000 is missing");
     cluster.store.commit(&[], &[(ClusterRecord::KEY.to_owned(), None)]).unwrap();
@@ -116,7 +116,7 @@ fn a_server_goes_on_if_the_records_become_those_of_another_cluster() {
     assert!(cluster.shard(0).is_vacant() && cluster.shard(1).is_vacant());
     assert!(!server.has_exited());
     // A record that cannot be read any more.
-    let change = (ClusterRecord::KEY.to_owned(), Some(b"{\"version\": 2}".to_vec()));
+    let change = (ClusterRecord::KEY.to_owned(), Some(b"{\"version\": 3}".to_vec()));
     cluster.store.commit(&[], &[change]).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert!(!server.has_exited());
