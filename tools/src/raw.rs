@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use farside_config::ClientConfig;
-use farside_control::attach::{Attached, ConnectError, ConnectOptions, Contact};
-use farside_control::cluster::ShardView;
+use farside_control::attach::{Attached, Attempts, ConnectError, ConnectOptions, Contact};
+use farside_control::cluster::ClusterMap;
 use farside_control::{
     MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerStatistics, say_goodbye,
 };
@@ -27,57 +27,62 @@ const LANE: LaneId = LaneId(0);
 /// Timeout for sending the goodbye.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The timeout of the first attempt to connect to a server of a cluster.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// A check that loses its connection fails only after at least this many attempts, and once the
 /// timeout for connecting is over.
 const CHECKS_MIN: u32 = 3;
 
 /// A connection as a reader, for the checker. The memory or the device refuses writes.
 pub(crate) struct RawRegion {
-    options: ConnectOptions,
+    place: Place,
     attached: Attached,
+}
+
+/// Where the server of a region is.
+#[derive(Clone)]
+enum Place {
+    At(ConnectOptions),
+    /// Wherever the servers of the cluster say.
+    Shard {
+        shard: u16,
+        seeds: ConnectOptions,
+        map: ClusterMap,
+    },
 }
 
 impl RawRegion {
     /// Connects as a reader to the server, or to the servers of all shards of a cluster, with a
-    /// connection of its own to each. `None` for a shard whose server this host does not reach.
-    pub(crate) fn open_all(config: &ClientConfig) -> anyhow::Result<Vec<Option<Self>>> {
+    /// connection of its own to each. An error in the place of a shard says why this host does not
+    /// reach its server.
+    pub(crate) fn open_all(config: &ClientConfig) -> anyhow::Result<Vec<anyhow::Result<Self>>> {
         let options = config.connect_options(Role::Reader)?;
         // A single address is mostly that of a server without a cluster.
         if options.others.is_empty() {
             match options.connect() {
                 Err(ConnectError::Refused { source: Refusal::Clustered, .. }) => {}
-                attached => return Ok(vec![Some(Self { attached: attached?, options })]),
+                attached => {
+                    return Ok(vec![Ok(Self { attached: attached?, place: Place::At(options) })]);
+                }
             }
         }
-        let map = match options.fetch_map(options.timeout) {
+        let map = match fetch_map(&options) {
             Err(ConnectError::Refused { source: Refusal::NoCluster, .. }) => {
-                return Ok(vec![Some(Self { attached: options.connect()?, options })]);
+                return Ok(vec![Self::attach(options)]);
             }
-            map => map?.0,
+            map => map?,
         };
-        let open = |(shard, view)| Self::open_shard(&options, shard, view);
-        Ok(map.shards.iter().enumerate().map(open).collect())
-    }
-
-    /// Connects to the server of a shard, by this view of it. `None` if this host does not reach
-    /// it.
-    fn open_shard(options: &ConnectOptions, shard: usize, view: &ShardView) -> Option<Self> {
-        let of_view = |view: &ShardView| options.of_shard(shard as u16, view, |_| true);
-        let options = of_view(view)?;
-        let attached = match options.connect() {
-            // The server that sent the map had not read the newest records yet. This one has.
-            Err(ConnectError::Refused { source: Refusal::OtherView { .. }, .. }) => {
-                let (map, _) = options.fetch_map(options.timeout).ok()?;
-                return Self::attach(of_view(map.shards.get(shard)?)?).ok();
-            }
-            attached => attached.ok()?,
+        let open = |shard| {
+            let mut place = Place::Shard { shard, seeds: options.clone(), map: map.clone() };
+            Ok(Self { attached: place.connect()?, place })
         };
-        Some(Self { options, attached })
+        Ok((0..map.shards.len() as u16).map(open).collect())
     }
 
     /// Connects with these options.
     pub(crate) fn attach(options: ConnectOptions) -> anyhow::Result<Self> {
-        Ok(Self { attached: options.connect()?, options })
+        Ok(Self { attached: options.connect()?, place: Place::At(options) })
     }
 
     /// The server's address.
@@ -118,14 +123,13 @@ impl RawRegion {
             match self.check_once(scope, bar) {
                 Err(error) if is_connection_loss(&error) => {
                     let tried = started.elapsed();
-                    if checks >= CHECKS_MIN && tried >= self.options.timeout {
-                        let server = self.options.address.to_string();
+                    if checks >= CHECKS_MIN && tried >= self.place.timeout() {
+                        let server = self.server();
                         let (contact, source) = (Contact::Lost, None);
                         let lost = ConnectError::Unreachable { server, contact, tried, source };
                         return Err(lost.into());
                     }
-                    self.attached =
-                        self.options.connect().map_err(ConnectError::after_an_answer)?;
+                    self.attached = self.place.connect().map_err(after_an_answer)?;
                 }
                 result => return result,
             }
@@ -136,6 +140,79 @@ impl RawRegion {
         let (bytes, mut observer) = (self.attached.welcome.region_bytes, BarObserver(bar));
         let endpoint = Endpoint::new(self.attached.factory.fabric(1)?, 1);
         Ok(check::check(&endpoint, LANE, bytes, (scope, false), &mut observer)?)
+    }
+}
+
+impl Place {
+    fn timeout(&self) -> Duration {
+        match self {
+            Self::At(options) | Self::Shard { seeds: options, .. } => options.timeout,
+        }
+    }
+
+    /// Connects, with as many attempts as the timeout allows. In a cluster the server may have
+    /// become another one meanwhile, or may be about to take its shard.
+    fn connect(&mut self) -> anyhow::Result<Attached> {
+        let (shard, seeds, map) = match self {
+            Self::At(options) => return Ok(options.connect()?),
+            Self::Shard { shard, seeds, map } => (*shard, seeds, map),
+        };
+        let (started, mut attempts) = (Instant::now(), Attempts::within(seeds.timeout));
+        loop {
+            let timeout = ATTEMPT_TIMEOUT.max(started.elapsed()).min(seeds.timeout);
+            let view = map.shards.get(usize::from(shard)).cloned().unwrap_or_default();
+            let options = seeds.of_shard(shard, &view, |_| true);
+            let failed = match &options {
+                None if view.copies.is_empty() => anyhow!("it has no server at present"),
+                None => return Err(ConnectError::OtherFabric.into()),
+                Some(options) => match options.attach(timeout) {
+                    Err(error) if may_pass(&error) => error.tried_for(started.elapsed()).into(),
+                    attached => return Ok(attached?),
+                },
+            };
+            let Some(pause) = attempts.pause_after(started.elapsed()) else { return Err(failed) };
+            std::thread::sleep(pause);
+            // The server itself knows its newest view, and the seeds know where it is.
+            for options in options.iter().chain([&*seeds]) {
+                if let Ok((newer, _)) = options.fetch_map(timeout) {
+                    map.merge(&newer);
+                }
+            }
+        }
+    }
+}
+
+/// Fetches the map of a cluster, with as many attempts as the timeout allows.
+///
+/// # Errors
+/// Those of [`ConnectOptions::fetch_map`].
+pub(crate) fn fetch_map(options: &ConnectOptions) -> Result<ClusterMap, ConnectError> {
+    let (started, mut attempts) = (Instant::now(), Attempts::within(options.timeout));
+    loop {
+        let error = match options.fetch_map(options.timeout) {
+            Err(error @ ConnectError::Unreachable { .. }) => error.tried_for(started.elapsed()),
+            fetched => return fetched.map(|(map, _)| map),
+        };
+        let Some(pause) = attempts.pause_after(started.elapsed()) else { return Err(error) };
+        std::thread::sleep(pause);
+    }
+}
+
+/// Whether a server of a cluster that fails so may serve its shard soon, or another one may.
+fn may_pass(error: &ConnectError) -> bool {
+    use Refusal::{NoCluster, OtherView, Spare, Unconfirmed};
+    let refusal = match error {
+        ConnectError::Unreachable { .. } => return true,
+        ConnectError::Refused { source, .. } => source,
+        _ => return false,
+    };
+    matches!(refusal, OtherView { .. } | Spare | Unconfirmed | NoCluster)
+}
+
+fn after_an_answer(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<ConnectError>() {
+        Ok(error) => error.after_an_answer().into(),
+        Err(error) => error,
     }
 }
 

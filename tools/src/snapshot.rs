@@ -15,7 +15,7 @@ use crate::files::{NewFolder, check_free, write_whole};
 use crate::output::{self, ExitStatus};
 use crate::parallel::for_all;
 use crate::puts::check_regions;
-use crate::raw::RawRegion;
+use crate::raw::{self, RawRegion};
 use crate::snapshot_folder::{MANIFEST, Manifest, ShardFile, check_replaceable, file_name};
 use crate::stopping::StopSignal;
 
@@ -48,8 +48,8 @@ pub(crate) fn snapshot(args: &Args, options: &args::Snapshot) -> anyhow::Result<
 /// without room for another client: the scan reports errors that matter.
 fn count_keys(args: &Args, stop: &StopSignal) -> Option<u64> {
     let regions = RawRegion::open_all(&connect::config(args).ok()?).ok()?;
-    let regions: Option<Vec<RawRegion>> = regions.into_iter().collect();
-    let mut counts = regions?.into_iter().map(|mut region| {
+    let regions: anyhow::Result<Vec<RawRegion>> = regions.into_iter().collect();
+    let mut counts = regions.ok()?.into_iter().map(|mut region| {
         stop.check().ok()?;
         Some(region.check(Scope::Index, &output::progress("counting keys")).ok()?.keys)
     });
@@ -59,7 +59,7 @@ fn count_keys(args: &Args, stop: &StopSignal) -> Option<u64> {
 /// The id of the cluster.
 fn cluster_id(args: &Args) -> anyhow::Result<String> {
     let options = connect::config(args)?.connect_options(Role::Reader)?;
-    Ok(options.fetch_map(options.timeout)?.0.cluster.to_string())
+    Ok(raw::fetch_map(&options)?.cluster.to_string())
 }
 
 /// A snapshot that is being written.

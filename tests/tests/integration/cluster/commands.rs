@@ -63,6 +63,36 @@ fn a_cluster_with_servers_is_shown_and_not_destroyed() {
     assert!(verified.code == Some(0) && verified.text().contains("shard       1"), "{verified:?}");
     let statistics = servers[1].cli(&["stat", "--json"]);
     assert_eq!(statistics.text().lines().count(), 2, "{statistics:?}");
+    // Commands with one address find out that it is of a cluster. Nothing is wrong with that.
+    for server in &servers {
+        assert!(!server.log().contains("refused a client"), "{}", server.log());
+    }
+}
+
+#[test]
+fn verify_and_stat_wait_for_a_shard_without_a_server_and_say_why_it_is_missing() {
+    let test_cluster = TestCluster::create(2);
+    let first = test_cluster.start("");
+    test_cluster.wait_for_owner(0, &first);
+    let run = |what: &str, timeout_ms: u32| {
+        let config = test_cluster.folder().join(format!("{timeout_ms}.toml"));
+        std::fs::write(&config, format!("connect_timeout_ms = {timeout_ms}\n")).unwrap();
+        let mut run = command("kv-cli");
+        run.arg("--config").arg(config).args(["--server", &first.address(), what]);
+        run
+    };
+    for what in ["verify", "stat"] {
+        let failed = CommandOutput::of(&mut run(what, 50));
+        assert_eq!(failed.code, Some(3), "{failed:?}");
+        assert!(failed.stderr.contains("shard 1 is not available: "), "{failed:?}");
+        assert!(failed.stderr.contains("has no server at present"), "{failed:?}");
+    }
+    let waiting = ["verify", "stat"].map(|what| run(what, 60_000).spawn().unwrap());
+    let second = test_cluster.start("");
+    test_cluster.wait_for_owner(1, &second);
+    for child in waiting {
+        CommandOutput::new(child.wait_with_output().unwrap()).succeeded();
+    }
 }
 
 /// The server is frozen when its shard is given up, and thawed afterwards.
