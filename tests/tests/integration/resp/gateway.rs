@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -69,11 +70,12 @@ impl RespServer {
     }
 
     /// What a gateway has logged so far.
-    pub(super) fn log(&mut self) -> String {
-        let log = self.log.as_mut().unwrap();
-        let mut text = String::new();
-        log.rewind().and_then(|()| log.read_to_string(&mut text)).unwrap();
-        text
+    pub(super) fn log(&self) -> String {
+        let log = self.log.as_ref().unwrap();
+        let mut bytes = vec![0; log.metadata().unwrap().len() as usize];
+        // Not from the position, at which the gateway goes on writing.
+        log.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     pub(super) fn port(&self) -> &str {

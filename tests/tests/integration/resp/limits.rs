@@ -37,7 +37,7 @@ fn a_client_may_send_all_of_its_requests_before_it_reads() {
 #[test]
 fn a_client_that_never_reads_loses_its_connection() {
     let server = ServerProcess::start("--memory 64MiB");
-    let mut gateway = RespServer::gateway::<&str>(&server, &[]);
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
     let (mut client, get) = with_long_key(&gateway, 1000);
     let (requests, mut sent) = (get.repeat(1000), 0);
     let failure = loop {
@@ -98,7 +98,7 @@ fn strangers_that_need_a_password_are_few_and_try_few() {
     let file = folder.path().join("password");
     fs::write(&file, "secret").unwrap();
     let server = ServerProcess::start("--memory 64MiB");
-    let mut gateway = RespServer::gateway(&server, &["--password-file", file.to_str().unwrap()]);
+    let gateway = RespServer::gateway(&server, &["--password-file", file.to_str().unwrap()]);
     let mut client = gateway.connect();
     assert_eq!(client.say("AUTH secret"), "+OK\r\n");
     let strangers: Vec<_> = (0..400).map(|_| gateway.connect()).collect();
@@ -142,7 +142,7 @@ fn no_gateway_serves_other_hosts_without_being_told_to() {
         [(vec!["--no-password"], true), (vec!["--password-file", file.to_str().unwrap()], false)]
     {
         let listen = open();
-        let mut gateway =
+        let gateway =
             RespServer::gateway(&server, &[&["--listen", &listen][..], &arguments].concat());
         let warning = format!("FS-067 every host that reaches {listen} can read");
         assert_eq!(gateway.log().contains(&warning), warns, "{}", gateway.log());

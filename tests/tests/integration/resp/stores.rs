@@ -4,7 +4,7 @@
 use std::thread;
 
 use farside_tests::cluster::TestCluster;
-use farside_tests::{ServerProcess, free_tcp_address};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, wait_until};
 
 use super::gateway::{RespClient, RespServer, request};
 
@@ -74,6 +74,40 @@ fn a_cluster_of_three_servers() {
     let gateway = RespServer::gateway_of(&addresses.join(","), &["--threads", "2"]);
     // Servers of this size have no longer values.
     exercise(&mut gateway.connect(), 512 << 10);
+}
+
+#[test]
+fn a_shard_that_goes_away_and_comes_back_is_logged_once_each() {
+    let cluster = TestCluster::create(2);
+    let start = |shard: u16| {
+        let file = cluster.folder().join(format!("region{shard}"));
+        let server = cluster.start_with_file(&file);
+        cluster.wait_for_owner(shard, &server);
+        server
+    };
+    let mut servers = [0, 1].map(start);
+    let config = cluster.folder().join("client.toml");
+    std::fs::write(&config, "connect_timeout_ms = 2000\n").unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    let gateway = RespServer::gateway_of(&servers[0].address(), &config);
+    let mut client = gateway.connect();
+    let mut replies = |command: &str| {
+        let replies: Vec<_> = (0..50).map(|key| client.say(&format!("{command}{key} v"))).collect();
+        replies.iter().filter(|reply| reply.starts_with("-LOADING")).count()
+    };
+    assert_eq!(replies("SET key-"), 0);
+    servers[1].kill();
+    wait_until("the gateway notices it", TEST_TIMEOUT, || replies("SET key-") > 0);
+    let away = replies("SET key-");
+    assert!(away > 0 && away < 50, "only one shard is away: {away}");
+    assert_eq!(replies("SET key-"), away);
+    let log = gateway.log();
+    assert_eq!(log.matches("FS-061").count(), 1, "{log}");
+    assert!(log.contains("lost the connection to a shard of the store"), "{log}");
+    assert!(!log.contains("FS-062"), "{log}");
+    servers[1].start_again();
+    wait_until("the shard is back", TEST_TIMEOUT, || gateway.log().contains("FS-062"));
+    wait_until("all keys can be stored", TEST_TIMEOUT, || replies("SET key-") == 0);
 }
 
 /// Several clients count with GET and SET IFEQ alone. A store on a value that has changed meanwhile

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use farside::{Completed, Error, OperationError, Pipeline};
 use farside_tools::resp::{Protocol, ReplyWriter};
 
+use crate::away_shards;
 use crate::commands::plan::{Arguments, Operation, Plan, plan};
 use crate::commands::table::{Command, CommandSpec, find};
 use crate::commands::task::Task;
@@ -409,8 +410,10 @@ impl Executor {
         let number = completed.ticket.lane();
         let expires_at_ms = completed.expires_at().map(expiry::ms_of);
         let result = completed.result;
-        if let Err(Error::Disconnected { .. }) = &result {
-            self.away = result.as_ref().err().map(error::of_operation);
+        match &result {
+            Err(error @ Error::Disconnected { .. }) => self.away = Some(error::of_operation(error)),
+            Err(error) => away_shards::note(&self.gateway, error),
+            Ok(_) => {}
         }
         if let Ok(outcome) = &result
             && let Some(value) = &outcome.value

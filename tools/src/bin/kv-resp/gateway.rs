@@ -10,6 +10,7 @@ use std::time::Instant;
 use farside::{Client, Limits, Session};
 use farside_fabric::tcp::TlsServer;
 
+use crate::away_shards::AwayShards;
 use crate::listen::Accepted;
 use crate::store_figures::StoreFigures;
 
@@ -111,6 +112,8 @@ pub(crate) struct Gateway {
     figures: Mutex<StoreFigures>,
     /// The wrong passwords that were not logged yet, and the address of the last client.
     wrong_passwords: Mutex<(u64, String)>,
+    /// The shards of a cluster that do not answer.
+    pub(crate) away_shards: AwayShards,
     /// The number of the next connection.
     next_id: AtomicU64,
 }
@@ -185,6 +188,7 @@ impl Gateway {
             is_stopping: AtomicBool::new(false),
             counts: Counts::default(),
             waiting: Arc::default(),
+            away_shards: AwayShards::default(),
             clients: Mutex::default(),
             figures: Mutex::default(),
             wrong_passwords: Mutex::default(),

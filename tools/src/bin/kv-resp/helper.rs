@@ -14,6 +14,7 @@ use std::thread;
 use farside::{Result, Session};
 use farside_tools::resp::{Protocol, ReplyWriter};
 
+use crate::away_shards;
 use crate::commands::plan::{Arguments, Operation, Plan, plan, plan_part};
 use crate::commands::table::{COMMANDS, Command};
 use crate::commands::task::Task;
@@ -150,7 +151,7 @@ impl Helper {
 }
 
 /// Runs jobs until the worker is gone.
-fn work(gateway: &Gateway, jobs: &Receiver<Job>, results: &Results, wake: &OwnedFd) {
+fn work(gateway: &Arc<Gateway>, jobs: &Receiver<Job>, results: &Results, wake: &OwnedFd) {
     let mut session = None;
     while let Ok(job) = jobs.recv() {
         let Job { origin, protocol, .. } = job;
@@ -165,7 +166,10 @@ fn work(gateway: &Gateway, jobs: &Receiver<Job>, results: &Results, wake: &Owned
         }));
         let failure = match ended {
             Ok(Ok(())) => None,
-            Ok(Err(failure)) => Some(error::of_operation(&failure)),
+            Ok(Err(failure)) => {
+                away_shards::note(gateway, &failure);
+                Some(error::of_operation(&failure))
+            }
             Err(_) => {
                 // The connection gets an answer, and the next job a new session. Nothing is known
                 // about this one, so it is not dropped.

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod away_shards;
 mod commands;
 mod connection;
 mod empty_key;
