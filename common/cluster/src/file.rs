@@ -9,11 +9,14 @@
 //! A change replaces `records.json` by a rename, so a reader sees all of it or nothing, even if the
 //! writer is killed. The kernel releases the locks of a process that ends. The record of a server
 //! without a lock is left out by readers, and the first of them removes it.
+//!
+//! The folder belongs to the user of the process, or to root, and no other user can write to it.
+//! Each operation opens it once, and looks all names up in it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +24,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use farside_control::cluster::Id;
+use farside_fabric::trusted_path::TrustedFolder;
 
 use crate::records::ServerRecord;
 use crate::store::{
@@ -30,6 +34,9 @@ use crate::store::{
 
 /// The version of `records.json`.
 const VERSION: u32 = 1;
+const RECORDS: &str = "records.json";
+const NEW_RECORDS: &str = "records.json.new";
+const SERVERS: &str = "servers";
 /// The longest wait for another process that changes the records.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The interval between two attempts to lock the folder.
@@ -81,7 +88,7 @@ impl FileStore {
             return Err(wrong("the folder that contains it does not exist"));
         }
         let store = Self { uri: uri.to_owned(), folder };
-        store.check_folder()?;
+        store.folder()?;
         Ok(store)
     }
 
@@ -104,31 +111,38 @@ impl FileStore {
         self.folder.join(name)
     }
 
-    /// Checks that no other user can change the folder. Returns its metadata, or `None` if it does
-    /// not exist.
-    fn check_folder(&self) -> Result<Option<Metadata>> {
+    /// Opens the folder, if it exists, and checks that no other user can change it.
+    fn folder(&self) -> Result<Option<TrustedFolder>> {
         let path = self.folder.display();
-        let metadata = match fs::metadata(&self.folder) {
+        let folder = match TrustedFolder::open(&self.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            found => found.map_err(self.error(&self.folder))?,
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                return Err(self.failed(format!("{path} is not a folder")));
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let why = "run this as the user of the servers, and write a path without links";
+                return Err(self.failed(format!("{path}: {error}; {why}")));
+            }
+            opened => opened.map_err(self.error(&self.folder))?,
         };
-        let own = rustix::process::geteuid().as_raw();
-        if !metadata.is_dir() {
-            return Err(self.failed(format!("{path} is not a folder")));
-        }
-        if metadata.mode() & MODE_WRITABLE != 0 {
+        if folder.metadata().map_err(self.error(&self.folder))?.mode() & MODE_WRITABLE != 0 {
             let why = "other users can write to it; if its records are right, run: chmod go-w";
             return Err(self.failed(format!("{why} {path}")));
         }
-        if own != 0 && ![own, 0].contains(&metadata.uid()) {
-            return Err(self.failed(format!("{path} belongs to another user")));
-        }
-        Ok(Some(metadata))
+        Ok(Some(folder))
     }
 
-    fn contents(&self) -> Result<Contents> {
-        let path = self.path("records.json");
-        let bytes = match fs::read(&path) {
+    /// Opens the folder, which must exist.
+    fn present_folder(&self) -> Result<TrustedFolder> {
+        let missing = || self.failed(format!("{} does not exist", self.folder.display()));
+        self.folder()?.ok_or_else(missing)
+    }
+
+    fn contents(&self, folder: &TrustedFolder) -> Result<Contents> {
+        let path = self.path(RECORDS);
+        let mut bytes = Vec::new();
+        let opened = folder.open_file(RECORDS);
+        match opened.and_then(|mut file| file.read_to_end(&mut bytes)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Contents::default()),
             read => read.map_err(self.error(&path))?,
         };
@@ -143,48 +157,22 @@ impl FileStore {
         }
     }
 
-    /// Opens a file of the folder for writing. The file belongs to the owner of the folder, even if
-    /// root makes it: otherwise the servers could not read it any more.
-    fn create(&self, path: &Path) -> Result<File> {
-        let mut how = OpenOptions::new();
-        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-        how.write(true).create(true).truncate(true).mode(0o600).custom_flags(flags);
-        let file = how.open(path).map_err(self.error(path))?;
-        self.give_to_owner(path)?;
-        Ok(file)
-    }
-
-    fn create_folder(&self, path: &Path) -> Result<()> {
-        match DirBuilder::new().mode(0o700).create(path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            made => made.map_err(self.error(path)),
-        }
-    }
-
-    fn give_to_owner(&self, path: &Path) -> Result<()> {
-        let owner = fs::metadata(&self.folder).map_err(self.error(&self.folder))?;
-        let made = fs::symlink_metadata(path).map_err(self.error(path))?;
-        if made.uid() == owner.uid() {
-            return Ok(());
-        }
-        let (user, group) = (Some(owner.uid()), Some(owner.gid()));
-        std::os::unix::fs::lchown(path, user, group).map_err(self.error(path))
-    }
-
     /// Makes the folder if it is missing, and locks it until the file is dropped.
-    fn lock(&self) -> Result<File> {
-        if self.check_folder()?.is_none() {
-            self.create_folder(&self.folder)?;
-        }
-        let servers = self.path("servers");
-        self.create_folder(&servers)?;
-        self.give_to_owner(&servers)?;
+    fn lock(&self) -> Result<(TrustedFolder, File)> {
+        let folder = match self.folder()? {
+            Some(folder) => folder,
+            None => {
+                TrustedFolder::make(&self.folder).map_err(self.error(&self.folder))?;
+                self.present_folder()?
+            }
+        };
+        folder.make_folder(SERVERS).map_err(self.error(&self.path(SERVERS)))?;
         let path = self.path("lock");
-        let file = self.create(&path)?;
+        let file = folder.create_file("lock").map_err(self.error(&path))?;
         let deadline = Instant::now() + LOCK_WAIT_MAX;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(file),
+                Ok(()) => return Ok((folder, file)),
                 Err(TryLockError::Error(error)) => return Err(self.error(&path)(error)),
                 Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
                     thread::sleep(LOCK_RETRY);
@@ -198,38 +186,32 @@ impl FileStore {
     }
 
     /// Replaces the contents. The folder must be locked.
-    fn replace(&self, contents: &Contents) -> Result<()> {
-        let path = self.path("records.json.new");
+    fn replace(&self, folder: &TrustedFolder, contents: &Contents) -> Result<()> {
         let bytes = serde_json::to_vec(contents).map_err(|error| self.failed(error.to_string()))?;
-        let mut file = self.create(&path)?;
-        file.write_all(&bytes).map_err(self.error(&path))?;
-        fs::rename(&path, self.path("records.json")).map_err(self.error(&path))
-    }
-
-    /// The file that the server with this record locks; `None` for a record of another kind.
-    fn server_lock(&self, key: &str) -> Option<PathBuf> {
-        let id: Id = key.strip_prefix(ServerRecord::PREFIX)?.parse().ok()?;
-        Some(self.folder.join("servers").join(id.to_string()))
+        let written = folder.create_file(NEW_RECORDS).and_then(|mut file| file.write_all(&bytes));
+        written.map_err(self.error(&self.path(NEW_RECORDS)))?;
+        folder.rename(NEW_RECORDS, RECORDS).map_err(self.error(&self.path(RECORDS)))
     }
 
     /// Whether the record belongs to a server that does not run any more.
-    fn has_ended(&self, key: &str) -> bool {
-        self.server_lock(key).is_some_and(|path| match File::open(path) {
+    fn has_ended(folder: &TrustedFolder, key: &str) -> bool {
+        let Some(name) = server_lock(key) else { return false };
+        match folder.folder(SERVERS).and_then(|servers| servers.open_file(&name)) {
             // A shared lock, so that two readers do not take each other for the server.
             Ok(file) => file.try_lock_shared().is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
-        })
+        }
     }
 
     /// Removes the records and the locks of servers that do not run any more. The folder must be
     /// locked: otherwise a server could be about to lock its file.
-    fn remove_ended(&self, contents: &mut Contents) {
-        let ended: Vec<_> =
-            contents.records.keys().filter(|key| self.has_ended(key)).cloned().collect();
+    fn remove_ended(folder: &TrustedFolder, contents: &mut Contents) {
+        let ended = contents.records.keys().filter(|key| Self::has_ended(folder, key));
+        let ended: Vec<_> = ended.cloned().collect();
         for key in &ended {
             contents.records.remove(key);
-            if let Some(path) = self.server_lock(key) {
-                let _ = fs::remove_file(path);
+            if let Some(name) = server_lock(key) {
+                let _ = folder.folder(SERVERS).and_then(|servers| servers.remove(&name));
             }
         }
         contents.revision += u64::from(!ended.is_empty());
@@ -237,26 +219,31 @@ impl FileStore {
 
     /// Reads the contents without the records of servers that do not run any more. A reader that
     /// may not change the folder only leaves them out.
-    fn read_running(&self) -> Result<Contents> {
-        let mut contents = self.contents()?;
-        if !contents.records.keys().any(|key| self.has_ended(key)) {
+    fn read_running(&self, folder: &TrustedFolder) -> Result<Contents> {
+        let mut contents = self.contents(folder)?;
+        if !contents.records.keys().any(|key| Self::has_ended(folder, key)) {
             return Ok(contents);
         }
-        let removed = self.lock().and_then(|_lock| {
-            let mut contents = self.contents()?;
-            self.remove_ended(&mut contents);
-            self.replace(&contents)?;
+        let removed = self.lock().and_then(|(folder, _lock)| {
+            let mut contents = self.contents(&folder)?;
+            Self::remove_ended(&folder, &mut contents);
+            self.replace(&folder, &contents)?;
             Ok(contents)
         });
         removed.or_else(|error| {
             tracing::debug!(%error, "cannot remove the records of servers that have ended");
-            contents.records.retain(|key, _| !self.has_ended(key));
+            contents.records.retain(|key, _| !Self::has_ended(folder, key));
             Ok(contents)
         })
     }
 
     /// Makes the changes. The folder must be locked.
-    fn apply(&self, contents: &mut Contents, changes: &[Change]) -> Result<()> {
+    fn apply(
+        &self,
+        folder: &TrustedFolder,
+        contents: &mut Contents,
+        changes: &[Change],
+    ) -> Result<()> {
         contents.revision += 1;
         let revision = contents.revision;
         for (key, value) in changes {
@@ -268,34 +255,38 @@ impl FileStore {
                 .map_err(|_| self.failed(format!("the record {key} is no text")))?;
             contents.records.insert(key.clone(), Stored { revision, value });
         }
-        self.replace(contents)
+        self.replace(folder, contents)
     }
 
     /// Writes the record of a server, and locks its file.
     fn write_server(&self, server: &ServerRecord) -> Result<File> {
         // A folder that was removed, or moved by an operator, must not come back without a cluster.
-        if self.check_folder()?.is_none() {
-            return Err(self.failed(format!("{} does not exist", self.folder.display())));
-        }
-        let _lock = self.lock()?;
+        self.present_folder()?;
+        let (folder, _lock) = self.lock()?;
         let key = server.key();
-        let path = self.folder.join("servers").join(server.server.to_string());
-        let file = self.create(&path)?;
+        let name = server.server.to_string();
+        let file = folder.folder(SERVERS).and_then(|servers| servers.create_file(&name));
+        let file = file.map_err(self.error(&self.path(SERVERS).join(name)))?;
         if file.try_lock().is_err() {
             return Err(self.failed(format!("another process has announced {key}")));
         }
-        let mut contents = self.contents()?;
-        self.apply(&mut contents, &[(key, Some(server.value()))])?;
+        let mut contents = self.contents(&folder)?;
+        self.apply(&folder, &mut contents, &[(key, Some(server.value()))])?;
         Ok(file)
     }
 }
 
+/// The name of the file that the server with this record locks; `None` for a record of another
+/// kind.
+fn server_lock(key: &str) -> Option<String> {
+    let id: Id = key.strip_prefix(ServerRecord::PREFIX)?.parse().ok()?;
+    Some(id.to_string())
+}
+
 impl RecordStore for FileStore {
     fn read(&self) -> Result<Records> {
-        if self.check_folder()?.is_none() {
-            return Ok(Records::default());
-        }
-        let contents = self.read_running()?;
+        let Some(folder) = self.folder()? else { return Ok(Records::default()) };
+        let contents = self.read_running(&folder)?;
         let versioned = |stored: Stored| Versioned {
             revision: stored.revision,
             value: stored.value.into_bytes(),
@@ -306,12 +297,12 @@ impl RecordStore for FileStore {
 
     fn commit(&self, conditions: &[Condition], changes: &[Change]) -> Result<Commit> {
         let needs_record = conditions.iter().any(|(_, expected)| expected.is_some());
-        if needs_record && self.check_folder()?.is_none() {
+        if needs_record && self.folder()?.is_none() {
             return Ok(Commit::Refused);
         }
-        let _lock = self.lock()?;
-        let mut contents = self.contents()?;
-        self.remove_ended(&mut contents);
+        let (folder, _lock) = self.lock()?;
+        let mut contents = self.contents(&folder)?;
+        Self::remove_ended(&folder, &mut contents);
         let holds = |(key, expected): &Condition| {
             contents.records.get(key).map(|stored| stored.revision) == *expected
         };
@@ -319,21 +310,21 @@ impl RecordStore for FileStore {
             return Ok(Commit::Refused);
         }
         if !changes.is_empty() {
-            self.apply(&mut contents, changes)?;
+            self.apply(&folder, &mut contents, changes)?;
         }
         Ok(Commit::Done)
     }
 
     fn wait_for_change(&self, since: Revision, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
-        let path = self.path("records.json");
         let identity = || {
-            let metadata = fs::metadata(&path).ok()?;
+            let metadata = self.folder().ok()??.open_file(RECORDS).ok()?.metadata().ok()?;
             Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec(), metadata.size()))
         };
         loop {
             let seen = identity();
-            if self.contents()?.revision != since {
+            let contents = self.folder()?.map(|folder| self.contents(&folder)).transpose()?;
+            if contents.unwrap_or_default().revision != since {
                 return Ok(());
             }
             while identity() == seen {
@@ -353,9 +344,10 @@ impl RecordStore for FileStore {
 
     fn health(&self) -> Result<Vec<Health>> {
         let subject = self.folder.display().to_string();
-        let problem = match self.check_folder() {
+        let problem = match self.folder() {
             Ok(None) => Some("it does not exist; create the cluster".to_owned()),
-            found => found.and_then(|_| self.contents()).err().map(|error| error.to_string()),
+            Ok(Some(folder)) => self.contents(&folder).err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
         };
         Ok(vec![Health { subject, problem }])
     }
@@ -370,22 +362,26 @@ struct FileAnnouncement {
 }
 
 impl FileAnnouncement {
-    /// Whether this is still the file that readers look at.
-    fn is_in_place(&self, path: &Path) -> bool {
+    /// Whether this is still the file that readers look at, in a folder with the record.
+    fn is_in_place(&self) -> Result<bool> {
+        let (folder, key) = (self.store.present_folder()?, self.server.key());
+        if !self.store.contents(&folder)?.records.contains_key(&key) {
+            return Ok(false);
+        }
+        let servers = folder.folder(SERVERS);
+        let found = servers.and_then(|servers| servers.open_file(&self.server.server.to_string()));
+        let found = found.and_then(|file| file.metadata());
         let own = self.lock.as_ref().and_then(|file| file.metadata().ok());
-        match (own, fs::metadata(path)) {
+        Ok(match (own, found) {
             (Some(own), Ok(found)) => (own.dev(), own.ino()) == (found.dev(), found.ino()),
             _ => false,
-        }
+        })
     }
 }
 
 impl Announcement for FileAnnouncement {
     fn keep_alive(&mut self) -> Result<()> {
-        let key = self.server.key();
-        let is_written = self.store.contents()?.records.contains_key(&key);
-        let path = self.store.server_lock(&key);
-        if is_written && path.is_some_and(|path| self.is_in_place(&path)) {
+        if self.is_in_place()? {
             return Ok(());
         }
         self.lock = None;
@@ -396,9 +392,9 @@ impl Announcement for FileAnnouncement {
     }
 
     fn update(&mut self, server: &ServerRecord) -> Result<()> {
-        let _lock = self.store.lock()?;
-        let mut contents = self.store.contents()?;
-        self.store.apply(&mut contents, &[(server.key(), Some(server.value()))])?;
+        let (folder, _lock) = self.store.lock()?;
+        let mut contents = self.store.contents(&folder)?;
+        self.store.apply(&folder, &mut contents, &[(server.key(), Some(server.value()))])?;
         self.server = server.clone();
         Ok(())
     }

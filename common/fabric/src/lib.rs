@@ -30,6 +30,7 @@ pub mod resources;
 pub mod shm;
 pub mod tcp;
 mod trust;
+pub mod trusted_path;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
 pub mod verbs;

@@ -6,7 +6,9 @@ use std::process::Command;
 
 use farside::{Client, ConnectError, SetupError, TlsError, TlsFiles};
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, free_tcp_address, left_out_without_shm};
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, free_tcp_address, left_out_without_shm, wait_until,
+};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustix::process::Signal;
 
@@ -171,6 +173,17 @@ fn a_new_certificate_is_used_after_sighup() {
     encrypted.server.signal(Signal::HUP);
     encrypted.server.wait_for_log("the former certificate stays in use");
     fs::write(path("certificate.pem"), certificate).unwrap();
+    // A pipe in the place of the key, to which nobody writes: the server does not wait.
+    fs::rename(path("key.pem"), path("away.pem")).unwrap();
+    assert!(Command::new("mkfifo").arg(path("key.pem")).status().unwrap().success());
+    encrypted.server.signal(Signal::HUP);
+    encrypted.server.wait_for_log("key.pem: it is no regular file; the former certificate stays");
+    fs::remove_file(path("key.pem")).unwrap();
+    fs::rename(path("away.pem"), path("key.pem")).unwrap();
+    encrypted.server.signal(Signal::HUP);
+    wait_until("it reads the files again", TEST_TIMEOUT, || {
+        encrypted.server.log().matches("read the files of TLS again").count() == 2
+    });
     encrypted.connect(encrypted.files()).unwrap();
 }
 

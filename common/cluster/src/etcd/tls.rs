@@ -36,7 +36,8 @@ pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, String> {
 /// The certificates and the last private key of a file in PEM format.
 fn read(path: &Path) -> Result<(Vec<Certificate<'static>>, Option<PrivateKey<'static>>), String> {
     let unusable = |why: String| format!("cannot use the file {}: {why}", path.display());
-    let pem = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+    let pem =
+        farside_fabric::trusted_path::read(path).map_err(|error| unusable(error.to_string()))?;
     let (mut certificates, mut key) = (Vec::new(), None);
     for item in parse_pem(&pem) {
         match item.map_err(|error| unusable(error.to_string()))? {

@@ -1,7 +1,7 @@
 //! The folder of records: processes that are killed, damaged files, folders that it refuses.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -68,6 +68,59 @@ fn unusable_folders_are_refused() {
     fs::remove_dir_all(&folder).unwrap();
     fs::write(&folder, b"a file").unwrap();
     assert!(try_open(&folder).err().unwrap().to_string().contains("not a folder"));
+}
+
+/// As root, in a folder of another user, who could replace each entry at any moment.
+#[test]
+fn what_belongs_to_other_users_is_refused_and_not_touched() {
+    const OTHER: u32 = 54321;
+    let parent = TempDir::new().unwrap();
+    let at = |name: &str| parent.path().join(name);
+    if lchown(parent.path(), Some(OTHER), None).is_err() {
+        return;
+    }
+    fs::create_dir(at("victim")).unwrap();
+    symlink(at("victim"), at("records")).unwrap();
+    lchown(at("records"), Some(OTHER), None).unwrap();
+    let error = try_open(&at("records")).err().unwrap().to_string();
+    assert!(error.contains("the link records on its path belongs to another user"), "{error}");
+    fs::create_dir(at("foreign")).unwrap();
+    lchown(at("foreign"), Some(OTHER), None).unwrap();
+    let error = try_open(&at("foreign")).err().unwrap().to_string();
+    assert!(error.contains("belongs to another user (54321)"), "{error}");
+    // The folder becomes a link after the store was opened.
+    let store = store(&at("own"));
+    fs::remove_file(at("records")).unwrap();
+    symlink(at("victim"), at("own")).unwrap();
+    lchown(at("own"), Some(OTHER), None).unwrap();
+    let change = [("a".to_owned(), Some(b"1".to_vec()))];
+    assert!(store.commit(&[], &change).is_err() && store.read().is_err());
+    assert_eq!(fs::read_dir(at("victim")).unwrap().count(), 0);
+}
+
+/// An entry that is no file makes no operation wait, and links in the folder are not followed.
+#[test]
+fn pipes_and_links_in_the_folder_are_errors() {
+    let folder = TempDir::new().unwrap();
+    let store = store(folder.path());
+    put(&*store, "a", None, "1");
+    let victim = folder.path().join("victim");
+    fs::write(&victim, "content").unwrap();
+    for name in ["records.json", "lock", "records.json.new"] {
+        let path = folder.path().join(name);
+        let before = fs::read(&path).ok();
+        let _ = fs::remove_file(&path);
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let change = [("a".to_owned(), Some(b"2".to_vec()))];
+        assert!(store.commit(&[], &change).is_err(), "{name}");
+        fs::remove_file(&path).unwrap();
+        symlink(&victim, &path).unwrap();
+        assert!(store.commit(&[], &change).is_err(), "{name}");
+        assert_eq!(fs::read(&victim).unwrap(), b"content");
+        fs::remove_file(&path).unwrap();
+        before.map(|bytes| fs::write(&path, bytes).unwrap());
+    }
+    assert_eq!(get(&*store, "a").unwrap().0, "1");
 }
 
 #[test]

@@ -16,6 +16,7 @@ use rustls::{
 use serde::Deserialize;
 
 use super::stream;
+use crate::trusted_path;
 
 /// The bytes of a connection that one system call receives at most.
 const RECEIVED_BYTES_MAX: usize = 64 << 10;
@@ -86,7 +87,8 @@ impl TlsFiles {
             (None, None) => Ok(None),
             (Some(certificate), Some(key)) => {
                 let certificates = certificates(certificate)?;
-                let key = PrivateKeyDer::from_pem_file(key).map_err(unusable(key))?;
+                let pem = trusted_path::read(key).map_err(unreadable(key))?;
+                let key = PrivateKeyDer::from_pem_slice(&pem).map_err(unusable(key))?;
                 Ok(Some((certificates, key)))
             }
             _ => Err(TlsError::Incomplete("tls.certificate and tls.key need each other: set both")),
@@ -105,7 +107,8 @@ impl TlsFiles {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let all = CertificateDer::pem_file_iter(path).map_err(unusable(path))?;
+    let pem = trusted_path::read(path).map_err(unreadable(path))?;
+    let all = CertificateDer::pem_slice_iter(&pem);
     let all = all.collect::<std::result::Result<Vec<_>, _>>().map_err(unusable(path))?;
     match all.is_empty() {
         true => Err(unusable(path)(pem::Error::NoItemsFound)),
@@ -113,10 +116,13 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     }
 }
 
+fn unreadable(path: &Path) -> impl Fn(io::Error) -> TlsError {
+    move |error| TlsError::File { path: path.to_owned(), why: error.to_string() }
+}
+
 fn unusable(path: &Path) -> impl Fn(pem::Error) -> TlsError {
     move |error| {
         let why = match error {
-            pem::Error::Io(error) => error.to_string(),
             pem::Error::NoItemsFound => "it has no certificate or key in PEM format".into(),
             error => error.to_string(),
         };

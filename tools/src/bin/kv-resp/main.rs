@@ -291,7 +291,7 @@ fn password(args: &Args) -> anyhow::Result<Option<Vec<u8>>> {
         let password = std::env::var(PASSWORD_VARIABLE).ok();
         return Ok(password.filter(|password| !password.is_empty()).map(String::into_bytes));
     };
-    let mut password = std::fs::read(path).map_err(|error| {
+    let mut password = farside_fabric::trusted_path::read(path).map_err(|error| {
         Usage(format!("cannot read the password file {}: {error}", path.display()))
     })?;
     check_exposure(path, args.strict_config)?;
