@@ -31,8 +31,8 @@ pub enum RecordError {
     )]
     Version { key: String, version: u64 },
     #[error(
-        "the record {key} is missing; restore the records from a backup of their store, and run `kv-cli \
-         cluster repair`"
+        "the record {key} is missing; restore the records from a backup of their store, and run \
+         `kv-cli cluster repair`"
     )]
     Missing { key: String },
 }
@@ -73,7 +73,7 @@ pub enum Memory {
     /// In a file, which the server locks while it runs. A server with a copy of the file has
     /// another one.
     File {
-        /// Boot id, device and inode; empty if nobody knows it any more.
+        /// Boot id, device and inode; empty if it is not known any more.
         file: String,
     },
 }
@@ -95,7 +95,7 @@ pub struct ServedCopy {
     pub memory: Memory,
     /// One of the two numbers in the region's superblock, another one for each serving. A copy of
     /// the region file that was served no longer, or never, does not have it. `None` after
-    /// `kv-cli cluster repair`, when nobody knows the number.
+    /// `kv-cli cluster repair`, which does not know the number.
     pub serving: Option<Id>,
     /// Whether its server has stopped and said so. A server that was killed could not.
     pub is_stopped: bool,

@@ -252,7 +252,7 @@ mod tests {
             0,
         )
         .unwrap();
-        // Nobody writes to it, and nobody waits for that.
+        // It has no writer, and the read does not wait for one.
         let error = read(&at("pipe")).unwrap_err();
         assert!(error.to_string().contains("no regular file"), "{error}");
     }

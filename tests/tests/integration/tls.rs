@@ -173,7 +173,7 @@ fn a_new_certificate_is_used_after_sighup() {
     encrypted.server.signal(Signal::HUP);
     encrypted.server.wait_for_log("the former certificate stays in use");
     fs::write(path("certificate.pem"), certificate).unwrap();
-    // A pipe in the place of the key, to which nobody writes: the server does not wait.
+    // A pipe in the place of the key, which has no writer: the server does not wait.
     fs::rename(path("key.pem"), path("away.pem")).unwrap();
     assert!(Command::new("mkfifo").arg(path("key.pem")).status().unwrap().success());
     encrypted.server.signal(Signal::HUP);

@@ -1,8 +1,8 @@
 //! `cluster repair`: makes records right that were restored from a backup.
 //!
-//! Numbers of views only rise, so nobody follows records whose numbers are lower than what servers
-//! and clients know. The command raises all numbers beyond that, and takes what running servers know
-//! better. Then a server writes the rest of its record itself.
+//! Numbers of views only rise, so servers and clients do not follow records whose numbers are lower
+//! than what they know. The command raises all numbers beyond that, and takes what running servers
+//! know better. Then a server writes the rest of its record itself.
 
 use std::io::Write;
 

@@ -1,5 +1,5 @@
 //! A model of servers that start on copies of a region file, are killed between any two steps, and
-//! whose commits come at once, late or never. Whoever owns the shard has all acknowledged writes.
+//! whose commits come at once, late or never. The owner of the shard has all acknowledged writes.
 
 use farside_cluster::{Memory, ServedCopy, ShardRecord};
 use farside_control::cluster::ShardCopy;
@@ -201,7 +201,7 @@ impl World {
                 assert!(self.start(other).is_none(), "two servers own the shard");
             }
         }
-        assert_eq!(self.revision, revision, "nobody else may change the record");
+        assert_eq!(self.revision, revision, "no other server may change the record");
         if self.below(2) == 0 {
             return;
         }
@@ -229,7 +229,7 @@ impl World {
 }
 
 #[test]
-fn whoever_owns_the_shard_has_all_acknowledged_writes() {
+fn the_owner_of_the_shard_has_all_acknowledged_writes() {
     let (mut acknowledged, mut refused, mut settled) = (0, 0, 0);
     for seed in 1..=200 {
         let mut world = World::new(seed * 0x9e37_79b9);

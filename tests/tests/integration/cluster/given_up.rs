@@ -181,7 +181,6 @@ fn assign_tells_a_server_that_is_cut_off_from_the_records_alone() {
     client("of writers", Role::Writer).attach(TEST_TIMEOUT).unwrap();
     let assigned = assign("of writers");
     assert!(assigned.code == Some(0), "{assigned:?}");
-    assert!(!assigned.stderr.contains("does not answer"), "{assigned:?}");
     assert!(cluster.shard(0).is_vacant());
     match client("of writers", Role::Writer).attach(TEST_TIMEOUT) {
         Err(ConnectError::Refused { source, .. }) => assert_eq!(source, Refusal::Unconfirmed),

@@ -153,7 +153,7 @@ fn without_a_cluster_a_region_has_no_numbers() {
     server.session().put("key", "value").unwrap();
     assert_eq!(server.terminate(), Some(0));
     assert_eq!(numbers(&server.region_file()), [Id::default(); 2]);
-    // Nobody can tell copies apart then.
+    // Copies cannot be told apart then.
     server.start_again();
     assert_eq!(value(&server), b"value");
 }

@@ -48,6 +48,6 @@ pub(crate) fn note(gateway: &Arc<Gateway>, error: &Error) {
     };
     if let Err(error) = thread::Builder::new().name("resp-shard".into()).spawn(ask) {
         // It stays in the set: otherwise each failed operation would log it again.
-        tracing::warn!(shard, "cannot start a thread that waits for the shard: {error}");
+        tracing::debug!(shard, "cannot start a thread that waits for the shard: {error}");
     }
 }
