@@ -171,7 +171,7 @@ labels! {
 
 #[cfg(test)]
 mod tests {
-    use farside_control::{ClientDescription, ControlError};
+    use farside_control::{ClientDescription, ControlError, Versions};
     use farside_layout::SizeClass;
 
     use super::*;
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(counts.fences.iter().map(|(_, count)| count).sum::<u64>(), 8);
         let mut refusals = LabelledCounts::new(REFUSALS);
         for refusal in [
-            Refusal::Version { server: 1, client: 2 },
+            Refusal::Version { server: Versions::OWN, client: Versions::OWN },
             Refusal::Credentials,
             Refusal::OtherView { shard: 1, number: 1 },
             Refusal::Unknown { code: 99 },
