@@ -112,7 +112,7 @@ fn run(flags: Flags) -> Result<()> {
     let (file, is_strict) = (flags.config.clone(), flags.strict_config);
     let only_checks = flags.check_config;
     let config = configure(flags)?;
-    logging::start(config.log_format, config.log_level);
+    let _log = logging::start(config.log_format, config.log_level).context("cannot log")?;
     let has_secret = config.secret.is_some() || config.cluster_store.password.is_some();
     if let Some(file) = file.filter(|_| has_secret)
         && let Err(exposed) = check_private(&file)
@@ -227,7 +227,6 @@ fn override_with<T>(value: &mut T, flag: Option<T>) {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "the one line that says why the server does not run")]
 fn report(line: &str) {
-    eprintln!("kv-server: {line}");
+    logging::report("kv-server", line);
 }

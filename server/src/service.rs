@@ -9,6 +9,7 @@ mod admission;
 mod client_connection;
 mod cluster_messages;
 mod connections;
+mod descriptors;
 #[cfg(feature = "verbs")]
 mod device;
 #[cfg(feature = "verbs")]
@@ -44,6 +45,7 @@ use crate::cluster::Membership;
 use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
 use crate::metrics::MetricsQuestions;
+use crate::rate_limited_warning::{RateLimitedWarning, log_rarely, warn_rarely};
 use crate::recovery::ServedRegion;
 use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
@@ -98,6 +100,8 @@ pub(crate) struct ControlService {
     memory: Arc<RegionMemory>,
     started_at: Nanos,
     clients_lost: u64,
+    left: RateLimitedWarning,
+    lost: RateLimitedWarning,
     counts: MetricsCounts,
     hot_blocks: HotBlocks,
     /// When the server may ask its clients to describe themselves again.
@@ -145,6 +149,8 @@ impl ControlService {
             memory,
             started_at: boot_time_ns(),
             clients_lost: 0,
+            left: RateLimitedWarning::of_ordinary_event(),
+            lost: RateLimitedWarning::of_ordinary_event(),
             counts: MetricsCounts::new(questions),
             hot_blocks: HotBlocks::default(),
             describe_at: 0,
@@ -519,7 +525,7 @@ impl ControlService {
             return;
         }
         clients.forget(id);
-        tracing::info!(client = id, "a client left");
+        log_rarely!(info, self.left, client = id, "a client left");
         // The client may wait until the server closes its direction of the channel. A channel that
         // cannot close one direction is dropped.
         if !connection.channel.hang_up() {
@@ -551,7 +557,7 @@ impl ControlService {
         }
         self.clients_lost += 1;
         self.counts.count_fence(reason);
-        tracing::warn!(client = id, ?role, "FS-021 lost a client and fenced it: {reason}");
+        warn_rarely!(self.lost, client = id, ?role, "FS-021 lost a client and fenced it: {reason}");
     }
 
     /// Fences all clients and notes that no server uses the region.

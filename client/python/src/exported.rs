@@ -1,7 +1,7 @@
 //! The memory of an object with the buffer protocol.
 //!
-//! pyo3's `PyUntypedBuffer` refuses arrays of ctypes and arrays without dimensions, whose strides or
-//! shape are null.
+//! pyo3's `PyUntypedBuffer` refuses arrays of ctypes and arrays without dimensions, whose strides
+//! or shape are null.
 #![allow(unsafe_code, reason = "the buffer protocol is a structure of C")]
 
 use std::ffi::CStr;

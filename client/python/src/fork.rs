@@ -47,8 +47,8 @@ pub(crate) fn is_main_interpreter(_: Python<'_>) -> bool {
 
 /// A value that only the process that made it can use. A child leaks it.
 ///
-/// Its drop may wait, so it releases the GIL; but not in a subinterpreter. If that one ends with the
-/// main interpreter, a thread that takes the GIL again is ended, and the process never ends.
+/// Its drop may wait, so it releases the GIL; but not in a subinterpreter. If that one ends with
+/// the main interpreter, a thread that takes the GIL again is ended, and the process never ends.
 #[derive(Debug)]
 pub(crate) struct ProcessLocal<T: Send> {
     value: ManuallyDrop<T>,

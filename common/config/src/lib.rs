@@ -6,6 +6,8 @@ mod cluster;
 pub mod command_line;
 #[cfg(feature = "commands")]
 pub mod generate;
+#[cfg(feature = "commands")]
+mod log_lines;
 pub mod logging;
 mod metrics;
 mod rdma;
@@ -13,6 +15,7 @@ mod secret;
 pub mod signals;
 pub mod size;
 mod socket;
+mod stderr;
 mod tcp;
 mod tls;
 

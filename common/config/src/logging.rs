@@ -43,13 +43,17 @@ pub enum LogLevel {
 }
 
 #[cfg(feature = "commands")]
-pub use subscriber::start;
+pub use crate::log_lines::Log;
+#[cfg(feature = "commands")]
+pub use subscriber::{report, start};
 
 #[cfg(feature = "commands")]
 mod subscriber {
-    use std::fmt;
     use std::io::{self, IsTerminal};
+    use std::sync::Arc;
+    use std::{fmt, thread};
 
+    use rustix::event::Timespec;
     use tracing::level_filters::LevelFilter;
     use tracing::{Event, Level, Subscriber};
     use tracing_subscriber::fmt::format::{JsonFields, Writer};
@@ -57,10 +61,19 @@ mod subscriber {
     use tracing_subscriber::registry::LookupSpan;
 
     use super::{LogFormat, LogLevel};
+    use crate::log_lines::{LineWriter, Log, LogLines, writer_that_never_waits};
+    use crate::stderr::write_within;
 
-    /// Writes log lines to stderr from now on. If stderr leads to the journal of systemd, each line
-    /// begins with its priority, which the journal takes off, and the journal adds the time.
-    pub fn start(log_format: LogFormat, level: LogLevel) {
+    /// How long the last line of a program waits for a reader.
+    const LAST_WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+    /// Writes log lines to stderr from now on, and never waits for its reader. If stderr leads to
+    /// the journal of systemd, each line begins with its priority, which the journal takes off, and
+    /// the journal adds the time.
+    ///
+    /// # Errors
+    /// The system's error: the thread cannot start.
+    pub fn start(log_format: LogFormat, level: LogLevel) -> io::Result<Log> {
         let level = match level {
             LogLevel::Error => LevelFilter::ERROR,
             LogLevel::Warn => LevelFilter::WARN,
@@ -68,10 +81,18 @@ mod subscriber {
             LogLevel::Debug => LevelFilter::DEBUG,
             LogLevel::Trace => LevelFilter::TRACE,
         };
+        let log = Arc::new(LogLines::new(writer_that_never_waits()));
+        let (own, of_events) = (log.clone(), log.clone());
+        thread::Builder::new().name("farside-log".to_owned()).spawn(move || {
+            own.write_all(
+                |lines| write_within(lines, None),
+                |lines| tracing::warn!(lines, "FS-054 dropped lines of the log without a reader"),
+            );
+        })?;
         let lines = tracing_subscriber::fmt()
             .with_max_level(level)
             .with_ansi(io::stderr().is_terminal())
-            .with_writer(io::stderr)
+            .with_writer(move || LineWriter(of_events.clone()))
             // If stderr is closed, reporting that on stderr would panic.
             .log_internal_errors(false);
         let (human, is_journal) = (format().with_target(false), is_journal());
@@ -86,6 +107,13 @@ mod subscriber {
                 lines.fmt_fields(JsonFields::new()).event_format(json).init();
             }
         }
+        Ok(Log(log))
+    }
+
+    /// Prints the one line that says why a program ends. Without a reader it waits for a
+    /// second.
+    pub fn report(program: &str, line: &str) {
+        write_within(format!("{program}: {line}\n").as_bytes(), Some(&LAST_WAIT_MAX));
     }
 
     /// Whether stderr is the stream that systemd names in `JOURNAL_STREAM`.

@@ -2,7 +2,13 @@
 
 use std::io;
 
+use rustix::event::Timespec;
 use rustix::process::Signal;
+
+use crate::stderr::write_within;
+
+/// A dying process waits for no reader.
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Returns the signals that end a process: SIGINT, SIGTERM, and SIGHUP unless it is ignored.
 pub fn ending() -> Vec<i32> {
@@ -38,13 +44,12 @@ pub fn explain_bus_errors(program: &str) -> io::Result<()> {
          (--restore)\n"
     );
     let explain = move || {
-        // An error is ignored: stderr may be closed.
-        let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+        write_within(line.as_bytes(), Some(&AT_ONCE));
         // Ends the process by the signal, as without a handler, so that its parent sees the signal.
         let _ = signal_hook::low_level::emulate_default_handler(Signal::BUS.as_raw());
     };
-    // SAFETY: the handler is safe in a signal: it calls write(2) on memory that was allocated
-    // before, and a function that is documented as safe there. It takes no lock, allocates nothing
-    // and does not panic.
+    // SAFETY: the handler is safe in a signal: it calls poll(2) and write(2) on memory that was
+    // allocated before, and a function that is documented as safe there. It takes no lock,
+    // allocates nothing and does not panic.
     unsafe { signal_hook::low_level::register(Signal::BUS.as_raw(), explain) }.map(drop)
 }

@@ -20,13 +20,14 @@ use farside_fabric::{Nanos, boot_time_ns};
 use super::acceptor::{AcceptError, Acceptor, Arrival, ConnectionRequest};
 use super::client_connection::{ClientConnection, ClientIdentity, DisconnectReason, PROOF_NS_MAX};
 use super::connections::{Connections, LISTENER};
+use super::descriptors::Descriptors;
 use super::metrics_answers::{REFUSALS, refusal_label};
 use super::proofs::{SecretKeys, SessionGate};
 use crate::clients::Clients;
 use crate::cluster::{Membership, OwnView};
 use crate::error::{ServerError, system};
 use crate::metrics::LabelledCounts;
-use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
+use crate::rate_limited_warning::{RateLimitedWarning, log_rarely, warn_rarely};
 use crate::recovery::ServedRegion;
 
 /// Limit on the sessions of one client. A request for another is refused.
@@ -57,6 +58,8 @@ pub(super) struct Admission {
     refused: RateLimitedWarning,
     crowded: RateLimitedWarning,
     failed: RateLimitedWarning,
+    connected: RateLimitedWarning,
+    descriptors: Descriptors,
 }
 
 impl Admission {
@@ -82,6 +85,8 @@ impl Admission {
             refused: RateLimitedWarning::default(),
             crowded: RateLimitedWarning::default(),
             failed: RateLimitedWarning::default(),
+            connected: RateLimitedWarning::of_ordinary_event(),
+            descriptors: Descriptors::count(),
         }
     }
 
@@ -256,7 +261,7 @@ impl Admission {
             Ok(gate) => {
                 connection.gate = gate;
                 connection.client = ClientIdentity::Client { id, role, lease };
-                tracing::info!(client = id, ?role, "a client connected");
+                log_rarely!(info, self.connected, client = id, ?role, "a client connected");
                 Ok(())
             }
             Err(error) => {
@@ -411,6 +416,9 @@ impl Admission {
         connections: &mut Connections,
     ) -> Result<(), Refused> {
         let role = request.role;
+        if let Err(refusal) = self.descriptors.check_session(role, connections) {
+            return Err((incoming, refusal));
+        }
         let of_acceptor =
             connections.by_number.values_mut().filter(|client| client.came_through(acceptor));
         let found = of_acceptor.into_iter().find_map(|client| match client.client {
@@ -455,6 +463,7 @@ impl Admission {
         user: Option<u32>,
         connections: &Connections,
     ) -> Result<(u16, u64), Refusal> {
+        self.descriptors.check_client(role, connections)?;
         let clients_max = self.clients.clients_max;
         let unreserved = (clients_max - clients_max / RESERVED_DIVISOR) as usize;
         let clients = || {

@@ -23,11 +23,13 @@ use super::connections::EVENTS_MAX;
 use super::device_atomics::LoopbackAtomics;
 use crate::error::ServerError;
 use crate::own_endpoint::{LANES, OwnEndpoint};
+use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
 use crate::recovery::ServedRegion;
 
 /// A listener at a device, and the region's registrations with the device.
 struct DeviceAcceptor {
     listener: Listener,
+    failed: RateLimitedWarning,
     protections: Arc<Protections>,
     options: Options,
 }
@@ -99,7 +101,8 @@ impl BoundListener for Listener {
             if config.listens_at(Address::is_tcp) { tcp::LATENESS_MAX_NS } else { 0 };
         let own = OwnEndpoint::over(loopback, &opened.format, fence_delay_ns)?;
         let protections = Arc::new(Protections { writers, readers });
-        Ok((Box::new(DeviceAcceptor { listener: *self, protections, options }), own))
+        let failed = RateLimitedWarning::default();
+        Ok((Box::new(DeviceAcceptor { listener: *self, failed, protections, options }), own))
     }
 }
 
@@ -124,7 +127,8 @@ impl Acceptor for DeviceAcceptor {
                 Event::Established(_) => Arrival::Established,
             }),
             Err(error) => {
-                tracing::warn!("FS-031 cannot take an event of the RDMA device: {error}");
+                let failed = &mut self.failed;
+                warn_rarely!(failed, "FS-031 cannot take an event of the RDMA device: {error}");
                 None
             }
         })

@@ -166,6 +166,7 @@ labels! {
     Refusal::Unconfirmed => "unconfirmed",
     Refusal::OldNonce { .. } => "old_nonce",
     Refusal::NoSecret => "no_secret",
+    Refusal::OutOfDescriptors { .. } => "out_of_descriptors",
     _ => "unknown",
 }
 

@@ -12,7 +12,9 @@ use farside_control::listening::bind_each;
 use farside_control::{FabricKind, Role};
 use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use farside_fabric::shm::{self, Lease, Region, RegionMemory};
-use farside_fabric::tcp::{self, Event, Executors, Incoming, Listener, TlsServer};
+use farside_fabric::tcp::{
+    self, Arrivals, Event, ExecutorOptions, Executors, Incoming, Listener, TlsServer,
+};
 use farside_layout::Geometry;
 
 use super::acceptor::{
@@ -26,9 +28,9 @@ use crate::recovery::ServedRegion;
 /// Limit on the arrivals of one turn of the serving thread.
 const ARRIVALS_MAX: usize = 64;
 
-/// A listener at a port, and the executors of its sessions.
+/// The arrivals at a port, and the executors of its sessions.
 struct TcpAcceptor {
-    listener: Listener,
+    arrivals: Arrivals,
     shared: Arc<SharedRegion>,
 }
 
@@ -75,12 +77,14 @@ impl BoundListener for Listener {
     ) -> Result<(Box<dyn Acceptor>, OwnEndpoint), ServerError> {
         let failed = || system("start the threads that execute verbs");
         let for_readers = memory.reader_descriptor()?;
-        let (threads, spin) = (config.tcp.threads(), config.tcp.spin());
+        let threads = config.tcp.threads();
+        let kept_bytes_max = config.tcp.buffers_bytes(opened.format.region_bytes) as usize;
+        let options = ExecutorOptions { spin: config.tcp.spin(), kept_bytes_max };
         let executors = match device {
-            None => self.start_executors(threads, spin),
+            None => self.start_executors(threads, options),
             Some(device) => {
                 let devices = (0..threads).map(|_| device.atomics());
-                self.start_executors_beside_device(devices.collect::<Result<_, _>>()?, spin)
+                self.start_executors_beside_device(devices.collect::<Result<_, _>>()?, options)
             }
         };
         let shared = SharedRegion {
@@ -95,7 +99,8 @@ impl BoundListener for Listener {
                 }),
             },
         };
-        let acceptor = TcpAcceptor { listener: *self, shared: Arc::new(shared) };
+        let arrivals = self.start().map_err(system("start the thread that accepts clients"))?;
+        let acceptor = TcpAcceptor { arrivals, shared: Arc::new(shared) };
         Ok((Box::new(acceptor), OwnEndpoint::over_memory(&opened.region)))
     }
 }
@@ -120,7 +125,7 @@ impl Acceptor for TcpAcceptor {
     }
 
     fn next(&mut self) -> io::Result<Option<Arrival>> {
-        Ok(self.listener.next_event()?.map(|event| match event {
+        Ok(self.arrivals.next_event()?.map(|event| match event {
             Event::Request(incoming) => {
                 let shared = self.shared.clone();
                 Arrival::Request(Box::new(TcpRequest { incoming, shared }))
@@ -132,7 +137,7 @@ impl Acceptor for TcpAcceptor {
 
 impl AsFd for TcpAcceptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
+        self.arrivals.as_fd()
     }
 }
 

@@ -31,6 +31,7 @@ mod examples;
 mod expiry;
 mod extents;
 mod former_versions;
+mod full_log;
 mod growth;
 mod histories;
 mod host_names;

@@ -140,9 +140,12 @@ fn a_thousand_sessions_with_half_a_record_cost_no_more_than_they_send() {
     let mut session = client(&tcp).session().unwrap();
     let reader = RawClient::connect(socket_address(&tcp), Role::Reader, &SecretKey::NONE).unwrap();
     let (before, bytes_before) = (server.descriptors().len(), server.own_bytes());
-    // A chain of one verb with a deadline, and a payload of almost 16 MiB to come.
-    let header = 1_u64 << 16 | 1 << 24 | (2 << 20) << 32;
-    let half = [&header.to_le_bytes()[..], &[7; 100]].concat();
+    // A chain of one WRITE with a deadline, of whose payload almost 16 MiB are to come.
+    let words: u64 = 2 << 20;
+    let header = 1_u64 << 16 | 1 << 24 | words << 32;
+    let (deadline, write, remote) = (u64::MAX, 2 | (words - 3) * 8 << 32, 4096);
+    let begun = [header, deadline, write, remote].map(u64::to_le_bytes);
+    let half = [&begun.concat()[..], &[7; 100]].concat();
     let open = |_| {
         let mut stream = reader.session().unwrap();
         stream.write_all(&half).unwrap();
@@ -163,24 +166,69 @@ fn a_thousand_sessions_with_half_a_record_cost_no_more_than_they_send() {
     server.assert_verifies();
 }
 
-#[test]
-fn a_server_out_of_descriptors_closes_silent_connections_first() {
-    let Some((server, tcp)) = server_at_port() else { return };
-    // The server may have inherited descriptors with high numbers.
-    let free_below = |limit: u64| {
-        let used = server.descriptors().into_iter().filter(|number| *number < limit).count();
-        limit - used as u64
-    };
-    let limit = (1..).find(|limit| free_below(*limit) == 20).unwrap();
+/// How many descriptors below this limit a server does not use. It may have inherited some with
+/// high numbers.
+fn free_below(server: &ServerProcess, limit: u64) -> u64 {
+    let used = server.descriptors().into_iter().filter(|number| *number < limit).count();
+    limit - used as u64
+}
+
+/// Limits a server to so many more descriptors. Returns the limit.
+fn limit_descriptors(server: &ServerProcess, more: u64) -> u64 {
+    let limit = (1..).find(|limit| free_below(server, *limit) == more).unwrap();
     let pid = Pid::from_raw(server.pid() as i32);
     let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
     prlimit(pid, Resource::Nofile, limits).unwrap();
+    limit
+}
+
+#[test]
+fn a_server_out_of_descriptors_closes_silent_connections_first() {
+    let Some((server, tcp)) = server_at_port() else { return };
+    let limit = limit_descriptors(&server, 20);
     let connect = |_| TcpStream::connect(socket_address(&tcp)).unwrap();
     let silent: Vec<_> = (0..100).map(connect).collect();
-    wait_until("the server has no descriptor left", TEST_TIMEOUT, || free_below(limit) <= 1);
+    wait_until("the server has no descriptor left", TEST_TIMEOUT, || {
+        free_below(&server, limit) <= 1
+    });
     let mut session = client(&tcp).session().unwrap();
     check_served(&tcp, &mut session);
     drop(silent);
+}
+
+/// Readers open as many sessions as the server lets them, then a writer does. An operator still
+/// comes in, and disconnects the reader.
+#[test]
+fn sessions_leave_descriptors_to_writers_and_to_operators() {
+    const DESCRIPTORS: usize = 128;
+    let Some((server, tcp)) = server_at_port() else { return };
+    limit_descriptors(&server, DESCRIPTORS as u64);
+    let take_all = |role| {
+        let mut options = connect_options(&tcp, role, Token::NONE);
+        options.timeout = TEST_TIMEOUT;
+        let client = options.connect().unwrap();
+        let mut sessions = Vec::new();
+        let refusal = loop {
+            assert!(sessions.len() < DESCRIPTORS, "{role:?} is not refused");
+            match client.factory.fabric(1) {
+                Ok(session) => sessions.push(session),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(refusal.contains("keeps its last descriptors for others"), "{refusal}");
+        (client, sessions)
+    };
+    let (reader, of_reader) = take_all(Role::Reader);
+    assert!(of_reader.len() > DESCRIPTORS / 4, "{}", of_reader.len());
+    check_served(&tcp, &mut client(&tcp).session().unwrap());
+    let (_writer, of_writer) = take_all(Role::Writer);
+    assert!(!of_writer.is_empty());
+    let kicked = client(&tcp).admin().kick(reader.welcome.client_id).unwrap();
+    assert!(kicked);
+    drop(of_reader);
+    wait_until("the reader's descriptors are free", TEST_TIMEOUT, || {
+        client(&tcp).session().is_ok()
+    });
 }
 
 /// The system often allows a process 1024 descriptors at first, and lets it have more.

@@ -72,3 +72,23 @@ fn silent_connections_do_not_fill_the_log() {
     // The other lines are about the writer and the youngest connection.
     assert!(lines() - before <= warnings + 5, "{log}");
 }
+
+/// Half of them say goodbye.
+#[test]
+fn readers_that_come_and_go_do_not_fill_the_log() {
+    const READERS: usize = 200;
+    let folder = TestFolder::new();
+    let server = process(&folder, "--grace-ms 1 --memory 16MiB");
+    let count = |line: &str| server.log().matches(line).count();
+    let since = Instant::now();
+    for _ in 0..READERS {
+        drop(folder.attach(Role::Reader).unwrap());
+        drop(server.client());
+    }
+    let last = folder.writer();
+    eventually("all have left", || last.statistics().clients == 1);
+    let most = 20 + since.elapsed().as_secs() as usize + 1;
+    for line in ["a client connected", "a client left", "lost a client and fenced it"] {
+        assert!((1..=most).contains(&count(line)), "{line}: {} lines", count(line));
+    }
+}

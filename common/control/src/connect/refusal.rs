@@ -74,6 +74,11 @@ pub enum Refusal {
          leave it out of the client's config file"
     )]
     NoSecret,
+    #[error(
+        "the server has {connections} connections and keeps its last descriptors for others: close \
+         sessions, or raise the server's limit (`ulimit -n`, LimitNOFILE)"
+    )]
+    OutOfDescriptors { connections: u64 },
     #[error("the server refused with the unknown reason {code}: upgrade this client")]
     Unknown { code: u64 },
 }
@@ -102,6 +107,7 @@ impl Refusal {
                 (16, u64::from_le_bytes(first), u64::from_le_bytes(second))
             }
             Self::NoSecret => (17, 0, 0),
+            Self::OutOfDescriptors { connections } => (18, connections, 0),
             Self::Unknown { code } => (code as u32, 0, 0),
         }
     }
@@ -130,6 +136,7 @@ impl Refusal {
                 nonce: zerocopy::transmute!([first.to_le_bytes(), second.to_le_bytes()]),
             },
             17 => Self::NoSecret,
+            18 => Self::OutOfDescriptors { connections: first },
             code => Self::Unknown { code: code.into() },
         }
     }

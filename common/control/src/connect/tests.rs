@@ -91,6 +91,7 @@ fn requests_and_replies_round_trip() {
         Refusal::Spare,
         Refusal::OtherView { shard: 3, number: 1 << 40 },
         Refusal::Unconfirmed,
+        Refusal::OutOfDescriptors { connections: 900 },
         Refusal::Full { clients: 5 },
         Refusal::Malformed { bytes: 3 },
         Refusal::ShuttingDown,

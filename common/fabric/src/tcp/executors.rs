@@ -2,8 +2,11 @@
 //!
 //! Each thread waits in epoll. While events come at short intervals, it polls and does not sleep:
 //! to wake it takes its client more time than the verbs take.
+//!
+//! Sessions with requests take turns, which end when they have touched enough bytes. Of each client
+//! one session has a turn before another one has its second.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,9 +18,10 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use super::output::Output;
-use super::record::{WORD_BYTES, encode_clock};
-use super::session::{Broken, Device, Session};
+use super::kept_bytes::KeptBytes;
+use super::listen::Incoming;
+use super::record::WORD_BYTES;
+use super::session::{Broken, Device, Session, TURN_BYTES, Tools};
 use super::stream::Stream;
 use crate::rdma::ConnectionId;
 use crate::shm::{Executor, Lease, Region};
@@ -33,32 +37,41 @@ const WAKEUP: u64 = u64::MAX;
 /// The timeout of a wait that only looks.
 pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic leaves no list half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The connections of sessions that have ended. Its descriptor is readable while there are some.
-pub(super) struct EndedConnections {
-    ids: Mutex<VecDeque<ConnectionId>>,
+/// An event for the thread that admits clients.
+pub enum Event {
+    /// A connection sent its request.
+    Request(Incoming),
+    /// The connection of a session has ended.
+    Ended(ConnectionId),
+}
+
+/// The events that wait for the thread that admits clients. Its descriptor is readable while there
+/// are some.
+pub(super) struct News {
+    waiting: Mutex<VecDeque<io::Result<Event>>>,
     event: OwnedFd,
 }
 
-impl EndedConnections {
+impl News {
     pub(super) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { ids: Mutex::default(), event })
+        Ok(Self { waiting: Mutex::default(), event })
     }
 
-    fn add(&self, id: ConnectionId) {
-        lock(&self.ids).push_back(id);
+    pub(super) fn add(&self, news: io::Result<Event>) {
+        lock(&self.waiting).push_back(news);
         signal(&self.event);
     }
 
-    pub(super) fn take(&self) -> Option<ConnectionId> {
-        let mut ids = lock(&self.ids);
-        let first = ids.pop_front();
-        if ids.is_empty() {
+    pub(super) fn take(&self) -> Option<io::Result<Event>> {
+        let mut waiting = lock(&self.waiting);
+        let first = waiting.pop_front();
+        if waiting.is_empty() {
             // It fails if nothing was written.
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
@@ -66,14 +79,14 @@ impl EndedConnections {
     }
 }
 
-impl AsFd for EndedConnections {
+impl AsFd for News {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }
 
 /// Makes an eventfd readable.
-fn signal(event: &OwnedFd) {
+pub(super) fn signal(event: &OwnedFd) {
     // It fails only if the counter is full: then the descriptor is readable anyway.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
@@ -93,6 +106,15 @@ impl Shared {
     }
 }
 
+/// How executors work.
+#[derive(Clone, Copy, Debug)]
+pub struct ExecutorOptions {
+    /// While requests come at shorter intervals, a thread polls instead of sleeping between them.
+    pub spin: Duration,
+    /// Limit on the memory for requests and replies that wait. Above it sessions end.
+    pub kept_bytes_max: usize,
+}
+
 /// Threads that execute chains. Dropping this ends them, and their connections.
 pub struct Executors {
     threads: Vec<(Arc<Shared>, Option<JoinHandle<()>>)>,
@@ -100,15 +122,16 @@ pub struct Executors {
 }
 
 impl Executors {
-    /// Starts a thread for each of these. Each polls for at most `spin` before it sleeps.
+    /// Starts a thread for each of these.
     pub(super) fn start(
         devices: impl Iterator<Item = Device>,
-        spin: Duration,
-        ended: &Arc<EndedConnections>,
+        options: ExecutorOptions,
+        news: &Arc<News>,
     ) -> io::Result<Self> {
         let mut executors = Self { threads: Vec::new(), next: AtomicUsize::new(0) };
+        let kept = Arc::new(KeptBytes::new(options.kept_bytes_max));
         for (number, device) in devices.enumerate() {
-            let thread = Thread::new(ended.clone(), device, spin)?;
+            let thread = Thread::new(news.clone(), device, options.spin, kept.clone())?;
             let shared = thread.shared.clone();
             let handle = std::thread::Builder::new()
                 .name(format!("farside-tcp-{number}"))
@@ -172,12 +195,18 @@ impl Drop for DataConnection {
 /// A thread, with its sessions.
 pub(super) struct Thread {
     shared: Arc<Shared>,
-    ended: Arc<EndedConnections>,
+    news: Arc<News>,
     epoll: OwnedFd,
     sessions: Vec<Option<Session>>,
+    /// The sessions that wait for their turn.
+    queue: VecDeque<usize>,
+    /// Those that had a turn in this round, and wait for another one.
+    later: VecDeque<usize>,
+    /// The clients of which a session had a turn in this round, by the offsets of their leases.
+    served: HashSet<u64>,
     buffer: Vec<u64>,
-    output: Output,
-    device: Device,
+    tools: Tools,
+    kept: Arc<KeptBytes>,
     spin: Duration,
     /// Whether the last events came within `spin`, so that the next ones may.
     spins: bool,
@@ -185,24 +214,36 @@ pub(super) struct Thread {
 
 impl Thread {
     pub(super) fn new(
-        ended: Arc<EndedConnections>,
+        news: Arc<News>,
         device: Device,
         spin: Duration,
+        kept: Arc<KeptBytes>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::new()?);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKEUP);
         epoll::add(&epoll, &shared.wakeup, data, EventFlags::IN)?;
-        let (sessions, output) = (Vec::new(), Output::default());
-        let buffer = vec![0; INPUT_WORDS];
-        Ok(Self { shared, ended, epoll, sessions, buffer, output, device, spin, spins: false })
+        Ok(Self {
+            shared,
+            news,
+            epoll,
+            sessions: Vec::new(),
+            queue: VecDeque::new(),
+            later: VecDeque::new(),
+            served: HashSet::new(),
+            buffer: vec![0; INPUT_WORDS],
+            tools: Tools::new(device),
+            kept,
+            spin,
+            spins: false,
+        })
     }
 
     /// Serves sessions until it is to stop. Before it sleeps it polls for at most `spin`, if the
     /// last events came as soon.
     fn run(mut self) {
         while !self.shared.stops.load(Ordering::Acquire) {
-            if self.spins && self.serve_waiting() {
+            if (self.spins || !self.queue.is_empty()) && self.serve_waiting() {
                 continue;
             }
             let (started, mut room) = (Instant::now(), NO_EVENTS);
@@ -220,12 +261,14 @@ impl Thread {
         }
     }
 
-    /// Serves the sessions that have events already. Returns whether there are any.
+    /// Serves the sessions that have events already, and those that wait for a turn. Returns
+    /// whether there are any.
     pub(super) fn serve_waiting(&mut self) -> bool {
         let mut room = NO_EVENTS;
         let events = self.wait(&mut room, Some(&AT_ONCE));
+        let has_work = !events.is_empty() || !self.queue.is_empty();
         self.serve_all(events);
-        !events.is_empty()
+        has_work
     }
 
     /// Waits for events of sessions, or of the wakeup.
@@ -238,7 +281,16 @@ impl Thread {
         let is_wakeup = |event: &&epoll::Event| event.data.u64() == WAKEUP;
         for event in events.iter().filter(|event| !is_wakeup(event)) {
             let (slot, flags) = (event.data.u64() as usize, event.flags);
-            self.serve(slot, flags.contains(EventFlags::RDHUP));
+            let Some(Some(session)) = self.sessions.get_mut(slot) else { continue };
+            session.has_ended = flags.contains(EventFlags::RDHUP);
+            if !std::mem::replace(&mut session.is_queued, true) {
+                self.queue.push_back(slot);
+            }
+        }
+        // Sessions that touch much let others in before all have had their turns.
+        let mut used = 0;
+        while used < TURN_BYTES && !self.queue.is_empty() {
+            used += self.serve_round();
         }
         // Afterwards, because a new session may get the slot of one that has just ended.
         if events.iter().any(|event| is_wakeup(&event)) {
@@ -262,51 +314,85 @@ impl Thread {
         });
         let data = epoll::EventData::new_u64(slot as u64);
         let watched = epoll::add(&self.epoll, &session.stream, data, EventFlags::IN);
-        // The client waits for the clock before it sends anything.
-        encode_clock(session.executor.clock.now(), &mut session.output.words);
-        let greeted = session.output.send(&mut session.stream);
+        let greeted = session.greet(&mut self.tools);
         let id = session.id;
         self.sessions[slot] = Some(session);
         if watched.is_err() || greeted.is_err() {
             self.sessions[slot] = None;
-            self.ended.add(id);
+            self.news.add(Ok(Event::Ended(id)));
         }
     }
 
-    /// Serves a session. Ends it if its connection is broken, or if no more arrives and the client
-    /// does not take its replies.
-    fn serve(&mut self, slot: usize, has_ended: bool) {
-        let Some(session) = self.sessions.get_mut(slot).and_then(Option::as_mut) else { return };
-        let mut served = session.serve(&mut self.buffer, &mut self.output, &mut self.device);
-        if has_ended && !session.output.is_empty() {
+    /// Gives a turn to one session of each client in the queue. Returns how many bytes they have
+    /// touched and sent.
+    fn serve_round(&mut self) -> usize {
+        let (mut used, waiting) = (0, self.queue.len());
+        self.served.clear();
+        for _ in 0..waiting {
+            let Some(slot) = self.queue.pop_front() else { break };
+            let Some(Some(session)) = self.sessions.get_mut(slot) else { continue };
+            if waiting > 1 && !self.served.insert(session.executor.client()) {
+                self.queue.push_back(slot);
+                continue;
+            }
+            session.is_queued = false;
+            if self.serve(slot) {
+                self.later.push_back(slot);
+            }
+            used += self.tools.used();
+        }
+        self.queue.append(&mut self.later);
+        used
+    }
+
+    /// Serves a session. Ends it if its connection is broken, if no more arrives and the client
+    /// does not take its replies, or if too much waits. Returns whether it needs another turn.
+    fn serve(&mut self, slot: usize) -> bool {
+        let Some(Some(session)) = self.sessions.get_mut(slot) else { return false };
+        let mut served = session.take_turn(&mut self.buffer, &mut self.tools);
+        let waits_for_room = !session.output.is_empty() && matches!(served, Ok(false));
+        if session.has_ended && waits_for_room {
             served = Err(Broken);
         }
-        while served.is_ok() && session.output.is_empty() {
-            served = match session.has_whole_request() {
-                true => session.execute_input(&mut self.output, &mut self.device),
-                false if session.stream.has_received() => {
-                    session.serve(&mut self.buffer, &mut self.output, &mut self.device)
-                }
-                false => break,
-            };
-        }
-        let wants_room = !session.output.is_empty();
-        if served.is_ok() && wants_room != session.watches_room {
+        if served.is_ok() && waits_for_room != session.watches_room {
             // Without room for replies, requests stay unread.
             let events =
-                if wants_room { EventFlags::OUT | EventFlags::RDHUP } else { EventFlags::IN };
+                if waits_for_room { EventFlags::OUT | EventFlags::RDHUP } else { EventFlags::IN };
             let data = epoll::EventData::new_u64(slot as u64);
             let changed = epoll::modify(&self.epoll, &session.stream, data, events);
-            (session.watches_room, served) = (wants_room, changed.map_err(|_| Broken));
+            session.watches_room = waits_for_room;
+            served = served.and_then(|more| changed.map(|()| more).map_err(|_| Broken));
         }
-        if served.is_err() {
-            self.output.clear();
-            let id = session.id;
-            // The control thread may hold the socket, so closing is not enough.
-            let _ = epoll::delete(&self.epoll, &session.stream);
-            Stream::shut_down(&session.stream.socket());
-            self.sessions[slot] = None;
-            self.ended.add(id);
+        let kept_bytes = session.kept_bytes();
+        if kept_bytes != session.noted_bytes {
+            let (client, socket) = (session.executor.client(), session.stream.socket());
+            session.noted_bytes = kept_bytes;
+            if !self.kept.note(client, session.id, &socket, kept_bytes) {
+                served = Err(Broken);
+            }
         }
+        match served {
+            Ok(more) => {
+                session.is_queued = more;
+                more
+            }
+            Err(Broken) => {
+                self.end(slot);
+                false
+            }
+        }
+    }
+
+    /// Ends a session.
+    fn end(&mut self, slot: usize) {
+        let Some(session) = self.sessions[slot].take() else { return };
+        let socket = session.stream.socket();
+        // The control thread may hold the socket, so closing is not enough.
+        let _ = epoll::delete(&self.epoll, &session.stream);
+        Stream::shut_down(&socket);
+        if session.noted_bytes > 0 {
+            self.kept.note(session.executor.client(), session.id, &socket, 0);
+        }
+        self.news.add(Ok(Event::Ended(session.id)));
     }
 }

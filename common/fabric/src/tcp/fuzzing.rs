@@ -16,7 +16,8 @@ use zerocopy::IntoBytes;
 
 use super::clock_bound::ClockBound;
 use super::connect::DataLink;
-use super::executors::{EndedConnections, Thread};
+use super::executors::{Event, News, Thread};
+use super::kept_bytes::KeptBytes;
 use super::link::{ArrivedSum, Lane, Link};
 use super::output::DIRECT_BYTES_MIN;
 use super::record::{
@@ -123,7 +124,7 @@ fn decode_requests(bytes: &[u8]) -> (Vec<DecodedRequest>, End) {
 /// A thread of a server, with a session beside the one that an input talks to.
 struct FuzzedServer {
     thread: Thread,
-    ended: Arc<EndedConnections>,
+    news: Arc<News>,
     for_writers: Arc<Region>,
     for_readers: Arc<Region>,
     content: Vec<u64>,
@@ -139,14 +140,15 @@ impl FuzzedServer {
         let words = (REGION_BYTES / WORD_BYTES) as u64;
         let mut content: Vec<u64> = (0..words).map(|number| number << 32).collect();
         content[0] = LEASE.number;
-        let ended = Arc::new(EndedConnections::new().unwrap());
-        let mut thread = Thread::new(ended.clone(), None, Duration::ZERO).unwrap();
+        let news = Arc::new(News::new().unwrap());
+        let kept = Arc::new(KeptBytes::new(usize::MAX));
+        let mut thread = Thread::new(news.clone(), None, Duration::ZERO, kept).unwrap();
         let (near, beside) = connected();
         let executor = Executor::new(memory.region.clone(), Some(LEASE));
         thread.begin(Session::new(ConnectionId(0), near, executor));
         Self {
             thread,
-            ended,
+            news,
             for_writers: memory.region,
             for_readers: Arc::new(for_readers),
             content,
@@ -194,7 +196,8 @@ impl FuzzedServer {
         // It fails if the server has closed the connection.
         let _ = net::shutdown(&client, net::Shutdown::Write);
         Self::work(&mut self.thread, &client, &mut received);
-        assert_eq!(self.ended.take(), Some(id), "the session has ended");
+        let news = self.news.take();
+        assert!(matches!(news, Some(Ok(Event::Ended(ended))) if ended == id), "it has ended");
         let mut region = vec![0; self.content.len()];
         self.for_writers.read(0, &mut region).unwrap();
         (replies(&received), region)
@@ -214,7 +217,7 @@ impl FuzzedServer {
         let [header, value] = replies(&received)[0][..] else { panic!("{received:?}") };
         let kind = Header::of(header).and_then(reply_kind);
         assert_eq!((kind, Some(value)), (Ok(ReplyKind::Executed(LaneId(3))), last));
-        assert_eq!(self.ended.take(), None);
+        assert!(self.news.take().is_none());
     }
 }
 

@@ -1,4 +1,5 @@
-//! The accepting side: a listener, and the connections that have not said yet what they are.
+//! The accepting side: a listener, and the connections that have not said yet what they are. All of
+//! it runs on a thread of its own ([`Arrivals`]), because strangers can make it work.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,9 +16,10 @@ use rustix::time::{
     timerfd_settime,
 };
 
+use super::arrivals::Arrivals;
 use super::control_channel::TcpChannel;
 use super::device_atomics::DeviceAtomics;
-use super::executors::{AT_ONCE, DataConnection, EndedConnections, Executors};
+use super::executors::{AT_ONCE, DataConnection, ExecutorOptions, Executors, News};
 use super::stream::Stream;
 use super::tls::TlsServer;
 use crate::rdma::ConnectionId;
@@ -26,7 +28,7 @@ use crate::{ControlChannel, REQUEST_BYTES_MAX};
 
 /// Limit on connections that have not sent their request. Above it the host with most of them loses
 /// the oldest of its own, so that no host crowds out another.
-const GREETING_MAX: usize = 256;
+pub const GREETING_MAX: usize = 256;
 /// How long a connection may take to send its request before it is closed.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit on connections that the system holds until they are accepted. It drops the packets of
@@ -34,15 +36,18 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 4096;
 /// The number of the listening socket in epoll's events.
 const LISTENER: u64 = 0;
-/// The number of the ended connections' descriptor in epoll's events.
-const ENDED: u64 = 1;
 /// The number of the timer in epoll's events.
-const TIMER: u64 = 2;
-const EVENTS_MAX: usize = 64;
+const TIMER: u64 = 1;
+/// Room for the events of all connections that have not sent their request, so that none hides
+/// behind those of others.
+const EVENTS_MAX: usize = GREETING_MAX + 2;
+/// How many of these events are handled before others are looked for. A step of a handshake may
+/// take a millisecond.
+const STEPS_MAX: usize = 16;
 /// Limit on connections that one event accepts at each address.
 const ACCEPTS_MAX: usize = 64;
 
-/// Accepts connections at one port. Its descriptor is readable when there is an [`Event`].
+/// Accepts connections at one port, once it is started.
 pub struct Listener {
     sockets: Vec<OwnedFd>,
     watched: OwnedFd,
@@ -55,7 +60,7 @@ pub struct Listener {
     timer: OwnedFd,
     /// The number of the next connection.
     next_id: u64,
-    ended: Arc<EndedConnections>,
+    pub(super) news: Arc<News>,
     tls: Option<Arc<TlsServer>>,
 }
 
@@ -64,14 +69,6 @@ struct Greeting {
     channel: TcpChannel,
     host: IpAddr,
     since: Instant,
-}
-
-/// An event of a listener.
-pub enum Event {
-    /// A connection sent its request.
-    Request(Incoming),
-    /// The connection of a session has ended.
-    Ended(ConnectionId),
 }
 
 /// A connection with its request, until it is accepted or refused.
@@ -88,7 +85,7 @@ impl Listener {
     /// The system's error.
     pub fn over(bound: Vec<TcpListener>) -> io::Result<Self> {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let ended = Arc::new(EndedConnections::new()?);
+        let news = Arc::new(News::new()?);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let watch = |fd: BorrowedFd<'_>, number| {
@@ -102,7 +99,6 @@ impl Listener {
             watch(socket.as_fd(), LISTENER)?;
             sockets.push(socket.into());
         }
-        watch(ended.as_fd(), ENDED)?;
         watch(timer.as_fd(), TIMER)?;
         Ok(Self {
             sockets,
@@ -112,7 +108,7 @@ impl Listener {
             greeting: VecDeque::new(),
             timer,
             next_id: TIMER + 1,
-            ended,
+            news,
             tls: None,
         })
     }
@@ -130,13 +126,16 @@ impl Listener {
         self.tls = Some(tls);
     }
 
-    /// Starts the threads that execute the chains of sessions. While requests come at intervals
-    /// below `spin`, a thread polls instead of sleeping between them.
+    /// Starts the threads that execute the chains of sessions.
     ///
     /// # Errors
     /// The system's error.
-    pub fn start_executors(&self, threads: usize, spin: Duration) -> io::Result<Executors> {
-        Executors::start((0..threads.max(1)).map(|_| None), spin, &self.ended)
+    pub fn start_executors(
+        &self,
+        threads: usize,
+        options: ExecutorOptions,
+    ) -> io::Result<Executors> {
+        Executors::start((0..threads.max(1)).map(|_| None), options, &self.news)
     }
 
     /// As [`Listener::start_executors`], one thread for each of these, which executes the thread's
@@ -147,50 +146,68 @@ impl Listener {
     pub fn start_executors_beside_device(
         &self,
         devices: Vec<Box<dyn DeviceAtomics>>,
-        spin: Duration,
+        options: ExecutorOptions,
     ) -> io::Result<Executors> {
-        Executors::start(devices.into_iter().map(Some), spin, &self.ended)
+        Executors::start(devices.into_iter().map(Some), options, &self.news)
     }
 
-    /// The next event; `None` if there is none at present.
+    /// Begins to accept connections, on a thread of its own.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn start(self) -> io::Result<Arrivals> {
+        Arrivals::start(self)
+    }
+
+    /// The next connection whose request has arrived; `None` if there is none at present.
     ///
     /// # Errors
     /// The system cannot accept a connection at present. Most likely it is out of descriptors.
-    pub fn next_event(&mut self) -> io::Result<Option<Event>> {
-        if let Some(id) = self.ended.take() {
-            return Ok(Some(Event::Ended(id)));
-        }
+    pub(super) fn next_request(&mut self) -> io::Result<Option<Incoming>> {
         if let Some(incoming) = self.arrived.pop_front() {
-            return Ok(Some(Event::Request(incoming)));
+            return Ok(Some(incoming));
         }
         if self.events.is_empty() {
             let mut events = Vec::with_capacity(EVENTS_MAX);
             epoll::wait(&self.watched, spare_capacity(&mut events), Some(&AT_ONCE))?;
-            self.events.extend(events.iter().map(|event| event.data.u64()));
+            self.events = self.in_turn(events.iter().map(|event| event.data.u64()));
         }
         while let Some(number) = self.events.pop_front() {
             match number {
                 LISTENER => {
                     let accepted = self.accept_all();
                     if let Some(incoming) = self.arrived.pop_front() {
-                        return Ok(Some(Event::Request(incoming)));
+                        return Ok(Some(incoming));
                     }
                     accepted?;
                 }
                 TIMER => self.close_overdue()?,
-                ENDED => {
-                    if let Some(id) = self.ended.take() {
-                        return Ok(Some(Event::Ended(id)));
-                    }
-                }
                 number => {
                     if let Some(incoming) = self.read_request(ConnectionId(number)) {
-                        return Ok(Some(Event::Request(incoming)));
+                        return Ok(Some(incoming));
                     }
                 }
             }
         }
         Ok(None)
+    }
+
+    /// Puts events in the order in which they are handled: of each host one before another one gets
+    /// its second. Those that find no place are reported again.
+    fn in_turn(&self, events: impl Iterator<Item = u64>) -> VecDeque<u64> {
+        let hosts: HashMap<u64, IpAddr> =
+            self.greeting.iter().map(|greeting| (greeting.id.0, greeting.host)).collect();
+        let mut counts = HashMap::new();
+        let mut ranked: Vec<(usize, u64)> = events
+            .map(|event| {
+                let Some(host) = hosts.get(&event) else { return (0, event) };
+                let count = counts.entry(*host).or_insert(0);
+                *count += 1;
+                (*count, event)
+            })
+            .collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        ranked.into_iter().map(|(_, event)| event).take(STEPS_MAX).collect()
     }
 
     fn accept_all(&mut self) -> io::Result<()> {
@@ -384,9 +401,28 @@ mod tests {
             listener.accept_all().unwrap();
         }
         assert!(listener.close_one() && listener.greeting.is_empty());
-        let Ok(Some(Event::Request(incoming))) = listener.next_event() else { panic!("closed") };
+        let Ok(Some(incoming)) = listener.next_request() else { panic!("closed") };
         assert_eq!(incoming.request(), b"hello");
         assert!(!listener.close_one(), "there is none");
+    }
+
+    /// The events of one host are many, and that of the other is behind them.
+    #[test]
+    fn a_host_with_many_connections_does_not_delay_another() {
+        let mut listener = Listener::over(vec![TcpListener::bind("127.0.0.1:0").unwrap()]).unwrap();
+        let connect = || TcpStream::connect(("127.0.0.1", listener.port())).unwrap();
+        let connections: Vec<_> = (0..100).map(|_| connect()).collect();
+        while listener.greeting.len() < connections.len() {
+            listener.accept_all().unwrap();
+        }
+        listener.greeting[99].host = "10.0.0.1".parse().unwrap();
+        let numbers: Vec<u64> = listener.greeting.iter().map(|greeting| greeting.id.0).collect();
+        let order = listener.in_turn(numbers.iter().copied().chain([LISTENER]));
+        assert_eq!(order.len(), STEPS_MAX);
+        assert_eq!(
+            order.iter().take(3).collect::<Vec<_>>(),
+            [&LISTENER, &numbers[0], &numbers[99]]
+        );
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! The first message of each says which it is. A session's connection carries records (`record`).
 //! Those of one doorbell leave with one system call.
 //!
-//! - Connecting: [`connect_control`] and [`connect_data`], and [`Listener`] on the other side.
+//! - Connecting: [`connect_control`] and [`connect_data`]; on the other side [`Listener`] and
+//!   [`Arrivals`].
 //! - The data path: [`TcpFabric`] at the client, [`Executors`] at the server. The executors run the
 //!   same code as a client on shared memory, with the same checks of clock and lease.
 //!
@@ -16,6 +17,7 @@ compile_error!(
     "tcp:// needs a little-endian machine: words of a region travel in the machine's byte order"
 );
 
+mod arrivals;
 mod clock_bound;
 mod connect;
 mod control_channel;
@@ -25,16 +27,16 @@ mod executors;
 #[doc(hidden)]
 #[allow(clippy::unwrap_used, reason = "a panic is a finding")]
 pub mod fuzzing;
+mod kept_bytes;
 #[allow(unsafe_code, reason = "long WRITEs are sent from the buffers of lanes, without a copy")]
 mod link;
 mod listen;
-#[allow(unsafe_code, reason = "the system copies payloads into the region")]
-mod long_write;
+#[allow(unsafe_code, reason = "the system copies payloads from and into the region")]
+mod long_chain;
 mod other_protocol;
 #[allow(unsafe_code, reason = "the system sends payloads from where they are")]
 mod output;
 mod record;
-#[allow(unsafe_code, reason = "long READs are sent from the region, without a copy")]
 mod session;
 mod stream;
 #[cfg(test)]
@@ -45,12 +47,13 @@ use std::time::Duration;
 
 use crate::Nanos;
 
+pub use arrivals::Arrivals;
 pub use connect::{DataLink, connect_control, connect_data};
 pub use control_channel::TcpChannel;
 pub use data_path::TcpFabric;
 pub use device_atomics::DeviceAtomics;
-pub use executors::{DataConnection, Executors};
-pub use listen::{Event, Incoming, Listener};
+pub use executors::{DataConnection, Event, ExecutorOptions, Executors};
+pub use listen::{GREETING_MAX, Incoming, Listener};
 pub use other_protocol::OtherProtocol;
 pub use tls::{TlsClient, TlsError, TlsFiles, TlsServer};
 

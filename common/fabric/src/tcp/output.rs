@@ -27,6 +27,16 @@ struct Direct {
     bytes: usize,
 }
 
+/// How far an output was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    All,
+    /// As far as the socket had room.
+    NoRoom,
+    /// As far as the caller allowed.
+    Limit,
+}
+
 /// Words, and payloads between them.
 #[derive(Default)]
 pub(super) struct Output {
@@ -83,31 +93,49 @@ impl Output {
     /// # Errors
     /// The system's error, if the connection has ended.
     pub(super) fn send(&mut self, stream: &mut Stream) -> io::Result<bool> {
+        Ok(self.send_up_to(stream, &mut { usize::MAX })? == Sent::All)
+    }
+
+    /// As [`Output::send`], but sends at most `left` bytes, and takes their number from it.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub(super) fn send_up_to(&mut self, stream: &mut Stream, left: &mut usize) -> io::Result<Sent> {
         while !self.is_empty() {
             // All bytes may be encrypted, and some of them not sent.
             if self.bytes() > 0 {
-                match self.send_once(stream) {
-                    Ok(bytes) => self.sent += bytes,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                if *left == 0 {
+                    return Ok(Sent::Limit);
+                }
+                match self.send_once(stream, *left) {
+                    Ok(bytes) => {
+                        self.sent += bytes;
+                        *left = left.saturating_sub(bytes);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Ok(Sent::NoRoom);
+                    }
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Err(error),
                 }
             }
             if self.bytes() == 0 {
                 if !stream.flush()? {
-                    return Ok(false);
+                    return Ok(Sent::NoRoom);
                 }
                 self.clear();
             }
         }
-        Ok(true)
+        Ok(Sent::All)
     }
 
-    fn send_once(&self, stream: &mut Stream) -> io::Result<usize> {
+    fn send_once(&self, stream: &mut Stream, bytes_max: usize) -> io::Result<usize> {
         if stream.is_encrypted() {
-            return stream.send(&[IoSlice::new(&self.words.as_bytes()[self.sent..])]);
+            let unsent = &self.words.as_bytes()[self.sent..];
+            return stream.send(&[IoSlice::new(&unsent[..unsent.len().min(bytes_max)])]);
         }
-        let mut parts = Parts { all: [EMPTY; 2 * DIRECT_MAX + 1], count: 0, skip: self.sent };
+        let all = [EMPTY; 2 * DIRECT_MAX + 1];
+        let mut parts = Parts { all, count: 0, skip: self.sent, left: bytes_max };
         let mut from = 0;
         for direct in &self.direct {
             parts.push_words(&self.words[from..direct.at]);
@@ -127,6 +155,8 @@ struct Parts {
     count: usize,
     /// How many bytes, of the parts to come, were sent before.
     skip: usize,
+    /// How many bytes may be sent.
+    left: usize,
 }
 
 impl Parts {
@@ -137,9 +167,11 @@ impl Parts {
     fn push(&mut self, start: *const u8, bytes: usize) {
         let skipped = self.skip.min(bytes);
         self.skip -= skipped;
-        if skipped < bytes {
+        let sent = (bytes - skipped).min(self.left);
+        self.left -= sent;
+        if sent > 0 {
             let start = start.wrapping_add(skipped).cast_mut().cast();
-            self.all[self.count] = libc::iovec { iov_base: start, iov_len: bytes - skipped };
+            self.all[self.count] = libc::iovec { iov_base: start, iov_len: sent };
             self.count += 1;
         }
     }

@@ -24,8 +24,10 @@ pub(super) const WORD_BYTES: usize = size_of::<u64>();
 /// Limit on the bytes that the WRITEs of a chain, or its READs, have together. The largest block
 /// has 4 MiB and some.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
-/// Limit on the words of a request after its header: deadline, verbs and payloads.
-const REQUEST_WORDS_MAX: usize = 1 + 4 * CHAIN_VERBS_MAX + PAYLOAD_BYTES_MAX / WORD_BYTES;
+/// Limit on the words of a request between its header and its payloads: deadline and verbs.
+const VERBS_WORDS_MAX: usize = 1 + 4 * CHAIN_VERBS_MAX;
+/// Limit on the words of a request after its header.
+const REQUEST_WORDS_MAX: usize = VERBS_WORDS_MAX + PAYLOAD_BYTES_MAX / WORD_BYTES;
 /// The lane in clock records.
 const NO_LANE: u16 = u16::MAX;
 
@@ -175,6 +177,8 @@ pub(super) struct Request<'r> {
     pub(super) deadline: Nanos,
     /// The payloads of the WRITEs, one after the other.
     pub(super) payload: &'r [u64],
+    /// The bytes that its READs and its WRITEs have.
+    pub(super) payload_bytes: usize,
 }
 
 impl Request<'_> {
@@ -207,12 +211,16 @@ pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>
     decode(header, body, body.len())
 }
 
-/// As [`decode_request`], for a request of whose payload only the beginning has arrived.
+/// As [`decode_request`], for a request of whose payload only the beginning has arrived. `None` if
+/// more is missing.
 ///
 /// # Errors
-/// [`RecordError`] for words that do not begin a request, or if more is missing.
-pub(super) fn decode_begun_request(header: Header, arrived: &[u64]) -> Result<Request<'_>> {
-    decode(header, arrived, header.words as usize)
+/// [`RecordError`] for words that do not begin a request.
+pub(super) fn decode_begun_request(header: Header, arrived: &[u64]) -> Result<Option<Request<'_>>> {
+    match decode(header, arrived, header.words as usize) {
+        Err(error) if arrived.len() >= VERBS_WORDS_MAX => Err(error),
+        begun => Ok(begun.ok()),
+    }
 }
 
 /// Decodes a request of `body_words` words after its header, from those that have arrived.
@@ -262,7 +270,7 @@ fn decode(header: Header, body: &[u64], body_words: usize) -> Result<Request<'_>
     if !is_whole || read.max(written) > PAYLOAD_BYTES_MAX || has_change != header.has_deadline {
         return Err(RecordError);
     }
-    Ok(Request { verbs, count, deadline, payload })
+    Ok(Request { verbs, count, deadline, payload, payload_bytes: read + written })
 }
 
 /// A reply that is being written: where its header is.

@@ -104,6 +104,25 @@ impl Stream {
         self.tls.as_ref().is_some_and(|tls| tls.has_received())
     }
 
+    /// Takes memory for encrypted bytes, if it needs some and has none.
+    pub(super) fn borrow(&mut self, spare: &mut Vec<u8>) {
+        if let Some(tls) = &mut self.tls {
+            tls.borrow(spare);
+        }
+    }
+
+    /// Gives the memory for encrypted bytes back, if there are none.
+    pub(super) fn give_back(&mut self, spare: &mut Vec<u8>) {
+        if let Some(tls) = &mut self.tls {
+            tls.give_back(spare);
+        }
+    }
+
+    /// The memory for encrypted bytes that wait.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.tls.as_ref().map_or(0, |tls| tls.kept_bytes())
+    }
+
     /// Limits how long [`Stream::receive`] waits.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ mod direct;
 mod encrypted;
 mod long_writes;
 mod regions;
+mod turns;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,8 +24,8 @@ use crate::{
 const REGION: RegionIndex = RegionIndex::FIRST;
 const LANE: LaneId = LaneId(0);
 const REGION_BYTES: u64 = 8 << 20;
-/// How long executors poll before they sleep.
-const SPIN: Duration = Duration::from_micros(50);
+const OPTIONS: ExecutorOptions =
+    ExecutorOptions { spin: Duration::from_micros(50), kept_bytes_max: 64 << 20 };
 /// The lease is the first word of the region.
 const LEASE: Lease = Lease { offset: 0, number: 7 };
 /// In place of the control crate's messages.
@@ -43,7 +44,7 @@ struct Server {
 
 impl Server {
     fn start(threads: usize) -> Self {
-        Self::start_with(None, move |listener, _| listener.start_executors(threads, SPIN))
+        Self::start_with(None, move |listener, _| listener.start_executors(threads, OPTIONS))
     }
 
     fn start_with(
@@ -63,9 +64,10 @@ impl Server {
             let read_only = memory.reader_descriptor().unwrap();
             let read_only = Arc::new(Region::map_read_only(&read_only).unwrap());
             let executors = start(&listener, &memory.region).unwrap();
+            let mut arrivals = listener.start().unwrap();
             let mut connections = Vec::new();
             while !stop.load(Ordering::Relaxed) {
-                match listener.next_event().unwrap() {
+                match arrivals.next_event().unwrap() {
                     Some(Event::Request(incoming)) if incoming.request() == WRITER => {
                         let writable = &memory.region;
                         let accepted = incoming.accept_data(&executors, writable, LEASE, REPLY);
@@ -494,7 +496,7 @@ fn server_beside_device(
     let server = Server::start_with(None, move |listener, region| {
         let region = region.clone();
         let device = FalseDevice { region, runs: of_device, fences, failure };
-        listener.start_executors_beside_device(vec![Box::new(device)], SPIN)
+        listener.start_executors_beside_device(vec![Box::new(device)], OPTIONS)
     });
     (server, runs)
 }

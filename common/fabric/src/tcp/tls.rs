@@ -241,8 +241,9 @@ impl TlsServer {
 /// The encryption of one connection.
 pub(super) struct Tls {
     connection: Connection,
-    /// Bytes that were received, and which of them are not decrypted yet.
-    received: Box<[u8]>,
+    /// Bytes that were received, and which of them are not decrypted yet. Without such bytes it may
+    /// be empty.
+    received: Vec<u8>,
     from: usize,
     to: usize,
     /// The number of decrypted bytes that were not taken yet.
@@ -252,8 +253,7 @@ pub(super) struct Tls {
 impl Tls {
     fn over(mut connection: Connection) -> Self {
         connection.set_buffer_limit(Some(UNSENT_BYTES_MAX));
-        let received = vec![0; RECEIVED_BYTES_MAX].into();
-        Self { connection, received, from: 0, to: 0, decrypted: 0 }
+        Self { connection, received: Vec::new(), from: 0, to: 0, decrypted: 0 }
     }
 
     pub(super) fn is_handshaking(&self) -> bool {
@@ -304,9 +304,31 @@ impl Tls {
     /// # Errors
     /// Those of [`stream::receive`].
     pub(super) fn fill(&mut self, socket: &OwnedFd, wait: bool) -> io::Result<usize> {
+        if self.received.is_empty() {
+            self.received.resize(RECEIVED_BYTES_MAX, 0);
+        }
         let bytes = stream::receive(socket, &mut self.received, wait)?;
         (self.from, self.to) = (0, bytes);
         Ok(bytes)
+    }
+
+    /// Takes memory for encrypted bytes, if it has none.
+    pub(super) fn borrow(&mut self, spare: &mut Vec<u8>) {
+        if self.received.is_empty() {
+            std::mem::swap(&mut self.received, spare);
+        }
+    }
+
+    /// Gives the memory for encrypted bytes back, if there are none.
+    pub(super) fn give_back(&mut self, spare: &mut Vec<u8>) {
+        if self.from == self.to && !self.received.is_empty() {
+            *spare = std::mem::take(&mut self.received);
+        }
+    }
+
+    /// The memory for encrypted bytes: that for received ones, and what may be unsent.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.received.capacity() + if self.has_unsent() { UNSENT_BYTES_MAX } else { 0 }
     }
 
     /// Encrypts as many bytes of these parts as there is room for. Returns their number.

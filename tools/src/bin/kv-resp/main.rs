@@ -95,7 +95,7 @@ struct Usage(String);
 
 fn run(args: Args) -> anyhow::Result<()> {
     raise_descriptor_limit();
-    logging::start(args.log_format, LogLevel::Info);
+    let _log = logging::start(args.log_format, LogLevel::Info).context("cannot log")?;
     let config = configure(&args)?;
     let password = password(&args)?;
     check_openness(&args, password.is_some())?;
@@ -352,7 +352,6 @@ fn watch_signals(mut signals: Signals, gateway: Arc<Gateway>, stop: Arc<OwnedFd>
     });
 }
 
-#[allow(clippy::print_stderr, reason = "the one line that says why the gateway does not run")]
 fn report(line: &str) {
-    eprintln!("kv-resp: {line}");
+    logging::report("kv-resp", line);
 }

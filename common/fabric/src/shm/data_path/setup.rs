@@ -8,6 +8,13 @@ use crate::lane_chain::NO_VERB;
 use crate::waits::SleepingLanes;
 use crate::{CHAIN_VERBS_MAX, ChainError, Counters, Lent, RegionIndex};
 
+impl Executor {
+    /// The offset of the client's lease, by which clients of a region differ; 0 without a lease.
+    pub(crate) fn client(&self) -> u64 {
+        self.lease.map_or(0, |lease| lease.offset)
+    }
+}
+
 impl ShmFabric {
     /// A fabric with `lanes` lanes, for one region. The server's own fabric has no lease, and is
     /// never fenced.

@@ -1,11 +1,17 @@
 //! The same over TLS, and what client and server want of each other.
 
 use std::fs;
+use std::io::IoSlice;
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
+use super::super::executors::INPUT_WORDS;
+use super::super::session::{Session, Tools};
+use super::super::stream::Stream;
 use super::*;
+use crate::rdma::ConnectionId;
+use crate::shm::Executor;
 
 /// A CA, and a folder for its files.
 struct Ca {
@@ -55,7 +61,7 @@ impl Ca {
 }
 
 fn encrypted_server(threads: usize, tls: Arc<TlsServer>) -> Server {
-    Server::start_with(Some(tls), move |listener, _| listener.start_executors(threads, SPIN))
+    Server::start_with(Some(tls), move |listener, _| listener.start_executors(threads, OPTIONS))
 }
 
 fn client(files: &TlsFiles) -> TlsClient {
@@ -77,6 +83,80 @@ fn all_verbs_have_their_effects() {
 #[test]
 fn chains_of_all_lengths_in_flight_together() {
     check_all_lengths(&Ca::new().server(2));
+}
+
+/// The thread that answers clients takes no part in handshakes: here it does nothing at all.
+#[test]
+fn handshakes_take_none_of_the_thread_that_answers_clients() {
+    let ca = Ca::new();
+    let mut listener = Listener::over(vec![TcpListener::bind("127.0.0.1:0").unwrap()]).unwrap();
+    listener.require_tls(Arc::new(TlsServer::load(ca.issue("127.0.0.1")).unwrap()));
+    let address = SocketAddr::from(([127, 0, 0, 1], listener.port()));
+    let mut arrivals = listener.start().unwrap();
+    let tls = client(&ca.trusting());
+    let connect = || Stream::connect(address, Some(&tls), TIMEOUT).unwrap();
+    // More than wait to be taken.
+    let mut connections: Vec<_> = (0..100).map(|_| connect()).collect();
+    for stream in &mut connections {
+        stream.send(&[IoSlice::new(b"\x05\0\0\0hello")]).unwrap();
+        assert!(stream.flush().unwrap());
+    }
+    let started = Instant::now();
+    while arrivals.waiting() < 64 {
+        assert!(started.elapsed() < TIMEOUT, "{} wait", arrivals.waiting());
+        std::thread::yield_now();
+    }
+
+    let mut taken = 0;
+    while taken < connections.len() {
+        match arrivals.next_event().unwrap() {
+            Some(Event::Request(incoming)) => {
+                assert_eq!(incoming.request(), b"hello");
+                taken += 1;
+            }
+            _ => assert!(started.elapsed() < TIMEOUT, "{taken} were taken"),
+        }
+    }
+}
+
+/// A session that waits for nothing keeps no memory for encrypted bytes either.
+#[test]
+fn an_idle_session_keeps_no_memory() {
+    let ca = Ca::new();
+    let tls = TlsServer::load(ca.issue("127.0.0.1")).unwrap();
+    let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
+    memory.region.store(LEASE.offset, LEASE.number).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls_client = client(&ca.trusting());
+    const LONG: u32 = 4 << 20;
+    let far = std::thread::spawn(move || {
+        let mut stream = Stream::connect(address, Some(&tls_client), TIMEOUT).unwrap();
+        let mut request = Vec::new();
+        let chain = [read(0, LONG), read(0, 8)];
+        super::super::record::encode_request(LANE, &chain, Nanos::MAX, &mut request);
+        stream.send(&[IoSlice::new(zerocopy::IntoBytes::as_bytes(&*request))]).unwrap();
+        assert!(stream.flush().unwrap());
+        // A clock record, a header, and the content.
+        let (mut left, mut part) = (3 * 8 + LONG as usize + 8, vec![0; 100_000]);
+        while left > 0 {
+            left -= stream.receive(&mut part, true).unwrap();
+        }
+        stream
+    });
+    let mut near = Stream::over(listener.accept().unwrap().0.into()).unwrap();
+    near.expect_tls(&tls).unwrap();
+    let executor = Executor::new(memory.region.clone(), Some(LEASE));
+    let mut session = Session::new(ConnectionId(1), near, executor);
+    let (mut buffer, mut tools) = (vec![0; INPUT_WORDS], Tools::default());
+    let mut most = 0;
+    while !far.is_finished() {
+        assert!(session.take_turn(&mut buffer, &mut tools).is_ok());
+        most = most.max(session.kept_bytes());
+    }
+    let _far = far.join().unwrap();
+    assert!(most < 1 << 20, "{most}");
+    assert_eq!(session.kept_bytes(), 0);
 }
 
 #[test]
