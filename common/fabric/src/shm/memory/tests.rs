@@ -1,5 +1,7 @@
 //! Region memory is shared, locked and reserved as documented. Errors name their remedies.
 
+use std::fs;
+
 use super::*;
 
 const BYTES: u64 = 8 << 20;
