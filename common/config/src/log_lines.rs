@@ -77,12 +77,13 @@ impl LogLines {
             lines.clear();
             std::mem::swap(&mut lines, &mut state.waiting);
             state.is_writing = true;
+            let dropped = std::mem::take(&mut state.dropped);
             drop(state);
-            write(&lines);
-            let dropped = std::mem::take(&mut self.lock().dropped);
+            // Now there is room for the report, behind the lines that were kept.
             if dropped > 0 {
                 report(dropped);
             }
+            write(&lines);
         }
     }
 
