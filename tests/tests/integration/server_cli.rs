@@ -169,7 +169,7 @@ fn more_memory_than_the_cgroup_allows_is_refused() {
         &["kv-server: 120.0 MiB, and ", " for the server itself, are more than", &limit, "ask"],
     );
     let doctor = run(&format!("{} doctor", binary("kv-cli").display()));
-    let memory = doctor.stdout.lines().find(|line| line.contains("memory   ")).unwrap();
+    let memory = doctor.text().lines().find(|line| line.contains("memory   ")).unwrap();
     assert!(memory.contains(&limit) && memory.contains("MiB available"), "{memory}");
 }
 

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use farside::{Client, Session};
 use farside_control::address::Address;
 use farside_control::{Challenge, Purpose, Role, SecretKey};
+use farside_tests::engine::connect_options;
 use farside_tests::handshake::{self, RawClient};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, binary, example, free_tcp_address, left_out_without_shm,
@@ -143,7 +144,7 @@ fn a_thousand_sessions_with_half_a_record_cost_no_more_than_they_send() {
     // A chain of one WRITE with a deadline, of whose payload almost 16 MiB are to come.
     let words: u64 = 2 << 20;
     let header = 1_u64 << 16 | 1 << 24 | words << 32;
-    let (deadline, write, remote) = (u64::MAX, 2 | (words - 3) * 8 << 32, 4096);
+    let (deadline, write, remote) = (u64::MAX, 2 | ((words - 3) * 8) << 32, 4096);
     let begun = [header, deadline, write, remote].map(u64::to_le_bytes);
     let half = [&begun.concat()[..], &[7; 100]].concat();
     let open = |_| {
@@ -204,7 +205,7 @@ fn sessions_leave_descriptors_to_writers_and_to_operators() {
     let Some((server, tcp)) = server_at_port() else { return };
     limit_descriptors(&server, DESCRIPTORS as u64);
     let take_all = |role| {
-        let mut options = connect_options(&tcp, role, Token::NONE);
+        let mut options = connect_options(&tcp, role, SecretKey::NONE);
         options.timeout = TEST_TIMEOUT;
         let client = options.connect().unwrap();
         let mut sessions = Vec::new();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farside_control::attach::{ConnectError, ConnectOptions};
 use farside_control::cluster::{ClusterMap, Id, VIEW_NUMBER_MAX};
-use farside_control::{Refusal, Request, Role, Token};
+use farside_control::{Refusal, Request, Role, SecretKey};
 use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::engine::connect_options;
@@ -163,7 +163,7 @@ fn assign_tells_a_server_that_is_cut_off_from_the_records_alone() {
     server.wait_for_log("the server serves a shard");
     let record = cluster.shard(0);
     let client = |secret: &str, role| {
-        let options = connect_options(&server.address(), role, Token::of(secret));
+        let options = connect_options(&server.address(), role, SecretKey::of(secret));
         ConnectOptions { view: Some(view_of(0, &record)), ..options }
     };
     client("of writers", Role::Writer).attach(TEST_TIMEOUT).unwrap();
