@@ -118,7 +118,9 @@ fn pipes_and_links_in_the_folder_are_errors() {
         assert!(store.commit(&[], &change).is_err(), "{name}");
         assert_eq!(fs::read(&victim).unwrap(), b"content");
         fs::remove_file(&path).unwrap();
-        before.map(|bytes| fs::write(&path, bytes).unwrap());
+        if let Some(bytes) = before {
+            fs::write(&path, bytes).unwrap();
+        }
     }
     assert_eq!(get(&*store, "a").unwrap().0, "1");
 }
