@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use std::fs;
 
 const BYTES: u64 = 8 << 20;
 
