@@ -184,8 +184,8 @@ fn class(value_bytes: u32) -> Result<SizeClass> {
         .ok_or_else(|| Error::Usage(format!("no block holds a value of {value_bytes} bytes")))
 }
 
-/// Returns how much memory the system can give at once, in bytes: in normal pages, within the limits
-/// of cgroups, or in reserved huge pages if these are more.
+/// Returns how much memory the system can give at once, in bytes: in normal pages, within the
+/// limits of cgroups, or in reserved huge pages if these are more.
 pub fn available_bytes() -> Result<u64> {
     let meminfo = Meminfo::read().map_err(Error::system("reading how much memory there is"))?;
     let huge = |meminfo: &Meminfo| {

@@ -224,7 +224,7 @@ pub use farside_control::{
 };
 pub use farside_fabric::interrupt::interruptible;
 pub use farside_fabric::rdma::{Options as RdmaOptions, VerbsError};
-pub use farside_fabric::tcp::{TlsError, TlsFiles};
+pub use farside_fabric::tcp::{OtherProtocol, TlsError, TlsFiles};
 pub use farside_fabric::{Counters, RegisteredBuffer};
 pub use farside_layout::{LayoutError, SizeClass};
 pub use farside_metrics::MetricsFormat;

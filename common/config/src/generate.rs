@@ -192,8 +192,8 @@ mod tests {
             ".TH kv\\-cli 1 \"\" \"farside 1.2\" Farside\n",
             "\n.SH NAME\nkv\\-cli \\- Stores keys\n",
             "\n.SS kv\\-cli group part\n",
-            "\n\\fBkv\\-cli group part\\fR [\\fB\\-\\-all\\fR] [\\fB\\-\\-size\\fR [\\fI<SIZE>\\fR]] \
-             [\\fB\\-\\-ttl\\fR \\fI<TIME>\\fR]",
+            "\n\\fBkv\\-cli group part\\fR [\\fB\\-\\-all\\fR] \
+             [\\fB\\-\\-size\\fR [\\fI<SIZE>\\fR]] [\\fB\\-\\-ttl\\fR \\fI<TIME>\\fR]",
             "\n.SS kv\\-cli get\n\\fBkv\\-cli get\\fR [\\fIKEY\\fR]",
             "\n.nf\n\\&.codes:\n  0  done\n.fi\n",
             "\n.BR kv\\-bench (1),\n.BR kv\\-resp (1),\n.BR kv\\-server (1)\n",

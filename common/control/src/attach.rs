@@ -141,9 +141,9 @@ pub enum ConnectError {
     },
     /// The system does not let this user connect.
     #[error(
-        "this user may not connect to {server} ({source}): run the program as the server's user, or \
-         set socket_group or socket_mode in the server's config file, and let both users enter the \
-         folder"
+        "this user may not connect to {server} ({source}): run the program as the server's user, \
+         or set socket_group or socket_mode in the server's config file, and let both users enter \
+         the folder"
     )]
     Forbidden {
         /// The server's address.

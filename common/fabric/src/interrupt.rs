@@ -1,9 +1,9 @@
 //! Calls that their caller can end while they wait, as Python does at Ctrl-C.
 //!
 //! A call waits at many places: for a chain, a connection, memory, or another thread. Each of them
-//! waits in steps of at most [`STEP`], and asks in between whether the caller gives up. From then on
-//! all timeouts of the call count as over. So it fails as if the server had not answered, and its
-//! error says whether it may have had an effect.
+//! waits in steps of at most [`STEP`], and asks in between whether the caller gives up. From then
+//! on all timeouts of the call count as over. So it fails as if the server had not answered, and
+//! its error says whether it may have had an effect.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -40,8 +40,8 @@ impl Drop for End {
 /// The call then fails with the error of a server that does not answer. A write may be on its way
 /// to the server: if its error is indeterminate, it takes effect within a second or never.
 ///
-/// A call inside of `gives_up` fails at once if it would have to wait, because it could wait for the
-/// outer call.
+/// A call inside of `gives_up` fails at once if it would have to wait, because it could wait for
+/// the outer call.
 pub fn interruptible<T>(gives_up: fn() -> bool, call: impl FnOnce() -> T) -> T {
     let outer = CALL.get();
     let inner = Call { gives_up, asked_at: None, is_given_up: outer.is_some() };

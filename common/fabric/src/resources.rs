@@ -1,7 +1,7 @@
 //! What this process may use: what the machine has, and what the limits of its cgroups leave.
 //!
 //! A container sees the memory of its host in `/proc/meminfo`. Its limit is that of a cgroup, of
-//! version 1 or 2, or of one above it. If a process exceeds one, the kernel kills it without a word.
+//! version 1 or 2, or of one above it. If a process exceeds one, the kernel kills it silently.
 
 use std::fs;
 use std::io;
@@ -54,8 +54,8 @@ pub fn available_memory() -> Option<(u64, Option<Room>)> {
     Some((of_cgroup.as_ref().map_or(of_machine, |room| room.left), of_cgroup))
 }
 
-/// Returns the memory that the cgroups of this process leave, if they limit it. The kernel frees the
-/// files that it keeps in memory before it kills a process, so they are not counted.
+/// Returns the memory that the cgroups of this process leave, if they limit it. The kernel frees
+/// the files that it keeps in memory before it kills a process, so they are not counted.
 pub fn memory_room() -> Option<Room> {
     memory_room_of(Path::new("/proc/self"))
 }
@@ -113,8 +113,8 @@ fn least_room(
     rooms.min_by_key(|room| room.left)
 }
 
-/// The path of a cgroup in a line of `/proc/PID/cgroup`, if it can have this controller, and whether
-/// it is one of version 2.
+/// The path of a cgroup in a line of `/proc/PID/cgroup`, if it can have this controller, and
+/// whether it is one of version 2.
 fn cgroup_with<'l>(line: &'l str, controller: &str) -> Option<(&'l str, bool)> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (controllers, path) = (parts.next()?, parts.next()?);

@@ -20,8 +20,8 @@ impl SleepingLanes {
         self.0.iter().map(|(until, _)| *until).min()
     }
 
-    /// The completion of a lane whose time has come, or of any if the caller has given up. Reads the
-    /// clock only if a lane waits.
+    /// The completion of a lane whose time has come, or of any if the caller has given up. Reads
+    /// the clock only if a lane waits.
     #[inline]
     pub(super) fn due(&mut self, now: impl FnOnce() -> Nanos) -> Option<Completion> {
         if self.0.is_empty() {

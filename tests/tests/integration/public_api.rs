@@ -129,8 +129,8 @@ fn print_impl(item: &ItemImpl) -> Vec<String> {
     public.map(|it| print(Item::Impl(ItemImpl { items: vec![it], ..item.clone() }))).collect()
 }
 
-/// Prints the definition and the implementations of the type, trait or constant of this name.
-/// Prints nothing if it is not defined here.
+/// Prints the definition and the implementations of the type, trait, constant or function of this
+/// name. Prints nothing if it is not defined here.
 fn list(items: &[Item], name: &str) -> String {
     let is_name = |path: &syn::Path| path.segments.last().is_some_and(|last| last.ident == name);
     let is_trait = items.iter().any(|item| matches!(item, Item::Trait(it) if it.ident == name));
@@ -142,6 +142,7 @@ fn list(items: &[Item], name: &str) -> String {
             Item::Type(it) => (&it.ident, &it.vis),
             Item::Const(it) => (&it.ident, &it.vis),
             Item::Trait(it) => (&it.ident, &it.vis),
+            Item::Fn(it) => (&it.sig.ident, &it.vis),
             Item::Impl(it) => {
                 let is_of_type = matches!(&*it.self_ty, syn::Type::Path(of) if is_name(&of.path));
                 let is_of_trait = is_trait && it.trait_.as_ref().is_some_and(|it| is_name(&it.0));
