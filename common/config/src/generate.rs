@@ -91,7 +91,7 @@ fn synopsis(command: &Command) -> io::Result<Vec<u8>> {
     let mut section = Vec::new();
     Man::new(command.clone()).render_synopsis_section(&mut section)?;
     let mut section = String::from_utf8_lossy(&section).into_owned();
-    for option in command.get_opts() {
+    for option in command.get_opts().filter(|option| option.get_action().takes_values()) {
         let (Some(long), Some(names)) = (option.get_long(), option.get_value_names()) else {
             continue;
         };
@@ -159,6 +159,8 @@ mod tests {
 
     fn command() -> Command {
         let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Takes all keys");
+        // As clap's derive does.
+        let all = all.value_name("ALL");
         let size = Arg::new("size").long("size").value_name("SIZE").num_args(0..=1);
         let ttl = Arg::new("ttl").long("ttl").value_name("TIME");
         let part = Command::new("part").about("Writes a part.").args([all, size, ttl]);

@@ -46,7 +46,7 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
     assert_eq!(files_left, 3, "the demo left files behind");
 }
 
-/// With it the four commands have 162 MB, of which a user needs 24.
+/// With it the four commands have several times the bytes.
 #[test]
 fn installed_commands_have_no_debug_information() {
     let folder = tempfile::tempdir().unwrap();
