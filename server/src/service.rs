@@ -64,11 +64,6 @@ const TURN_NS: Nanos = 2_000_000;
 /// Limit on the messages of one connection that are answered before the next connection's turn.
 const MESSAGES_MAX: usize = 16;
 
-fn resolve(address: &Address) -> Result<Vec<SocketAddr>, ServerError> {
-    let failed = |source| ServerError::ListenAt { listen: address.to_string(), source };
-    address.resolve().map_err(failed)
-}
-
 /// Binds a listener to an address.
 pub(crate) fn listen(
     address: &Address,
@@ -82,10 +77,7 @@ pub(crate) fn listen(
         Address::Rdma { .. } => Ok(Box::new(device::bind(&resolve(address)?, config)?)),
         #[cfg(not(feature = "verbs"))]
         Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
-        _ => {
-            let (listen, source) = (address.to_string(), io::ErrorKind::Unsupported.into());
-            Err(ServerError::ListenAt { listen, source })
-        }
+        _ => Err(system("listen")(io::Error::from(io::ErrorKind::Unsupported))),
     }
 }
 
