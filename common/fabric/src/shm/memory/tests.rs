@@ -3,7 +3,6 @@
 use std::fs;
 
 use super::*;
-use std::fs;
 
 const BYTES: u64 = 8 << 20;
 
