@@ -68,7 +68,9 @@ impl RawConnection {
             if blocks.is_empty() {
                 break;
             }
-            targets.extend(blocks.iter().map(|block| block.address.offset() + BLOCK_HEADER_BYTES));
+            targets.extend(
+                blocks.iter().map(|block| block.address.claimed_offset() + BLOCK_HEADER_BYTES),
+            );
             self.held.extend(blocks.into_iter().map(|block| (class, block)));
         }
         Ok(targets)

@@ -94,7 +94,7 @@ fn slots_of_part(
         let end = handle.engine.endpoint.drive(read_part(handle, LANE, from as u32, &mut found))?;
         Ok((handle.region.format.geometry(), found, end))
     })?;
-    let chunk = |slot: &ScannedSlot| geometry.chunk_of(slot.block()?.address.offset());
+    let chunk = |slot: &ScannedSlot| geometry.chunk_of_block(slot.block()?.address);
     Ok((found.into_iter().filter_map(|slot| Some((chunk(&slot)?, slot))).collect(), end))
 }
 

@@ -457,6 +457,14 @@ impl ControlThread {
                 inbox.deliver(Delivery::AllPinned(class), &self.queue);
                 Ok(())
             }
+            (ServerMessage::Larger { class, larger }, Some(Waiter::Session(inbox))) => {
+                inbox.deliver(Delivery::Larger(class, larger), &self.queue);
+                Ok(())
+            }
+            (ServerMessage::RoomLater { class, in_ms }, Some(Waiter::Session(inbox))) => {
+                inbox.deliver(Delivery::RoomLater(class, in_ms), &self.queue);
+                Ok(())
+            }
             (
                 ServerMessage::Split { directory_hash, local_depth, outcome },
                 Some(Waiter::Session(inbox)),

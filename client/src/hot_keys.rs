@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use farside_control::HotBlock;
-use farside_layout::BlockRef;
+use farside_layout::NamedBlock;
 use farside_protocol::{LANE, read_key_at};
 
 use crate::connection::SessionRegion;
@@ -54,7 +54,7 @@ impl KeyReads {
     ) -> Result<()> {
         self.samples = self.samples.saturating_add(samples);
         for HotBlock { address, class, reads } in blocks {
-            let block = BlockRef { address: *address, class: *class, generation_low: 0 };
+            let block = NamedBlock { address: *address, class: *class, generation_low: 0 };
             let read = |handle: SessionRegion<'_>| {
                 handle.engine.endpoint.drive(read_key_at(handle, LANE, block))
             };

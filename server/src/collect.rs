@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use farside_fabric::shm::Region;
 use farside_fabric::waiting::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{SlotState, SlotWord};
@@ -286,8 +285,8 @@ impl Collector {
     /// Clears the suspicions of linked blocks. Returns whether the walk is over.
     fn walk(&mut self, depot: &mut Depot, index: &Index) -> Result<bool, ChainError> {
         let mut walk = self.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
-        while let Some((_, slot)) = walk.next()? {
-            clear_linked(depot, slot.word(), &index.region)?;
+        while let Some((offset, slot)) = walk.next()? {
+            clear_linked(depot, (offset, slot.word()), index)?;
         }
         Ok(walk.is_over())
     }
@@ -345,23 +344,24 @@ impl Collector {
 /// extents have other owners or other generations by now.
 pub(crate) fn clear_linked(
     depot: &mut Depot,
-    word: SlotWord,
-    region: &Region,
+    (slot, word): (u64, SlotWord),
+    index: &Index,
 ) -> Result<(), ChainError> {
     use SlotState::{Aborted, Copy, Empty, Frozen, Live, Moved, Pending, Tomb};
-    let block = match word.state() {
+    match word.state() {
         // The block is linked, in the middle of a split, or about to be linked.
-        Live | Frozen | Copy | Pending | Aborted => word.block().ok(),
-        Empty | Moved | Tomb => None,
-    };
-    if let Some(block) = block {
-        depot.clear_suspicion(block.address);
-        for_each_extent(region, block, |extent| {
-            depot.clear_suspicion(extent.address);
-            Ok::<_, ChainError>(())
-        })?;
+        Live | Frozen | Copy | Pending | Aborted => {}
+        Empty | Moved | Tomb => return Ok(()),
     }
-    Ok(())
+    // By its address, because a block is not lost if the class in its word is damaged.
+    if let Ok(named) = word.block() {
+        depot.clear_suspicion(named.address);
+    }
+    let Some(block) = index.block_of(slot, word) else { return Ok(()) };
+    for_each_extent(&index.region, block, |_, extent| {
+        depot.clear_suspicion(extent.address());
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use farside_fabric::ChainError;
 use farside_fabric::shm::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, ExtentShape, ExtentTable,
-    Format, FreeBlock, Geometry, HeaderWord, KEY_BYTES_LIMIT, SizeClass, Slot, VALUE_BYTES_LIMIT,
+    BLOCK_HEADER_BYTES, Block, BlockHeader, BlockRef, Extent, ExtentShape, ExtentTable, Format,
+    FreeBlock, Geometry, HeaderWord, KEY_BYTES_LIMIT, SizeClass, Slot, VALUE_BYTES_LIMIT,
     block_bytes, extent_table_bytes,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -46,7 +46,7 @@ pub(crate) fn read_block(
     is_wanted: impl FnOnce(&BlockHeader) -> bool,
 ) -> Result<Option<Vec<u64>>, ChainError> {
     let mut words = vec![0u64; BLOCK_HEADER_BYTES as usize / 8];
-    region.read(block.address.offset(), &mut words)?;
+    region.read(block.offset(), &mut words)?;
     budget.spend(BLOCK_HEADER_BYTES);
     let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
     let bytes = header.block_bytes().next_multiple_of(8);
@@ -54,19 +54,22 @@ pub(crate) fn read_block(
         return Ok(None);
     }
     words.resize((bytes / 8) as usize, 0);
-    region.read(block.address.offset(), &mut words)?;
+    region.read(block.offset(), &mut words)?;
     budget.spend(bytes);
     Ok(Some(words))
 }
 
-/// Calls `visit` with each extent of a head, as it is once it is unlinked. There is none if the
+/// Calls `visit` with the head's content and each extent that its table names. There is none if the
 /// block is no head, if it was rewritten meanwhile, or if it is damaged: its checksum, which also
 /// covers the key, is compared before the first call. Allocates nothing, because a collection calls
 /// this for each head.
+///
+/// A writer can make a head that names any blocks, so none of them may be freed before
+/// [`for_each_owned_extent`] has looked at it.
 pub(crate) fn for_each_extent<E: From<ChainError>>(
     region: &Region,
     head: BlockRef,
-    visit: impl FnMut(FreeBlock) -> Result<(), E>,
+    visit: impl FnMut(&Block<'_>, &Extent) -> Result<(), E>,
 ) -> Result<(), E> {
     if !head.class.is_head() {
         return Ok(());
@@ -82,22 +85,58 @@ pub(crate) fn for_each_extent<E: From<ChainError>>(
 fn visit_extents<const WORDS: usize, E: From<ChainError>>(
     region: &Region,
     head: BlockRef,
-    mut visit: impl FnMut(FreeBlock) -> Result<(), E>,
+    mut visit: impl FnMut(&Block<'_>, &Extent) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut words = [0u64; WORDS];
     let (first, _) = words.split_at_mut(BLOCK_HEADER_BYTES as usize / 8);
-    region.read(head.address.offset(), first)?;
+    region.read(head.offset(), first)?;
     let Ok(header) = BlockHeader::ref_from_bytes(first.as_bytes()) else { return Ok(()) };
     let bytes = header.block_bytes().next_multiple_of(8);
     if bytes > head.class.block_bytes() || !head.has_generation(header.generation()) {
         return Ok(());
     }
     let Some(words) = words.get_mut(..(bytes / 8) as usize) else { return Ok(()) };
-    region.read(head.address.offset(), words)?;
-    let block = Block::decode(words.as_bytes(), head.address);
-    let table = block.and_then(|block| ExtentTable::of(&block, ExtentShape::OF_REGIONS));
+    region.read(head.offset(), words)?;
+    let Ok(block) = Block::decode(words.as_bytes(), head.address) else { return Ok(()) };
+    let table = ExtentTable::of(&block, ExtentShape::OF_REGIONS);
     let Ok(table) = table else { return Ok(()) };
-    table.extents.iter().try_for_each(|extent| visit(extent.unlinked()))
+    table.extents.iter().try_for_each(|extent| visit(&block, extent))
+}
+
+/// Calls `visit` with each extent of a head that was unlinked and has not been used again. An extent
+/// is the head's if its own header says so: it has the key of the head, and the generation that the
+/// table names. All others are left alone, since the table may name blocks of other keys.
+pub(crate) fn for_each_owned_extent<E: From<ChainError>>(
+    region: &Region,
+    geometry: &Geometry,
+    head: BlockRef,
+    mut visit: impl FnMut(FreeBlock) -> Result<(), E>,
+) -> Result<(), E> {
+    for_each_extent(region, head, |content, extent| {
+        let Ok(block) = geometry.check_block(extent.block()) else { return Ok(()) };
+        let mut header = [0u64; BLOCK_HEADER_BYTES as usize / 8];
+        region.read(block.offset(), &mut header)?;
+        let key = content.key();
+        let is_of_key = BlockHeader::ref_from_bytes(header.as_bytes())
+            .is_ok_and(|header| header.is_of_extent(extent, key.len()))
+            && has_key(region, block, key)?;
+        if is_of_key { visit(extent.unlinked()) } else { Ok(()) }
+    })
+}
+
+/// Whether this key is behind the header of a block.
+fn has_key(region: &Region, block: BlockRef, key: &[u8]) -> Result<bool, ChainError> {
+    const PART_BYTES: usize = 256;
+    let mut offset = block.offset() + BLOCK_HEADER_BYTES;
+    for part in key.chunks(PART_BYTES) {
+        let mut words = [0u64; PART_BYTES / 8];
+        region.read(offset, &mut words[..part.len().div_ceil(8)])?;
+        if !words.as_bytes().starts_with(part) {
+            return Ok(false);
+        }
+        offset += PART_BYTES as u64;
+    }
+    Ok(true)
 }
 
 /// Reads the blocks of slots.
@@ -122,9 +161,6 @@ impl BlockReader {
         block: BlockRef,
         budget: &mut Budget,
     ) -> Result<Option<BlockFields>, ChainError> {
-        if self.geometry.check_block(block).is_err() {
-            return Ok(None);
-        }
         let is_wanted = |header: &BlockHeader| block.has_generation(header.generation());
         let Some(words) = read_block(&self.region, block, budget, is_wanted)? else {
             return Ok(None);
@@ -133,25 +169,22 @@ impl BlockReader {
         let hash = self.hasher.hash(content.key());
         let generation = content.header_word().generation;
         let fits_slot = block.has_generation(generation)
-            && block.class.fits(content.key().len(), content.value().len())
+            && content.is_of_class(block.class)
             && slot.is_of(hash);
         Ok(fits_slot.then(|| BlockFields { generation, expires_at_ms: content.expires_at_ms() }))
     }
 
-    /// Reads header and key of the block at an address whose slot is not known. Returns `None` if
-    /// the lengths do not go with the class.
+    /// Reads header and key of a block whose slot is not known. Returns `None` if the lengths do not
+    /// go with the class.
     ///
     /// The value is not read, so the checksum is not compared. As for a client that unlinks a
     /// block, the slot is the check: its word names the block, and stands beside the hint of the
     /// key.
-    pub(crate) fn read_key_at(
-        &self,
-        address: BlockAddress,
-        class: SizeClass,
-    ) -> Result<Option<FoundBlock>, ChainError> {
+    pub(crate) fn read_key_at(&self, block: BlockRef) -> Result<Option<FoundBlock>, ChainError> {
+        let class = block.class;
         let mut words = [0; HEADER_AND_SHORT_KEY_BYTES / 8];
         let in_class = (class.block_bytes() as usize).min(HEADER_AND_SHORT_KEY_BYTES) / 8;
-        self.region.read(address.offset(), &mut words[..in_class])?;
+        self.region.read(block.offset(), &mut words[..in_class])?;
         let header = header_of_class(&words, class);
         let Some(header) = header else { return Ok(None) };
         let end = BLOCK_HEADER_BYTES as usize + header.key_bytes();
@@ -164,20 +197,20 @@ impl BlockReader {
             return Ok(Some(found(&words)));
         }
         let mut words = vec![0; end.div_ceil(8)];
-        self.region.read(address.offset(), &mut words)?;
+        self.region.read(block.offset(), &mut words)?;
         let is_same = header_of_class(&words, class) == Some(header);
         Ok(is_same.then(|| found(&words)))
     }
 
-    /// Returns the generation in the header of the block at this address.
-    pub(crate) fn generation_at(&self, address: BlockAddress) -> Result<u32, ChainError> {
-        Ok(HeaderWord::from_bits(self.region.load(address.offset())?).generation)
+    /// Returns the generation in the header of the block.
+    pub(crate) fn generation_of(&self, block: BlockRef) -> Result<u32, ChainError> {
+        Ok(HeaderWord::from_bits(self.region.load(block.offset())?).generation)
     }
 
-    /// Whether the header of the block at this address says that its value is pinned.
-    pub(crate) fn is_pinned(&self, address: BlockAddress) -> Result<bool, ChainError> {
+    /// Whether the header of the block says that its value is pinned.
+    pub(crate) fn is_pinned(&self, block: BlockRef) -> Result<bool, ChainError> {
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
-        self.region.read(address.offset(), &mut words)?;
+        self.region.read(block.offset(), &mut words)?;
         Ok(BlockHeader::ref_from_bytes(words.as_bytes()).is_ok_and(BlockHeader::is_pinned))
     }
 }
@@ -187,7 +220,7 @@ fn header_of_class(words: &[u64], class: SizeClass) -> Option<BlockHeader> {
     let (header, _) = BlockHeader::read_from_prefix(words.as_bytes()).ok()?;
     let fits = match class {
         SizeClass::EXTENT => header.fits_extent(),
-        _ => class.fits(header.key_bytes(), header.value_bytes() as usize),
+        _ => header.is_of_class(class),
     };
     fits.then_some(header)
 }
@@ -202,8 +235,8 @@ mod tests {
     use farside_config::size::ByteSize;
     use farside_fabric::shm::{HugePages, RegionMemory};
     use farside_layout::{
-        BLOCK_BYTES_MAX, BlockStamp, Extent, HINT_OFFSET, SLOTS_PER_SUBTABLE, SlotWord, class_for,
-        seal, set_extent, set_value_bytes,
+        BLOCK_BYTES_MAX, BlockAddress, BlockStamp, Extent, HINT_OFFSET, NamedBlock,
+        SLOTS_PER_SUBTABLE, SlotWord, class_for, seal, set_extent, set_value_bytes,
     };
 
     use super::*;
@@ -241,11 +274,11 @@ mod tests {
             // The last two chunks, because a large block takes two.
             let chunk = geometry.chunks() - 2;
             let address = BlockAddress::from_offset(geometry.chunk_offset(chunk).unwrap()).unwrap();
-            let block = BlockRef { address, class, generation_low: 1 };
+            let block = NamedBlock { address, class, generation_low: 1 };
             let mut image = vec![0u64; (block_bytes / 8) as usize];
             let value_bytes = block_bytes - BLOCK_HEADER_BYTES - 1;
             seal(image.as_mut_bytes(), 1, value_bytes as u32, expired(address, 1)).unwrap();
-            region.write(address.offset(), &image).unwrap();
+            region.write(address.claimed_offset(), &image).unwrap();
             let hash = KeyHasher::new(&format.hash_key).hash(&[0]);
             let word = SlotWord::live_in(2, hash.fingerprint(), block, true);
             let slot_offsets = index.places[first_subtable..].iter().flat_map(|place| {
@@ -304,8 +337,8 @@ mod tests {
     /// The extents that [`for_each_extent`] visits.
     fn extents_of(region: &Region, head: BlockRef) -> Vec<FreeBlock> {
         let mut extents = Vec::new();
-        let visit = |extent| {
-            extents.push(extent);
+        let visit = |_: &Block<'_>, extent: &Extent| {
+            extents.push(extent.unlinked());
             Ok::<_, ChainError>(())
         };
         for_each_extent(region, head, visit).unwrap();
@@ -330,17 +363,19 @@ mod tests {
             }
             let stamp = expired(address, 9);
             seal(image.as_mut_bytes(), key_bytes as u16, table_bytes as u32, stamp).unwrap();
-            region.region.write(address.offset(), &image).unwrap();
-            let head = BlockRef { address, class, generation_low: 9 };
+            region.region.write(address.claimed_offset(), &image).unwrap();
+            let named = NamedBlock { address, class, generation_low: 9 };
+            let checked = |named| region.geometry.check_block(named).unwrap();
+            let head = checked(named);
             let unlinked = |n| FreeBlock { generation: 8, ..block(n) };
             let expected: Vec<_> = (0..count).map(unlinked).collect();
             assert_eq!(extents_of(&region.region, head), expected, "{key_bytes} bytes");
-            let older = BlockRef { generation_low: 8, ..head };
-            let no_head = BlockRef { class: SizeClass::LARGEST_OF_VALUES, ..head };
+            let older = checked(NamedBlock { generation_low: 8, ..named });
+            let no_head = checked(NamedBlock { class: SizeClass::LARGEST_OF_VALUES, ..named });
             assert_eq!(extents_of(&region.region, older), []);
             assert_eq!(extents_of(&region.region, no_head), []);
             // A key that another writer has begun to replace.
-            region.region.store(address.offset() + BLOCK_HEADER_BYTES, u64::MAX).unwrap();
+            region.region.store(address.claimed_offset() + BLOCK_HEADER_BYTES, u64::MAX).unwrap();
             assert_eq!(extents_of(&region.region, head), []);
         }
     }
@@ -358,12 +393,16 @@ mod tests {
             image.as_mut_bytes()[BLOCK_HEADER_BYTES as usize..][..key_bytes].copy_from_slice(&key);
             let stamp = expired(address, 9);
             seal(image.as_mut_bytes(), key_bytes as u16, value_bytes as u32, stamp).unwrap();
-            region.region.write(address.offset(), &image).unwrap();
+            region.region.write(address.claimed_offset(), &image).unwrap();
             let hash = KeyHasher::new(&region.format.hash_key).hash(&key);
-            let found = reader.read_key_at(address, class).unwrap().unwrap();
+            let read_key_at = |class| {
+                let block = NamedBlock { address, class, generation_low: 0 };
+                reader.read_key_at(region.geometry.check_block(block).unwrap()).unwrap()
+            };
+            let found = read_key_at(class).unwrap();
             assert!(found.hash == hash && found.generation == 9, "{key_bytes} bytes");
             let other = SizeClass::for_bytes(class.block_bytes() * 2).unwrap();
-            assert!(reader.read_key_at(address, other).unwrap().is_none());
+            assert!(read_key_at(other).is_none());
         }
     }
 }

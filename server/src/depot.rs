@@ -16,7 +16,8 @@ use std::collections::BTreeSet;
 use farside_control::{BLOCKS_PER_MESSAGE_MAX, ClassStatistics, FreeBlock};
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
-    BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, SizeClass, WORD_GENERATIONS,
+    BlockAddress, BlockRef, ChunkEntry, ChunkUse, Geometry, HeaderWord, NamedBlock, SizeClass,
+    WORD_GENERATIONS,
 };
 
 use class_pool::{BlockSpan, ClassPool, RestingBatch, RestingBlocks};
@@ -44,11 +45,11 @@ pub trait RegionAccess {
     /// Writes a chunk's entry in the chunk table.
     fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError>;
 
-    /// Returns the header word at the address of a block, or of a future block.
-    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError>;
+    /// Returns the header word of a block, or of a future block.
+    fn header(&self, block: BlockRef) -> Result<HeaderWord, ChainError>;
 
     /// Writes the header word of a future block, in memory that has no other user.
-    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError>;
+    fn set_header(&self, block: BlockRef, header: HeaderWord) -> Result<(), ChainError>;
 
     /// Fills a chunk that has no other user with zeros.
     fn clear(&self, chunk: u32) -> Result<(), ChainError>;
@@ -225,11 +226,11 @@ impl Depot {
 
     /// Notes that a slot links this block, so that the depot does not have it. To be called only
     /// before the first [`Depot::take`].
-    pub fn note_linked(&mut self, block: BlockRef, now: Nanos) -> Result<(), BlockError> {
+    pub fn note_linked(&mut self, block: NamedBlock, now: Nanos) -> Result<(), BlockError> {
         let (chunk, index) = self.locate(block.address, block.class)?;
         let linked = self.change_span(chunk, now, |span, pool| {
             if !span.in_depot.has(index) {
-                return Err(BlockError::LinkedTwice { offset: block.address.offset() });
+                return Err(BlockError::LinkedTwice { offset: block.address.claimed_offset() });
             }
             span.in_depot.clear(index);
             span.uncarved.clear(index);
@@ -240,9 +241,19 @@ impl Depot {
         linked.unwrap_or(Ok(()))
     }
 
+    /// Notes that a damaged word names the block at this address, of whatever class. As
+    /// [`Depot::note_linked`]; ignores an address at which no block starts.
+    pub(crate) fn note_linked_at(&mut self, address: BlockAddress, now: Nanos) {
+        if let Some((_, class)) = self.span_of(address) {
+            let block = NamedBlock { address, class, generation_low: 0 };
+            // An error: the block is noted already, or does not start there.
+            let _ = self.note_linked(block, now);
+        }
+    }
+
     /// Returns the first chunk of the block's span, and the block's index in the span.
     fn locate(&self, address: BlockAddress, class: SizeClass) -> Result<(u32, u64), BlockError> {
-        let offset = address.offset();
+        let offset = address.claimed_offset();
         let outside = BlockError::Outside { offset };
         let chunk = self.geometry.chunk_of(offset).ok_or(outside)?;
         let start = self.geometry.chunk_offset(chunk).ok_or(outside)?;
@@ -258,12 +269,6 @@ impl Depot {
         } else {
             Err(BlockError::NoSuchBlock { offset, class: class.index() })
         }
-    }
-
-    /// Returns the address of the span's block with this index; `None` beyond the heap.
-    fn address(&self, chunk: u32, class: SizeClass, index: u64) -> Option<BlockAddress> {
-        let start = self.geometry.chunk_offset(chunk)?;
-        BlockAddress::from_offset(start + index * class.block_bytes())
     }
 
     /// Takes up to `count` blocks of a class from the depot: at most those of one message, and at
@@ -344,17 +349,17 @@ impl Depot {
         memory: &impl RegionAccess,
     ) -> Result<(), ChainError> {
         let Some(start) = self.geometry.chunk_offset(chunk) else { return Ok(()) };
-        let unused = self.options.unused_generation;
+        let (geometry, unused) = (self.geometry, self.options.unused_generation);
         let taken = self.change_span(chunk, now, |span, pool| {
             while blocks.len() < grant {
                 let block = match span.ready.pop() {
                     Some(block) => block,
-                    None => match carve(span, start, unused, memory)? {
+                    None => match carve(span, (&geometry, chunk), unused, memory)? {
                         Some(block) => block,
                         None => break,
                     },
                 };
-                let index = (block.address.offset() - start) / span.class.block_bytes();
+                let index = (block.address.claimed_offset() - start) / span.class.block_bytes();
                 span.in_depot.clear(index);
                 span.clear_suspect(index);
                 span.forget_reads(index);
@@ -389,12 +394,38 @@ impl Depot {
         }
         if rested {
             self.make_ready(class, accepted, now);
-        } else if !accepted.is_empty() {
+        } else {
+            self.rest(class, accepted, now);
+        }
+        result
+    }
+
+    /// As [`Depot::give`], for blocks that were just unlinked and that the region names. Skips wrong
+    /// ones, and returns the error of the last one.
+    pub(crate) fn give_found(
+        &mut self,
+        class: SizeClass,
+        blocks: Vec<FreeBlock>,
+        now: Nanos,
+    ) -> Result<(), BlockError> {
+        let (mut accepted, mut result) = (blocks, Ok(()));
+        accepted.retain(|block| match self.accept(*block, class) {
+            Ok(()) => true,
+            Err(error) => {
+                result = Err(error);
+                false
+            }
+        });
+        self.rest(class, accepted, now);
+        result
+    }
+
+    fn rest(&mut self, class: SizeClass, accepted: Vec<FreeBlock>, now: Nanos) {
+        if !accepted.is_empty() {
             let ready_at = now.saturating_add(self.options.grace);
             let blocks = RestingBlocks::Given(accepted);
             self.pool(class).rest(RestingBatch { ready_at, blocks });
         }
-        result
     }
 
     /// Notes that the depot has this block again. An error if no client can have had the block.
@@ -402,7 +433,7 @@ impl Depot {
         let (chunk, index) = self.locate(block.address, class)?;
         let Chunk::Span(span) = &mut self.chunks[chunk as usize] else { return Ok(()) };
         if span.in_depot.has(index) {
-            return Err(BlockError::InDepot { offset: block.address.offset() });
+            return Err(BlockError::InDepot { offset: block.address.claimed_offset() });
         }
         span.in_depot.set(index);
         span.clear_suspect(index);
@@ -425,10 +456,13 @@ impl Depot {
     /// `None`: whether a chunk may be free at that time.
     pub(crate) fn may_have_free_by(&self, class: Option<SizeClass>, then: Nanos) -> bool {
         let resting = class.map(|class| self.pools[usize::from(class.index())].resting_count);
-        let first_whole = self.whole_spans.first();
-        let emptied_at =
-            first_whole.map(|(since, _)| since.saturating_add(self.options.chunk_rest));
-        resting.is_some_and(|count| count > 0) || emptied_at.is_some_and(|at| at <= then)
+        resting.is_some_and(|count| count > 0) || self.chunk_free_at().is_some_and(|at| at <= then)
+    }
+
+    /// When the next chunk can serve another class; `None` if none is on its way.
+    pub(crate) fn chunk_free_at(&self) -> Option<Nanos> {
+        let (since, _) = self.whole_spans.first()?;
+        Some(since.saturating_add(self.options.chunk_rest))
     }
 
     /// Returns the number of chunks without a use.
@@ -463,20 +497,20 @@ impl Depot {
     }
 }
 
-/// Returns the next uncarved block of the span that begins at the offset `start`.
+/// Returns the next uncarved block of the span that begins at this chunk.
 fn carve(
     span: &mut BlockSpan,
-    start: u64,
+    (geometry, chunk): (&Geometry, u32),
     unused_generation: u32,
     memory: &impl RegionAccess,
 ) -> Result<Option<FreeBlock>, ChainError> {
     while let Some(index) = span.next_uncarved() {
-        let offset = start + index * span.class.block_bytes();
-        let Some(address) = BlockAddress::from_offset(offset) else { continue };
-        let header = memory.header(address)?;
+        let Some(block) = geometry.block_at(chunk, span.class, index) else { continue };
+        let header = memory.header(block)?;
         // Memory that never had a header is all zeros.
         let previous = if header.bits() == 0 { unused_generation } else { header.generation };
-        return Ok(Some(FreeBlock { address, generation: previous.wrapping_add(1) }));
+        let generation = previous.wrapping_add(1);
+        return Ok(Some(FreeBlock { address: block.address, generation }));
     }
     Ok(None)
 }

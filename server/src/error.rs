@@ -17,7 +17,6 @@ use farside_protocol::OperationError;
 use farside_snapshot::SnapshotError;
 
 use crate::cluster::ClusterError;
-use crate::depot::BlockError;
 
 /// Why a server did not start, or why it failed later: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -168,10 +167,6 @@ pub enum Damage {
     Chunk { chunk: u32, source: LayoutError },
     #[error("chunk {chunk} should be the second chunk of a block and is not")]
     Span { chunk: u32 },
-    #[error("the slot at offset {slot:#x}: {source}")]
-    Slot { slot: u64, source: LayoutError },
-    #[error("the slot at offset {slot:#x}: {why}")]
-    Link { slot: u64, why: String },
     #[error("the slot at offset {slot:#x} belongs to a split that no row header records")]
     Split { slot: u64 },
     #[error("{0}")]
@@ -186,12 +181,6 @@ impl ServerError {
             LayoutError::FormatVersion { found, known } => Self::OtherFormat { path, found, known },
             source => Self::NotARegion { path, source },
         }
-    }
-}
-
-impl Damage {
-    pub(crate) fn link(slot: u64, why: BlockError) -> Self {
-        Self::Link { slot, why: why.to_string() }
     }
 }
 

@@ -22,7 +22,9 @@ mod tests;
 
 use farside_control::BLOCKS_PER_MESSAGE_MAX;
 use farside_fabric::{ChainError, Nanos};
-use farside_layout::{BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, SizeClass};
+use farside_layout::{
+    BLOCK_HEADER_BYTES, BlockAddress, BlockHeader, BlockRef, NamedBlock, SizeClass,
+};
 use farside_protocol::Random;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -79,11 +81,13 @@ fn give_unlinked(
     blocks: Vec<RemovedBlock>,
     now: Nanos,
 ) -> Result<(), BlockError> {
+    let mut result = Ok(());
     for blocks in blocks.chunk_by(|one, next| one.class == next.class) {
         let class = blocks[0].class;
-        depot.give(class, blocks.iter().map(|removed| removed.block).collect(), false, now)?;
+        let blocks = blocks.iter().map(|removed| removed.block).collect();
+        result = depot.give_found(class, blocks, now).and(result);
     }
-    Ok(())
+    result
 }
 
 /// Chooses the keys to remove, and removes them.
@@ -293,7 +297,7 @@ impl Evictor {
                 visited += run.end - run.start;
                 for index in run {
                     let Some(block) = tools.depot.visit(chunk, index) else { continue };
-                    let offset = block.address.offset();
+                    let offset = block.address.claimed_offset();
                     self.reader.region.prefetch(offset, BLOCK_HEADER_BYTES as u32);
                     ahead.push(block);
                 }
@@ -367,28 +371,29 @@ impl Evictor {
         let (mut keys, mut count) = (Vec::new(), 0);
         for (number, address) in addresses.enumerate() {
             count += 1;
-            if let Some(found) = self.reader.read_key_at(address, class)? {
+            let Some(block) = self.block_at(address, class) else { continue };
+            if let Some(found) = self.reader.read_key_at(block)? {
                 index.prefetch_entry(found.hash);
-                keys.push((number, address, found));
+                keys.push((number, block, found));
             }
         }
         for (.., found) in &keys {
             index.prefetch_window(found.hash)?;
         }
-        for (number, address, FoundBlock { hash, generation, written_at_ms }) in keys {
-            let block = BlockRef { address, class, generation_low: generation as u8 };
+        for (number, block, FoundBlock { hash, generation, written_at_ms }) in keys {
+            let named = NamedBlock { generation_low: generation as u8, ..*block };
             let linked = match class {
-                SizeClass::EXTENT => index.find_head(hash, address)?,
-                _ => index.find_linked(hash, block)?,
+                SizeClass::EXTENT => index.find_head(hash, block.address)?,
+                _ => index.find_linked(hash, named)?,
             };
             match linked {
                 // Looked at only now: a client may have been writing the block when it was read. A
                 // block to which a slot leads is complete.
-                Some(_) if self.reader.is_pinned(address)? => self.note_pin(address, class),
+                Some(_) if self.reader.is_pinned(block)? => self.note_pin(block.address, class),
                 Some((slot, word)) => {
-                    let Ok(block) = word.block() else { continue };
+                    let Some(block) = index.block_of(slot, word) else { continue };
                     let generation = match class {
-                        SizeClass::EXTENT => self.reader.generation_at(block.address)?,
+                        SizeClass::EXTENT => self.reader.generation_of(block)?,
                         _ => generation,
                     };
                     if !own.unlink_to_tombstone(slot, word, block, deadline)? {
@@ -465,8 +470,9 @@ impl Evictor {
         class: SizeClass,
         marked: bool,
     ) -> Result<Option<Candidate>, ChainError> {
+        let Some(at) = self.block_at(block.address, class) else { return Ok(None) };
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
-        self.reader.region.read(block.address.offset(), &mut words)?;
+        self.reader.region.read(at.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
         let is_used = header.written_at_ms() > 0 && (marked || !header.is_marked());
         if is_used && header.is_pinned() && !header.is_marked() {
@@ -476,9 +482,14 @@ impl Evictor {
         Ok(is_used.then(|| Candidate::new(block, header)))
     }
 
+    /// The block of this class at an address, which the depot knows.
+    fn block_at(&self, address: BlockAddress, class: SizeClass) -> Option<BlockRef> {
+        self.reader.geometry.check_block(NamedBlock { address, class, generation_low: 0 }).ok()
+    }
+
     /// Notes that the value in this block is pinned.
     fn note_pin(&mut self, address: BlockAddress, class: SizeClass) {
-        if let Some(chunk) = self.reader.geometry.chunk_of(address.offset()) {
+        if let Some(chunk) = self.reader.geometry.chunk_of_block(address) {
             self.pins.note(chunk, class);
         }
     }

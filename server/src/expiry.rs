@@ -10,7 +10,7 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::content::{BlockReader, for_each_extent};
+use crate::content::{BlockReader, for_each_owned_extent};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::walk::{Budget, Cursor};
@@ -161,7 +161,8 @@ impl Reaper {
             let Some((slot, content)) = step.next()? else { break };
             let word = content.word();
             walk.may_have_missed |= matches!(word.state(), SlotState::Frozen | SlotState::Copy);
-            let Some((block, expires_at_ms)) = self.expiring_block(word)? else { continue };
+            let expiring = self.expiring_block(index, (slot, word))?;
+            let Some((block, expires_at_ms)) = expiring else { continue };
             if expires_at_ms + MARGIN_MS > wall_ms {
                 let first = walk.first_expires_at_ms.get_or_insert(expires_at_ms);
                 *first = expires_at_ms.min(*first);
@@ -210,7 +211,7 @@ impl Reaper {
         now: Nanos,
         removed: &mut Vec<RemovedBlock>,
     ) -> Result<(), ChainError> {
-        let BlockRef { address, class, .. } = unlinked;
+        let (address, class) = (unlinked.address, unlinked.class);
         let ready_at = now.saturating_add(self.grace);
         let ready_at = ready_at
             .checked_next_multiple_of((self.grace / CLEARINGS_PER_GRACE).max(1))
@@ -220,7 +221,8 @@ impl Reaper {
         let block = FreeBlock { address, generation: generation.wrapping_add(1) };
         removed.push(RemovedBlock { class, block });
         // The head rests, so its table is there, and so do its extents (invariant I26).
-        for_each_extent(&self.reader.region, unlinked, |block| {
+        let BlockReader { region, geometry, .. } = &self.reader;
+        for_each_owned_extent(region, geometry, unlinked, |block| {
             removed.push(RemovedBlock { class: SizeClass::EXTENT, block });
             Ok(())
         })
@@ -244,16 +246,17 @@ impl Reaper {
 
     /// Returns the block of a word, and when its value expires; `None` if the value never expires.
     /// Only a conditional word can lead to a value with a time to live (invariant I19).
-    fn expiring_block(&self, word: SlotWord) -> Result<Option<(BlockRef, u64)>, ChainError> {
+    fn expiring_block(
+        &self,
+        index: &Index,
+        (slot, word): (u64, SlotWord),
+    ) -> Result<Option<(BlockRef, u64)>, ChainError> {
         if word.state() != SlotState::Live || !word.is_conditional() {
             return Ok(None);
         }
-        let Ok(block) = word.block() else { return Ok(None) };
-        if self.reader.geometry.check_block(block).is_err() {
-            return Ok(None);
-        }
+        let Some(block) = index.block_of(slot, word) else { return Ok(None) };
         let mut words = [0u64; BLOCK_HEADER_BYTES as usize / 8];
-        self.reader.region.read(block.address.offset(), &mut words)?;
+        self.reader.region.read(block.offset(), &mut words)?;
         let Ok(header) = BlockHeader::ref_from_bytes(words.as_bytes()) else { return Ok(None) };
         let expires_at_ms = header.expires_at_ms();
         Ok((expires_at_ms != 0).then_some((block, expires_at_ms)))

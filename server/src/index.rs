@@ -1,7 +1,9 @@
 //! The server's view of the index: its subtables and their slots, and the places that are free for
 //! splits.
 
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fmt::Display;
 use std::iter;
 use std::sync::Arc;
 
@@ -9,15 +11,16 @@ use farside_fabric::shm::Region;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    BlockAddress, BlockRef, CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, Row,
-    SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, WINDOW_BYTES, Window, slot_offset,
+    BlockAddress, BlockRef, CHUNK_BYTES, ChunkUse, DirectoryEntry, Geometry, NamedBlock, ROW_BYTES,
+    Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, WINDOW_BYTES, Window,
+    slot_offset,
 };
 use farside_protocol::split::Split;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::content::for_each_extent;
 use crate::error::Damage;
-use crate::rate_limited_warning::RateLimitedWarning;
+use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
 
 const SUBTABLE_WORDS: usize = (SUBTABLE_BYTES / 8) as usize;
 
@@ -47,6 +50,29 @@ pub(crate) struct Index {
     pub(crate) moves: u64,
     /// The warning of a damaged subtable.
     pub(crate) damaged: RateLimitedWarning,
+    pub(crate) skipped: SkippedSlots,
+}
+
+/// How often the server skipped a slot because its word leads to no block.
+#[derive(Default)]
+pub(crate) struct SkippedSlots {
+    count: Cell<u64>,
+    warning: RefCell<RateLimitedWarning>,
+}
+
+impl SkippedSlots {
+    pub(crate) fn count(&self) -> u64 {
+        self.count.get()
+    }
+
+    /// Notes that the slot at this offset was skipped. Each walk skips it again.
+    pub(crate) fn note(&self, slot: u64, why: impl Display) {
+        self.count.set(self.count.get() + 1);
+        warn_rarely!(
+            self.warning.borrow_mut(),
+            "FS-019 skipped the damaged slot at offset {slot:#x}: {why}: see kv-cli verify"
+        );
+    }
 }
 
 /// A copy of a subtable, read once.
@@ -77,6 +103,7 @@ impl Index {
             splits: 0,
             moves: 0,
             damaged: RateLimitedWarning::default(),
+            skipped: SkippedSlots::default(),
         };
         for (chunk, _) in
             (0..).zip(uses).filter(|(_, chunk_use)| **chunk_use == ChunkUse::Subtables)
@@ -133,8 +160,17 @@ impl Index {
     /// Prefetches the window of this hash.
     pub(crate) fn prefetch_window(&self, hash: KeyHash) -> Result<(), ChainError> {
         let subtable = self.entry(hash.directory_index(self.depth))?.offset();
-        self.region.prefetch(subtable + hash.window_offset(), WINDOW_BYTES as u32);
+        if self.is_place(subtable) {
+            self.region.prefetch(subtable + hash.window_offset(), WINDOW_BYTES as u32);
+        }
         Ok(())
+    }
+
+    /// The block to which the word of a slot leads. `None`, and counted, if there can be none: the
+    /// word is damaged.
+    pub(crate) fn block_of(&self, slot: u64, word: SlotWord) -> Option<BlockRef> {
+        let block = self.geometry.block_of(word);
+        block.inspect_err(|why| self.skipped.note(slot, why)).ok()
     }
 
     /// Returns the slot that leads to this block, and its word, if the key with this hash has it.
@@ -142,7 +178,7 @@ impl Index {
     pub(crate) fn find_linked(
         &self,
         hash: KeyHash,
-        block: BlockRef,
+        block: NamedBlock,
     ) -> Result<Option<(u64, SlotWord)>, ChainError> {
         self.find_live(hash, |found| found == block)
     }
@@ -157,10 +193,10 @@ impl Index {
         let Some((slot, word)) = self.find_live(hash, |found| found.class.is_head())? else {
             return Ok(None);
         };
-        let Ok(head) = word.block() else { return Ok(None) };
+        let Some(head) = self.block_of(slot, word) else { return Ok(None) };
         let mut has_extent = false;
-        for_each_extent(&self.region, head, |block| {
-            has_extent |= block.address == extent;
+        for_each_extent(&self.region, head, |_, named| {
+            has_extent |= named.address() == extent;
             Ok::<_, ChainError>(())
         })?;
         Ok(has_extent.then_some((slot, word)))
@@ -170,7 +206,7 @@ impl Index {
     fn find_live(
         &self,
         hash: KeyHash,
-        is_wanted: impl Fn(BlockRef) -> bool,
+        is_wanted: impl Fn(NamedBlock) -> bool,
     ) -> Result<Option<(u64, SlotWord)>, ChainError> {
         let subtable = self.entry(hash.directory_index(self.depth))?.offset();
         if !self.is_place(subtable) {
@@ -249,7 +285,7 @@ impl Index {
                 return Err(Damage::Row { offset });
             }
         }
-        let moved = image.slots().find(|(_, slot)| slot.word().state() == SlotState::Moved);
+        let moved = image.slots().find(|(_, slot)| slot.word().has_moved());
         if let (None, Some((slot, _))) = (forward, moved) {
             return Err(Damage::Split { slot });
         }

@@ -14,8 +14,8 @@ use farside_control::address::Address;
 use farside_fabric::shm::{Region, RegionMemory};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{
-    BlockAddress, BlockRef, CHUNK_BYTES, CLIENT_IDS, ChunkEntry, ChunkUse, Format, FreeBlock,
-    Geometry, HeaderWord, INCARNATION_OFFSET, RegionState, STATE_OFFSET, SizeClass, SlotState,
+    BlockRef, CHUNK_BYTES, CLIENT_IDS, ChunkEntry, ChunkUse, Format, FreeBlock, Geometry,
+    HeaderWord, INCARNATION_OFFSET, RegionState, STATE_OFFSET, SizeClass, SlotState, SlotWord,
     SplitOutcome, Superblock, grace_ms_min,
 };
 
@@ -121,12 +121,12 @@ impl RegionAccess for RegionTables<'_> {
         self.region.store(self.offset(chunk)?, entry.bits())
     }
 
-    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
-        Ok(HeaderWord::from_bits(self.region.load(address.offset())?))
+    fn header(&self, block: BlockRef) -> Result<HeaderWord, ChainError> {
+        Ok(HeaderWord::from_bits(self.region.load(block.offset())?))
     }
 
-    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
-        self.region.store(address.offset(), header.bits())
+    fn set_header(&self, block: BlockRef, header: HeaderWord) -> Result<(), ChainError> {
+        self.region.store(block.offset(), header.bits())
     }
 
     fn clear(&self, chunk: u32) -> Result<(), ChainError> {
@@ -335,28 +335,50 @@ impl Recovery<'_> {
                 // MOVED: a slot of a free place, or of a row that a split has emptied.
                 SlotState::Empty | SlotState::Moved => {}
                 SlotState::Live | SlotState::Frozen => {
-                    let damaged = |source| Damage::Slot { slot, source };
-                    let block = word.block().map_err(damaged)?;
-                    self.geometry.check_block(block).map_err(damaged)?;
-                    let mut note = |block| {
-                        let noted = depot.note_linked(block, boot_time_ns());
-                        noted.map_err(|why| Damage::link(slot, why))
-                    };
-                    note(block)?;
-                    for_each_extent(self.region, block, |FreeBlock { address, .. }| {
-                        let class = SizeClass::EXTENT;
-                        note(BlockRef { address, class, generation_low: 0 })
-                    })?;
-                    linked += 1;
+                    linked += u64::from(self.note_linked(index, depot, (slot, word))?);
                 }
                 SlotState::Pending | SlotState::Aborted | SlotState::Tomb => {
                     own.clear(slot, word)?;
                     cleared += 1;
                 }
-                SlotState::Copy => return Err(Damage::Split { slot }),
+                SlotState::Copy => {
+                    index.skipped.note(slot, "a split that has ended was moving the key");
+                    keep_block(depot, word);
+                }
             }
         }
         Ok((linked, cleared))
+    }
+
+    /// Notes the block to which this word leads, and its extents. Returns false for a damaged word.
+    /// Other keys do not depend on it, so it is skipped, and stays for `kv-cli verify`.
+    fn note_linked(
+        &self,
+        index: &Index,
+        depot: &mut Depot,
+        (slot, word): (u64, SlotWord),
+    ) -> Result<bool, ChainError> {
+        let mut note = |block| {
+            let noted = depot.note_linked(block, boot_time_ns());
+            noted.inspect_err(|why| index.skipped.note(slot, why)).is_ok()
+        };
+        let block = index.block_of(slot, word).filter(|block| note(**block));
+        if let Some(block) = block {
+            for_each_extent(self.region, block, |_, extent| {
+                note(extent.block());
+                Ok::<_, ChainError>(())
+            })?;
+        } else {
+            keep_block(depot, word);
+        }
+        Ok(block.is_some())
+    }
+}
+
+/// Keeps the block that a damaged word names from use, so that its content is not lost as well.
+fn keep_block(depot: &mut Depot, word: SlotWord) {
+    if let Ok(named) = word.block() {
+        depot.note_linked_at(named.address, boot_time_ns());
     }
 }
 

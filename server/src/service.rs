@@ -353,6 +353,7 @@ impl ControlService {
         let (reply, begins_recall) = match request {
             Request::TakeBlocks { .. }
             | Request::GiveBlocks { .. }
+            | Request::GiveHeads { .. }
             | Request::Held { .. }
             | Request::Collect
             | Request::Split { .. }
@@ -376,6 +377,10 @@ impl ControlService {
             }
             Request::GiveBlocks { class, rested, blocks } => {
                 let given = self.keeper.give_blocks(class, rested, blocks, now);
+                return given.map_err(DisconnectReason::broken);
+            }
+            Request::GiveHeads { class, blocks } => {
+                let given = self.keeper.give_heads(class, blocks, now)?;
                 return given.map_err(DisconnectReason::broken);
             }
             Request::Held { collection, last, blocks } => {

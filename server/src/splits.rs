@@ -59,8 +59,8 @@ impl Index {
         for place in split.new {
             // The walk of a collection may have passed these places before the split filled them.
             let image = SubtableImage::read(&self.region, place)?;
-            for (_, slot) in image.slots() {
-                clear_linked(depot, slot.word(), &self.region)?;
+            for (offset, slot) in image.slots() {
+                clear_linked(depot, (offset, slot.word()), self)?;
             }
         }
         Ok(Some(outcome?))

@@ -1,6 +1,7 @@
 //! Clears the slots that fenced clients left in the middle of an INSERT.
 
 use farside_fabric::{ChainError, Nanos};
+use farside_layout::SlotState;
 
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
@@ -61,9 +62,14 @@ impl Sweeper {
         }
         let mut step = walk.cursor.walk(index, Budget::of_step(SUBTABLES_PER_STEP));
         while let Some((slot, content)) = step.next()? {
-            let slot = (slot, content.word());
+            let word = content.word();
+            let is_unfinished = matches!(word.state(), SlotState::Pending | SlotState::Aborted);
+            if !is_unfinished || index.block_of(slot, word).is_none() {
+                continue;
+            }
             let memory = (&*index.region, &index.geometry);
-            let cleared = own.clear_left_by(&walk.clients, slot, memory, &mut step.budget)?;
+            let (clients, budget) = (&walk.clients, &mut step.budget);
+            let cleared = own.clear_left_by(clients, (slot, word), memory, budget)?;
             walk.cleared += u64::from(cleared);
         }
         if !step.is_over() {
@@ -89,8 +95,8 @@ mod tests {
     use farside_fabric::boot_time_ns;
     use farside_fabric::shm::{HugePages, RegionMemory};
     use farside_layout::{
-        BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, SizeClass,
-        SlotState, SlotWord, seal,
+        BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BlockAddress, BlockStamp, NamedBlock, SizeClass,
+        SlotWord, seal,
     };
     use zerocopy::IntoBytes;
 
@@ -120,8 +126,8 @@ mod tests {
         let mut image = vec![0u64; (BLOCK_BYTES_MAX / 8) as usize];
         let value_bytes = BLOCK_BYTES_MAX - BLOCK_HEADER_BYTES - 1;
         seal(image.as_mut_bytes(), 1, value_bytes as u32, stamp).unwrap();
-        region.write(address.offset(), &image).unwrap();
-        let word = SlotWord::empty(0).pending(9, BlockRef { address, class, generation_low: 1 });
+        region.write(address.claimed_offset(), &image).unwrap();
+        let word = SlotWord::empty(0).pending(9, NamedBlock { address, class, generation_low: 1 });
         let subtable = || SubtableImage::read(&region, index.places[0]).unwrap();
         for (slot, _) in subtable().slots().take(WORDS) {
             region.store(slot, word.bits()).unwrap();

@@ -55,6 +55,12 @@ impl ChannelBlocks {
             ServerMessage::AllPinned { class } => {
                 self.answers.push_back(Delivery::AllPinned(class))
             }
+            ServerMessage::Larger { class, larger } => {
+                self.answers.push_back(Delivery::Larger(class, larger));
+            }
+            ServerMessage::RoomLater { class, in_ms } => {
+                self.answers.push_back(Delivery::RoomLater(class, in_ms));
+            }
             // No test that uses this engine waits for a collection.
             ServerMessage::Statistics(_)
             | ServerMessage::Clients { .. }
@@ -87,6 +93,10 @@ impl BlockSource for ChannelBlocks {
         if !blocks.is_empty() {
             self.send(&Request::GiveBlocks { class, rested, blocks });
         }
+    }
+
+    fn give_heads(&mut self, class: SizeClass, blocks: Vec<FreeBlock>) {
+        self.send(&Request::GiveHeads { class, blocks });
     }
 
     fn announce_expiry(&mut self) {

@@ -81,6 +81,10 @@ impl BlockSource for ControlChannelBlocks {
         self.queue.give(class, rested, blocks);
     }
 
+    fn give_heads(&mut self, class: SizeClass, blocks: Vec<FreeBlock>) {
+        self.queue.send(Request::GiveHeads { class, blocks }, Waiter::None);
+    }
+
     fn announce_expiry(&mut self) {
         self.queue.send(Request::Expires, Waiter::None);
     }

@@ -1,10 +1,12 @@
 mod decoded;
+mod kinds;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use farside_layout::{BlockAddress, SizeClass};
 
 use self::decoded::{Decoded, decode, unused};
+use self::kinds::*;
 use super::{
     CLIENTS_PER_MESSAGE_MAX, ClientDescription, ConnectedClient, ControlError, FreeBlock,
     MESSAGE_BYTES_MAX, ServerStatistics, SplitOutcome,
@@ -37,6 +39,14 @@ pub enum Request {
         /// Whether all of them were unlinked GRACE ago. If not, the server lets them rest.
         rested: bool,
         /// The blocks.
+        blocks: Vec<FreeBlock>,
+    },
+    /// Gives heads that the client has just unlinked. The server frees the extents that are theirs,
+    /// which the client does not know for certain. No answer.
+    GiveHeads {
+        /// The size class.
+        class: SizeClass,
+        /// The heads.
         blocks: Vec<FreeBlock>,
     },
     /// Reports the blocks that all sessions of the client hold, in lists and in operations. One or
@@ -153,6 +163,22 @@ pub enum ServerMessage {
         /// The size class.
         class: SizeClass,
     },
+    /// Answers [`Request::TakeBlocks`]. A cache has no blocks of the class, and more classes in use
+    /// than chunks. The client takes a larger block.
+    Larger {
+        /// The size class.
+        class: SizeClass,
+        /// The class to ask for.
+        larger: SizeClass,
+    },
+    /// Answers [`Request::TakeBlocks`]. The server has no blocks, and expects some only later, when a
+    /// chunk can serve another size.
+    RoomLater {
+        /// The size class.
+        class: SizeClass,
+        /// In how many milliseconds.
+        in_ms: u32,
+    },
     /// Answers [`Request::Split`].
     Split {
         /// The same as in the request.
@@ -259,41 +285,6 @@ struct BlockBytes {
     generation: le::U32,
 }
 
-const TAKE: u8 = 1;
-const GIVE: u8 = 2;
-const STATISTICS: u8 = 3;
-const GOODBYE: u8 = 4;
-const BLOCKS: u8 = 5;
-const STATISTICS_REPLY: u8 = 6;
-const SPLIT: u8 = 7;
-const SPLIT_REPLY: u8 = 8;
-const HELD: u8 = 9;
-const COLLECT: u8 = 10;
-const REPORT: u8 = 11;
-const RETURN: u8 = 12;
-const EXPIRES: u8 = 20;
-const SNAPSHOT: u8 = 21;
-const ASK_ALIVE: u8 = 22;
-const ALIVE: u8 = 23;
-const HEARTBEAT: u8 = 24;
-const HEARTBEAT_REPLY: u8 = 25;
-const MAP: u8 = 26;
-const MAP_REPLY: u8 = 27;
-const NEWER_MAP: u8 = 28;
-const ASK_READS: u8 = 29;
-const READS: u8 = 30;
-const ALL_PINNED: u8 = 31;
-const ASK_SAMPLES: u8 = 32;
-const SAMPLES: u8 = 33;
-const ASK_DESCRIPTION: u8 = 34;
-const DESCRIPTION: u8 = 35;
-const CLIENTS: u8 = 36;
-const CLIENTS_REPLY: u8 = 37;
-const KICK: u8 = 38;
-const KICK_REPLY: u8 = 39;
-const HOT: u8 = 40;
-const HOT_REPLY: u8 = 41;
-
 /// The flags of [`ServerMessage::Blocks`].
 const RESTED: u8 = 1;
 const SOON: u8 = 2;
@@ -303,7 +294,7 @@ const DEPTH_MAX: u8 = 32;
 /// Replaces the content of `into` by the header of a message. In messages about splits `class` is
 /// the local depth, `flags` the outcome and `count` the hash. In reports and requests for them
 /// `count` is the collection, in messages about snapshots the progress, in those about clients an
-/// id or a number, and in requests for hot blocks the time.
+/// id or a number, and in requests for hot blocks the time, as in answers about room.
 fn encode_header(kind: u8, class: u8, flags: u8, count: u32, into: &mut Vec<u8>) {
     let header = Header { kind, class, flags, reserved: 0, count: count.into() };
     into.clear();
@@ -351,6 +342,9 @@ impl Request {
             }
             Self::GiveBlocks { class, rested, blocks } => {
                 encode_blocks(GIVE, *class, (*rested).into(), blocks, into);
+            }
+            Self::GiveHeads { class, blocks } => {
+                encode_blocks(GIVE_HEADS, *class, 0, blocks, into);
             }
             Self::Held { collection, last, blocks } => {
                 debug_assert!(blocks.len() <= HELD_PER_MESSAGE_MAX);
@@ -415,6 +409,10 @@ impl Request {
                 rested: message.flag()?,
                 blocks: message.blocks()?,
             }),
+            GIVE_HEADS => {
+                unused("flags", message.flags)?;
+                Ok(Self::GiveHeads { class: message.class()?, blocks: message.blocks()? })
+            }
             HELD => {
                 unused("size class", message.class)?;
                 let (collection, last) = (message.count, message.flag()?);
@@ -468,6 +466,12 @@ impl ServerMessage {
                 encode_blocks(BLOCKS, *class, rested | soon, blocks, into);
             }
             Self::AllPinned { class } => encode_header(ALL_PINNED, class.index(), 0, 0, into),
+            Self::Larger { class, larger } => {
+                encode_header(LARGER, class.index(), 0, larger.index().into(), into);
+            }
+            Self::RoomLater { class, in_ms } => {
+                encode_header(ROOM_LATER, class.index(), 0, *in_ms, into);
+            }
             Self::Split { directory_hash, local_depth, outcome } => {
                 encode_header(SPLIT_REPLY, *local_depth, *outcome as u8, *directory_hash, into);
             }
@@ -526,6 +530,18 @@ impl ServerMessage {
                 let class = message.class()?;
                 Decoded { class: 0, ..message }.bare()?;
                 Ok(Self::AllPinned { class })
+            }
+            LARGER => {
+                message.no_payload()?;
+                unused("flags", message.flags)?;
+                let index = u8::try_from(message.count).unwrap_or(u8::MAX);
+                let larger = Decoded { class: index, ..message }.class()?;
+                Ok(Self::Larger { class: message.class()?, larger })
+            }
+            ROOM_LATER => {
+                message.no_payload()?;
+                unused("flags", message.flags)?;
+                Ok(Self::RoomLater { class: message.class()?, in_ms: message.count })
             }
             SPLIT_REPLY => {
                 message.no_payload()?;

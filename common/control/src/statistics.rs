@@ -32,6 +32,9 @@ pub struct ServerStatistics {
     pub splits: u64,
     /// Splits that have begun but cannot continue, because an entry is damaged.
     pub splits_stuck: u64,
+    /// How often the server skipped a slot because its word is damaged. Each walk through the index
+    /// skips it again.
+    pub slots_skipped: u64,
     /// Blocks that clients took.
     pub blocks_taken: u64,
     /// Blocks that clients gave back.
@@ -106,7 +109,7 @@ fn block_bytes<S: serde::Serializer>(class: &SizeClass, serializer: S) -> Result
 }
 
 /// The number of fields of [`ServerStatistics`] before its classes.
-const NUMBERS: usize = 32;
+const NUMBERS: usize = 33;
 /// The number of fields of a [`ClassStatistics`].
 const CLASS_NUMBERS: usize = 6;
 
@@ -125,6 +128,7 @@ impl ServerStatistics {
             &mut self.directory_depth,
             &mut self.splits,
             &mut self.splits_stuck,
+            &mut self.slots_skipped,
             &mut self.blocks_taken,
             &mut self.blocks_returned,
             &mut self.requests_denied,

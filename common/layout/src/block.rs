@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{BlockAddress, BlockRef, LayoutError, SizeClass};
+use super::{BLOCK_BYTES_MAX, BlockAddress, BlockRef, LayoutError, SizeClass};
 use crate::checksum::checksum;
 
 /// The longest key the format can hold, in bytes.
@@ -52,6 +52,8 @@ pub struct BlockHeader {
     /// The id of the client that wrote the block. If that client dies, the server finds the PENDING
     /// words that it left by this field.
     pub(super) writer: le::U16,
+    /// The length of the value in the low bits. Above [`VALUE_BITS`] the index of the class plus one
+    /// if this is not the smallest class that fits: a cache may have had no block of that.
     pub(super) value_bytes: le::U32,
     /// When the writer filled this block, in milliseconds since 1970 by its clock. For people and
     /// for eviction; the protocol orders nothing by it. The highest bit says that the value is
@@ -65,14 +67,14 @@ const _: () = assert!(size_of::<BlockHeader>() == 32);
 impl BlockHeader {
     /// A header without its checksum.
     #[inline]
-    pub(crate) fn unsealed(key_bytes: u16, value_bytes: u32, stamp: BlockStamp) -> Self {
+    pub(crate) fn unsealed(key_bytes: u16, value_field: u32, stamp: BlockStamp) -> Self {
         Self {
             superseded: 0.into(),
             generation: stamp.generation.into(),
             checksum: 0.into(),
             key_bytes: key_bytes.into(),
             writer: stamp.writer.into(),
-            value_bytes: value_bytes.into(),
+            value_bytes: value_field.into(),
             written_at_ms: U48::new(
                 stamp.written_at_ms.min(PINNED - 1) | u64::from(stamp.is_pinned) << 47,
             ),
@@ -93,7 +95,7 @@ impl BlockHeader {
 
     /// The length of header, key and value, in bytes, without a check of the block.
     pub fn block_bytes(&self) -> u64 {
-        block_bytes(self.key_bytes(), self.value_bytes.get() as usize)
+        block_bytes(self.key_bytes(), self.value_bytes() as usize)
     }
 
     /// The block's generation, without a check of the block.
@@ -107,8 +109,23 @@ impl BlockHeader {
     }
 
     /// The value's length, in bytes, without a check of the block.
+    #[inline]
     pub fn value_bytes(&self) -> u32 {
-        self.value_bytes.get()
+        self.value_bytes.get() & VALUE_MASK
+    }
+
+    /// Whether a block with this header can be one of the class, by its lengths: the smallest class
+    /// that fits, or the one that the header names because it is larger.
+    #[inline]
+    pub fn is_of_class(&self, class: SizeClass) -> bool {
+        class.fits(self.key_bytes(), self.value_bytes() as usize) || self.names_class(class)
+    }
+
+    #[cold]
+    fn names_class(&self, class: SizeClass) -> bool {
+        let fits =
+            self.block_bytes() <= class.block_bytes() && class <= SizeClass::LARGEST_OF_VALUES;
+        fits && self.value_bytes.get() >> VALUE_BITS == u32::from(class.index()) + 1
     }
 
     /// When the writer filled the block, in milliseconds since 1970, without a check of the block.
@@ -124,6 +141,23 @@ impl BlockHeader {
     /// Whether the block has a mark: it was unlinked, or is about to be.
     pub fn is_marked(&self) -> bool {
         Mark(self.superseded.get()).is_set()
+    }
+}
+
+/// The number of bits that hold the length of a value in a header.
+const VALUE_BITS: u32 = 24;
+const VALUE_MASK: u32 = (1 << VALUE_BITS) - 1;
+const _: () = assert!(BLOCK_BYTES_MAX <= VALUE_MASK as u64);
+
+impl SizeClass {
+    /// The field of a header for a value of this length in a block of this class, for [`seal`]: the
+    /// length alone if this is the smallest class that fits.
+    #[inline]
+    pub fn value_field(self, key_bytes: usize, value_bytes: usize) -> u32 {
+        match self.fits(key_bytes, value_bytes) {
+            true => value_bytes as u32,
+            false => value_bytes as u32 | (u32::from(self.index()) + 1) << VALUE_BITS,
+        }
     }
 }
 
@@ -221,21 +255,22 @@ pub struct BlockStamp {
 }
 
 /// Writes the header of a block whose key and value are in `image` already: the key at
-/// [`BLOCK_HEADER_BYTES`], and the value directly after it.
+/// [`BLOCK_HEADER_BYTES`], and the value directly after it. `value_field` is the length of the value,
+/// or [`SizeClass::value_field`].
 ///
 /// # Errors
 /// [`LayoutError::Truncated`] if the image is shorter than header, key and value.
 pub fn seal(
     image: &mut [u8],
     key_bytes: u16,
-    value_bytes: u32,
+    value_field: u32,
     stamp: BlockStamp,
 ) -> Result<(), LayoutError> {
-    let total = block_bytes(key_bytes.into(), value_bytes as usize) as usize;
+    let total = block_bytes(key_bytes.into(), (value_field & VALUE_MASK) as usize) as usize;
     let short = LayoutError::Truncated { what: "block image", bytes: image.len() as u64 };
     let Some(image) = image.get_mut(..total) else { return Err(short) };
     let (header, _) = BlockHeader::mut_from_prefix(image).map_err(|_| short.clone())?;
-    *header = BlockHeader::unsealed(key_bytes, value_bytes, stamp);
+    *header = BlockHeader::unsealed(key_bytes, value_field, stamp);
     write_checksum(image, checksum_seed(stamp.address, stamp.generation)).ok_or(short)
 }
 
@@ -285,12 +320,12 @@ impl<'a> Block<'a> {
     pub fn decode(bytes: &'a [u8], address: BlockAddress) -> Result<Self, LayoutError> {
         let short = LayoutError::Truncated { what: "block", bytes: bytes.len() as u64 };
         let Ok((header, rest)) = BlockHeader::ref_from_prefix(bytes) else { return Err(short) };
-        let length = usize::from(header.key_bytes.get()) + header.value_bytes.get() as usize;
+        let length = header.key_bytes() + header.value_bytes() as usize;
         let Some(payload) = rest.get(..length) else { return Err(short) };
         let covered = &bytes[COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + length];
         let seed = checksum_seed(address, header.generation.get());
         if checksum(covered, seed) != header.checksum.get() {
-            return Err(LayoutError::Checksum { what: "block", offset: address.offset() });
+            return Err(LayoutError::Checksum { what: "block", offset: address.claimed_offset() });
         }
         Ok(Self { header, payload })
     }
@@ -301,7 +336,7 @@ impl<'a> Block<'a> {
     #[inline(always)]
     pub fn of_key(bytes: &'a [u8], block: BlockRef, key: &[u8]) -> Option<Self> {
         let (header, payload) = BlockHeader::ref_from_prefix(bytes).ok()?;
-        let value_bytes = header.value_bytes.get() as usize;
+        let value_bytes = header.value_bytes() as usize;
         let payload = payload.get(..key.len() + value_bytes)?;
         let covered = bytes.get(COVERED_OFFSET..BLOCK_HEADER_BYTES as usize + payload.len())?;
         let generation = header.generation.get();
@@ -309,7 +344,7 @@ impl<'a> Block<'a> {
             && block.has_generation(generation)
             // The word, which has the class, has no checksum. With a wrong class the block would
             // later be reused as a larger one than it is.
-            && block.class.fits(key.len(), value_bytes)
+            && header.is_of_class(block.class)
             && has_bytes(&payload[..key.len()], key)
             && checksum(covered, checksum_seed(block.address, generation)) == header.checksum.get();
         is_of_key.then_some(Self { header, payload })
@@ -324,6 +359,11 @@ impl<'a> Block<'a> {
     /// The header.
     pub fn header(&self) -> &'a BlockHeader {
         self.header
+    }
+
+    /// Whether it can be a block of this class: see [`BlockHeader::is_of_class`].
+    pub fn is_of_class(&self, class: SizeClass) -> bool {
+        self.header.is_of_class(class)
     }
 
     /// The key.

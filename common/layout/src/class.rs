@@ -68,6 +68,20 @@ const PADDING_UNIT_LOG2: [u8; SizeClass::COUNT] = {
     all
 };
 
+/// 2^32 divided by the size of blocks in units, rounded up, by class. The product with a number of
+/// units in a chunk is less than this, modulo 2^32, if the size divides that number: a division
+/// would take longer than the rest of the check. A test compares all of them.
+const RECIPROCALS: [u64; SizeClass::COUNT] = {
+    let mut all = [0; SizeClass::COUNT];
+    let mut index = 0;
+    while index < SizeClass::COUNT {
+        let units = BLOCK_BYTES[index] as u64 / BLOCK_UNIT;
+        all[index] = (1u64 << u32::BITS).div_ceil(units);
+        index += 1;
+    }
+    all
+};
+
 /// A size class: a valid index into the list of block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SizeClass(u8);
@@ -192,6 +206,15 @@ impl SizeClass {
         self.block_bytes() - (((padding & Self::PADDING_MAX) as u64) << unit_log2)
     }
 
+    /// Whether a block of this class can start this many bytes behind the start of a chunk: at a
+    /// multiple of its length.
+    #[inline]
+    pub(crate) const fn has_start(self, in_chunk: u64) -> bool {
+        let reciprocal = RECIPROCALS[self.0 as usize % Self::COUNT];
+        let units = in_chunk % CHUNK_BYTES / BLOCK_UNIT;
+        ((units * reciprocal) & 0xffff_ffff) < reciprocal
+    }
+
     /// The number of consecutive chunks in a span of this class: 1, or 2 for blocks above 2 MiB.
     pub const fn chunks_per_span(self) -> u64 {
         self.block_bytes().div_ceil(CHUNK_BYTES)
@@ -206,7 +229,7 @@ impl SizeClass {
 impl BlockHeader {
     /// Whether this is the header of a block of this class with a key of this length.
     pub fn fits(&self, class: SizeClass, key_bytes: usize) -> bool {
-        self.key_bytes() == key_bytes && class.fits(key_bytes, self.value_bytes() as usize)
+        self.key_bytes() == key_bytes && self.is_of_class(class)
     }
 
     /// When the value expires, in milliseconds since 1970, without a check of the block; 0 for
@@ -248,6 +271,16 @@ mod tests {
         }
         assert_eq!(SizeClass::for_bytes(BLOCK_BYTES_MAX + 1), None);
         assert_eq!(SizeClass::for_bytes(0), Some(SizeClass(0)));
+    }
+
+    #[test]
+    fn blocks_start_at_multiples_of_their_length() {
+        for class in SizeClass::all() {
+            for in_chunk in (0..CHUNK_BYTES).step_by(BLOCK_UNIT as usize) {
+                let is_multiple = in_chunk.is_multiple_of(class.block_bytes());
+                assert_eq!(class.has_start(in_chunk), is_multiple, "{class:?} at {in_chunk:#x}");
+            }
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le
 
 use super::{
     BLOCK_HEADER_BYTES, BLOCK_UNIT, Block, BlockAddress, BlockHeader, BlockStamp, FreeBlock,
-    LayoutError, SizeClass, block_bytes, class_for, seal,
+    LayoutError, NamedBlock, SizeClass, block_bytes, class_for, seal,
 };
 use crate::block::checksum_seed;
 
@@ -49,6 +49,12 @@ impl Extent {
     /// The address of its block.
     pub fn address(&self) -> BlockAddress {
         BlockAddress(self.address.get())
+    }
+
+    /// Its block, which the table names: unchecked.
+    pub fn block(&self) -> NamedBlock {
+        let generation_low = self.generation.get() as u8;
+        NamedBlock { address: self.address(), class: SizeClass::EXTENT, generation_low }
     }
 
     /// The generation of its block.
@@ -227,6 +233,14 @@ pub fn seal_extent(
 }
 
 impl BlockHeader {
+    /// Whether this is the header of this extent, of a key of this length. The caller compares the
+    /// key.
+    pub fn is_of_extent(&self, extent: &Extent, key_bytes: usize) -> bool {
+        self.fits_extent()
+            && self.key_bytes() == key_bytes
+            && self.generation() == extent.generation()
+    }
+
     /// Whether this is the header of an extent.
     pub fn fits_extent(&self) -> bool {
         let part_bytes = u64::from(self.value_bytes());
@@ -296,7 +310,7 @@ mod tests {
         let written = extents(count);
         let image = head(b"key", value_bytes, &written);
         let class = SizeClass::FIRST_HEAD;
-        let block = BlockRef { address: BlockAddress(3), class, generation_low: 1 };
+        let block = BlockRef(NamedBlock { address: BlockAddress(3), class, generation_low: 1 });
         let found = Block::of_key(&image, block, b"key").unwrap();
         let table = ExtentTable::of(&found, SHAPE).unwrap();
         assert_eq!((table.value_bytes, table.extents), (value_bytes, &*written));

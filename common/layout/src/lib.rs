@@ -62,6 +62,8 @@ pub enum LayoutError {
     SizeClass { index: u8 },
     #[error("a block of {bytes} bytes at offset {offset:#x} lies outside the heap")]
     BlockOutside { offset: u64, bytes: u64 },
+    #[error("no block of {bytes} bytes can start at offset {offset:#x}")]
+    BlockStride { offset: u64, bytes: u64 },
     #[error("offset {offset:#x} is no subtable's: it lies outside the heap or inside a subtable")]
     SubtableOutside { offset: u64 },
     #[error("the row at offset {offset:#x} does not belong to a subtable of this key")]

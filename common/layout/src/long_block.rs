@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::checksum::{CRC_BYTES_MIN, LongChecksum};
 use crate::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, COVERED_OFFSET, HeaderWord, LayoutError,
-    block_bytes, checksum_seed, class_for,
+    block_bytes, checksum_seed,
 };
 
 /// The length of the shortest value whose block can arrive and depart in parts, in bytes.
@@ -30,12 +30,12 @@ impl ArrivingBlock {
     /// value or has all of it.
     pub fn of_key(head: &[u8], block: BlockRef, key: &[u8]) -> Option<Self> {
         let (header, payload) = BlockHeader::ref_from_prefix(head).ok()?;
-        let value_bytes = header.value_bytes.get() as usize;
+        let value_bytes = header.value_bytes() as usize;
         let generation = header.generation.get();
         let bytes = block_bytes(key.len(), value_bytes) as usize;
         let is_of_key = usize::from(header.key_bytes.get()) == key.len()
             && block.has_generation(generation)
-            && class_for(key.len(), value_bytes) == Some(block.class)
+            && header.is_of_class(block.class)
             && payload.get(..key.len())? == key;
         if !is_of_key || head.len() >= bytes || value_bytes < LONG_VALUE_BYTES_MIN {
             return None;
@@ -52,7 +52,7 @@ impl ArrivingBlock {
 
     /// The length of the whole value, in bytes.
     pub fn value_bytes(&self) -> usize {
-        self.header.value_bytes.get() as usize
+        self.header.value_bytes() as usize
     }
 
     /// When the value expires, in milliseconds since 1970; 0 for never.
@@ -87,7 +87,8 @@ pub struct DepartingBlock(LongChecksum);
 
 impl DepartingBlock {
     /// Writes the header without its checksum. `head` has the key and the first bytes of the value
-    /// already: the key at [`BLOCK_HEADER_BYTES`], and the value directly after it.
+    /// already: the key at [`BLOCK_HEADER_BYTES`], and the value directly after it. `value_field` is
+    /// as in [`seal`](crate::seal).
     ///
     /// # Errors
     /// [`LayoutError::Truncated`] if `head` does not reach the value.
@@ -95,9 +96,11 @@ impl DepartingBlock {
     pub fn begin(
         head: &mut [u8],
         key_bytes: u16,
-        value_bytes: u32,
+        value_field: u32,
         stamp: BlockStamp,
     ) -> Result<Self, LayoutError> {
+        let unsealed = BlockHeader::unsealed(key_bytes, value_field, stamp);
+        let value_bytes = unsealed.value_bytes();
         if (value_bytes as usize) < LONG_VALUE_BYTES_MIN {
             return Err(LayoutError::Field { field: "value_bytes", value: value_bytes.into() });
         }
@@ -106,7 +109,7 @@ impl DepartingBlock {
             return Err(short);
         }
         let (header, _) = BlockHeader::mut_from_prefix(head).map_err(|_| short)?;
-        *header = BlockHeader::unsealed(key_bytes, value_bytes, stamp);
+        *header = unsealed;
         let mut sum = LongChecksum::new(checksum_seed(stamp.address, stamp.generation));
         sum.add(&head[COVERED_OFFSET..]);
         Ok(Self(sum))
@@ -130,7 +133,7 @@ impl DepartingBlock {
 mod tests {
     use super::*;
     use crate::block::tests::{sealed, stamp};
-    use crate::{Block, BlockAddress};
+    use crate::{Block, BlockAddress, NamedBlock, class_for};
 
     const VALUE_BYTES: usize = 1500;
     const BYTES: usize = BLOCK_HEADER_BYTES as usize + 3 + VALUE_BYTES;
@@ -141,7 +144,7 @@ mod tests {
 
     fn reference() -> BlockRef {
         let class = class_for(3, VALUE_BYTES).unwrap();
-        BlockRef { address: BlockAddress(3), class, generation_low: 9 }
+        BlockRef(NamedBlock { address: BlockAddress(3), class, generation_low: 9 })
     }
 
     fn arrive(image: &[u8], head_bytes: usize, part_bytes: usize) -> Option<HeaderWord> {
@@ -183,10 +186,10 @@ mod tests {
         let block = reference();
         assert!(is_taken(block, b"key"));
         assert!(!is_taken(block, b"kex") && !is_taken(block, b"ke"));
-        assert!(!is_taken(BlockRef { generation_low: 8, ..block }, b"key"));
+        assert!(!is_taken(BlockRef(NamedBlock { generation_low: 8, ..*block }), b"key"));
         let class = class_for(3, 2 * VALUE_BYTES).unwrap();
-        assert!(!is_taken(BlockRef { class, ..block }, b"key"));
-        let elsewhere = BlockRef { address: BlockAddress(4), ..block };
+        assert!(!is_taken(BlockRef(NamedBlock { class, ..*block }), b"key"));
+        let elsewhere = BlockRef(NamedBlock { address: BlockAddress(4), ..*block });
         let mut arriving = ArrivingBlock::of_key(&image[..64], elsewhere, b"key").unwrap();
         arriving.add(&image[64..BYTES]);
         assert_eq!(arriving.end(), None, "the checksum has the address");

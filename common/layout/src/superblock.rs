@@ -3,8 +3,8 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{
-    BlockRef, CHUNK_BYTES, ChunkEntry, ClientEntry, DirectoryEntry, KEY_BYTES_LIMIT, LayoutError,
-    SUBTABLE_BYTES, VALUE_BYTES_LIMIT,
+    BlockAddress, BlockRef, CHUNK_BYTES, ChunkEntry, ClientEntry, DirectoryEntry, KEY_BYTES_LIMIT,
+    LayoutError, NamedBlock, SUBTABLE_BYTES, SizeClass, SlotWord, VALUE_BYTES_LIMIT,
 };
 
 /// The version of the format. A region of another version is refused.
@@ -151,17 +151,47 @@ impl Geometry {
             .then(|| ((offset - self.heap_offset) / CHUNK_BYTES) as u32)
     }
 
-    /// Checks that a block lies wholly in the heap.
+    /// The chunk in which a block at this address begins; `None` outside the heap.
+    pub fn chunk_of_block(&self, address: BlockAddress) -> Option<u32> {
+        self.chunk_of(address.claimed_offset())
+    }
+
+    /// Checks that a block lies where blocks of its class can lie: wholly in the heap, and a
+    /// multiple of their length behind the start of its chunk.
     ///
     /// # Errors
-    /// [`LayoutError::BlockOutside`] with the block's offset.
-    pub fn check_block(&self, block: BlockRef) -> Result<(), LayoutError> {
-        let start = block.address.offset();
-        if start >= self.heap_offset && start + block.class.block_bytes() <= self.region_bytes {
-            Ok(())
-        } else {
-            Err(LayoutError::BlockOutside { offset: start, bytes: block.class.block_bytes() })
+    /// [`LayoutError::BlockOutside`] or [`LayoutError::BlockStride`] with the block's offset.
+    #[inline]
+    pub fn check_block(&self, block: NamedBlock) -> Result<BlockRef, LayoutError> {
+        let (start, bytes) = (block.address.claimed_offset(), block.class.block_bytes());
+        // A span of one chunk has whole blocks only.
+        let span_bytes = block.class.chunks_per_span() * CHUNK_BYTES;
+        let in_chunk = start % CHUNK_BYTES;
+        if start < self.heap_offset || start + bytes > self.region_bytes {
+            return Err(LayoutError::BlockOutside { offset: start, bytes });
         }
+        if in_chunk + bytes > span_bytes || !block.class.has_start(in_chunk) {
+            return Err(LayoutError::BlockStride { offset: start, bytes });
+        }
+        Ok(BlockRef(block))
+    }
+
+    /// The block to which a word points, checked by [`Geometry::check_block`].
+    ///
+    /// # Errors
+    /// As [`Geometry::check_block`].
+    #[inline]
+    pub fn block_of(&self, word: SlotWord) -> Result<BlockRef, LayoutError> {
+        self.check_block(word.block()?)
+    }
+
+    /// The block of a class with this index in the span that begins at this chunk; `None` if a span
+    /// there has no such block. Its generation is unknown.
+    pub fn block_at(&self, chunk: u32, class: SizeClass, index: u64) -> Option<BlockRef> {
+        let start = self.chunk_offset(chunk)? + index.checked_mul(class.block_bytes())?;
+        let address = BlockAddress::from_offset(start)?;
+        let block = self.check_block(NamedBlock { address, class, generation_low: 0 }).ok()?;
+        (self.chunk_of(start) == Some(chunk)).then_some(block)
     }
 
     /// Checks that a subtable can start at this offset.

@@ -97,7 +97,7 @@ impl SlotWord {
     }
 
     /// A PENDING word for the next incarnation of this EMPTY slot, pointing to `block`.
-    pub const fn pending(self, fingerprint: u8, block: BlockRef) -> Self {
+    pub const fn pending(self, fingerprint: u8, block: NamedBlock) -> Self {
         Self(
             (SlotState::Pending as u64) << STATE_SHIFT
                 | (fingerprint as u64) << FINGERPRINT_SHIFT
@@ -121,7 +121,7 @@ impl SlotWord {
     pub const fn live_in(
         incarnation: u8,
         fingerprint: u8,
-        block: BlockRef,
+        block: NamedBlock,
         conditional: bool,
     ) -> Self {
         let fingerprint = (fingerprint as u64) << FINGERPRINT_SHIFT;
@@ -131,7 +131,7 @@ impl SlotWord {
     /// The LIVE word that replaces this one. It has another block, but the same incarnation and
     /// fingerprint, and so the same key (invariant I5). `conditional` is set if no PUT may count as
     /// overwritten by this word.
-    pub const fn live(self, block: BlockRef, conditional: bool) -> Self {
+    pub const fn live(self, block: NamedBlock, conditional: bool) -> Self {
         let kept_bits = 0xff << FINGERPRINT_SHIFT | (INCARNATION_MAX as u64) << INCARNATION_SHIFT;
         Self(
             self.0 & kept_bits
@@ -174,6 +174,12 @@ impl SlotWord {
         SlotState::from_bits(self.0 >> STATE_SHIFT)
     }
 
+    /// Whether a split has moved the entry elsewhere. A MOVED word with a block is a damaged one.
+    pub const fn has_moved(self) -> bool {
+        let incarnation = (INCARNATION_MAX as u64) << INCARNATION_SHIFT;
+        self.0 & !incarnation == (SlotState::Moved as u64) << STATE_SHIFT
+    }
+
     /// Whether no PUT may count as overwritten by this word.
     pub const fn is_conditional(self) -> bool {
         self.0 >> COND_SHIFT & 1 == 1
@@ -189,11 +195,11 @@ impl SlotWord {
         (self.0 >> INCARNATION_SHIFT) as u8 & INCARNATION_MAX
     }
 
-    /// The block that the word points to, or an error if the size class does not exist. It may lie
-    /// outside the heap: see [`Geometry::check_block`](super::Geometry::check_block).
-    pub const fn block(self) -> Result<BlockRef, LayoutError> {
+    /// The block that the word points to, or an error if the size class does not exist. The word may
+    /// be damaged: [`Geometry::block_of`](super::Geometry::block_of) checks it.
+    pub const fn block(self) -> Result<NamedBlock, LayoutError> {
         match SizeClass::from_index((self.0 >> CLASS_SHIFT & 63) as u8) {
-            Ok(class) => Ok(BlockRef {
+            Ok(class) => Ok(NamedBlock {
                 address: BlockAddress(self.0 as u32),
                 class,
                 generation_low: (self.0 >> GENERATION_SHIFT) as u8,
@@ -213,7 +219,7 @@ impl fmt::Debug for SlotWord {
             Ok(block) if block.bits() != 0 => write!(
                 f,
                 ", block {:#x} gen_lo {} class {})",
-                block.address.offset(),
+                block.address.claimed_offset(),
                 block.generation_low,
                 block.class.index()
             ),
@@ -239,15 +245,17 @@ impl BlockAddress {
         }
     }
 
-    /// The byte offset from the start of the region.
-    pub const fn offset(self) -> u64 {
+    /// The byte offset from the start of the region at which a block would begin: for messages and
+    /// comparisons. Whoever accesses the block needs [`BlockRef::offset`].
+    pub const fn claimed_offset(self) -> u64 {
         self.0 as u64 * BLOCK_UNIT
     }
 }
 
-/// A slot word's reference to its block: address, size class and low bits of the generation.
+/// A block as bytes of the region name it, which may be damaged: it can have any address, and any
+/// class. [`Geometry::check_block`](super::Geometry::check_block) makes a [`BlockRef`] of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockRef {
+pub struct NamedBlock {
     /// The block's address.
     pub address: BlockAddress,
     /// The size class of the block.
@@ -256,7 +264,7 @@ pub struct BlockRef {
     pub generation_low: u8,
 }
 
-impl BlockRef {
+impl NamedBlock {
     /// Whether a block of this generation can be the referenced one: the low bits agree.
     pub const fn has_generation(self, generation: u32) -> bool {
         generation as u8 == self.generation_low
@@ -269,15 +277,43 @@ impl BlockRef {
     }
 }
 
+/// A block that lies where blocks of its class can lie in the region. No other block is accessed,
+/// whatever the bytes of the region name: only [`Geometry`](super::Geometry) makes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockRef(pub(super) NamedBlock);
+
+impl BlockRef {
+    /// The block that was checked before its fields were packed somewhere else.
+    #[inline]
+    pub const fn unpacked(checked_before: NamedBlock) -> Self {
+        Self(checked_before)
+    }
+
+    /// The byte offset from the start of the region.
+    #[inline]
+    pub const fn offset(self) -> u64 {
+        self.0.address.claimed_offset()
+    }
+}
+
+impl std::ops::Deref for BlockRef {
+    type Target = NamedBlock;
+
+    #[inline]
+    fn deref(&self) -> &NamedBlock {
+        &self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn any_block() -> impl Strategy<Value = BlockRef> {
+    fn any_block() -> impl Strategy<Value = NamedBlock> {
         (any::<u32>(), 0..SizeClass::COUNT as u8, any::<u8>()).prop_map(|(address, class, low)| {
-            BlockRef {
+            NamedBlock {
                 address: BlockAddress(address),
                 class: SizeClass::from_index(class).unwrap(),
                 generation_low: low,

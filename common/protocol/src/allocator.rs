@@ -29,6 +29,12 @@ pub trait BlockSource {
     /// Gives blocks to the server. `rested` if they were unlinked GRACE ago or earlier.
     fn give(&mut self, class: SizeClass, rested: bool, blocks: Vec<FreeBlock>);
 
+    /// Gives heads to the server that were just unlinked, and whose extents this session did not
+    /// write. The server finds out which blocks are theirs.
+    fn give_heads(&mut self, class: SizeClass, heads: Vec<FreeBlock>) {
+        self.give(class, false, heads);
+    }
+
     /// Tells the server that values with an expiry are about to be stored, which it has to remove.
     fn announce_expiry(&mut self) {}
 
@@ -43,6 +49,11 @@ pub enum Delivery {
     /// The answer to a request for blocks of this class: the server has none, and the values that
     /// it could evict for it are pinned.
     AllPinned(SizeClass),
+    /// The answer to a request for blocks of this class: a cache has none, but of the second class.
+    Larger(SizeClass, SizeClass),
+    /// The answer to a request for blocks of this class: the server has none, and expects some only
+    /// in so many milliseconds.
+    RoomLater(SizeClass, u32),
     /// The answer to a request for a split.
     Split(Prefix, SplitOutcome),
 }
@@ -74,6 +85,10 @@ pub enum TakeResult {
     Exhausted,
     /// The same, because the values that the server could evict are pinned.
     AllPinned,
+    /// The same, but there may be blocks of this larger class.
+    Larger(SizeClass),
+    /// The same, but the server expects to have blocks at that time.
+    RoomAt(Nanos),
 }
 
 /// The maximum number of blocks in one request or one return: they have to fit into a message.
@@ -206,6 +221,17 @@ impl Allocator {
                     add_delivered(&mut lists, none, self.grace_ns, clock());
                     lists.class(class).all_pinned = true;
                 }
+                Delivery::Larger(class, larger) => {
+                    let none = BlockDelivery { class, rested: true, soon: false, blocks: vec![] };
+                    add_delivered(&mut lists, none, self.grace_ns, clock());
+                    lists.class(class).larger = Some(larger).filter(|larger| class < *larger);
+                }
+                Delivery::RoomLater(class, in_ms) => {
+                    let now = clock();
+                    let none = BlockDelivery { class, rested: true, soon: false, blocks: vec![] };
+                    add_delivered(&mut lists, none, self.grace_ns, now);
+                    lists.class(class).room_at = Some(now + Nanos::from(in_ms) * 1_000_000);
+                }
                 Delivery::Split(prefix, outcome) => self.splits.answered(prefix, outcome),
             }
         }
@@ -273,6 +299,18 @@ impl Allocator {
         let old = lane_extents[usize::from(lane.0)].old.drain(..);
         list.resting.extend(old.map(|block| (ready_at, block)));
         give_surplus(list, &mut **source, SizeClass::EXTENT, (now, *grace_ns));
+    }
+
+    /// Gives the head that the lane has just unlinked to the server, which frees the extents that
+    /// are its. Without the head, which may have been returned since, a collection finds them.
+    pub(crate) fn give_old_head(&mut self, lane: LaneId, class: SizeClass, head: BlockAddress) {
+        let Self { held_blocks, source, .. } = self;
+        let Lists { lane_extents, classes, .. } = &mut *held_blocks.lists();
+        let resting = &mut classes[usize::from(class.index())].resting;
+        if let Some((_, head)) = resting.pop_back_if(|(_, block)| block.address == head) {
+            source.give_heads(class, vec![head]);
+        }
+        lane_extents[usize::from(lane.0)].old.clear();
     }
 
     /// Adds a block that the lane unlinked at `now` to the resting blocks. Its next content has
@@ -358,7 +396,11 @@ fn without_block(list: &ClassList, now: Nanos) -> TakeResult {
         }
         (_, Some(at)) => TakeResult::Soon(at),
         (_, None) if list.all_pinned => TakeResult::AllPinned,
-        (_, None) => TakeResult::Exhausted,
+        (_, None) => match (list.larger, list.room_at) {
+            (Some(larger), _) => TakeResult::Larger(larger),
+            (None, Some(at)) => TakeResult::RoomAt(at),
+            (None, None) => TakeResult::Exhausted,
+        },
     }
 }
 
@@ -384,6 +426,7 @@ fn add_delivered(lists: &mut Lists, delivered: BlockDelivery, grace_ns: Nanos, n
     let BlockDelivery { class, rested, soon, blocks } = delivered;
     let list = lists.class(class);
     (list.requested, list.all_pinned) = (false, false);
+    (list.larger, list.room_at) = (None, None);
     let soon = soon || list.recalled;
     list.denied_at = (blocks.is_empty() && !soon).then_some(now);
     list.ask_again_at = soon.then_some(now + SOON_NS);

@@ -7,10 +7,19 @@
 //! - A GET READs the extents behind their head. The session remembers the tables of the heads that
 //!   it has seen, so a GET of a cached location READs head and extents together.
 //! - The session that unlinks a head owns its extents (invariant I27). It learns them before the
-//!   compare-and-swap, so that the server never takes them for lost.
+//!   compare-and-swap, so that the server never takes them for lost. It frees them itself only if
+//!   it has written the head, with exactly this table. Otherwise it gives the head to the server,
+//!   which compares the extents' headers: a hostile writer may have made a head that names blocks
+//!   of other keys.
+
+use std::hash::{BuildHasher, RandomState};
 
 use farside_fabric::{Buffer, CHAIN_VERBS_MAX, Fabric, LaneId, Verb};
-use farside_layout::{Block, BlockAddress, Extent, ExtentTable, SizeClass};
+use farside_layout::{
+    Block, BlockAddress, BlockHeader, Extent, ExtentTable, FreeBlock, NamedBlock, SizeClass,
+    block_bytes,
+};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Operation, OperationError, ProtocolResult, ProvenSlot};
 
@@ -40,12 +49,25 @@ pub(crate) struct ExtentTables {
     /// By the address of the head. Two heads may have the same place.
     seen: Vec<Table>,
     by_lane: Vec<Table>,
+    /// The heads that the session has written and linked, by their addresses.
+    own: Vec<OwnHead>,
+    /// Makes the digests of their tables, which no other client can foresee.
+    digests: RandomState,
+}
+
+/// A head that the session has written.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct OwnHead {
+    head: BlockAddress,
+    generation: u32,
+    digest: u64,
 }
 
 impl ExtentTables {
     pub(crate) fn new(lanes: u16) -> Self {
         let by_lane = (0..lanes).map(|_| Table::default()).collect();
-        Self { seen: Vec::new(), by_lane }
+        let (seen, own) = (Vec::new(), Vec::new());
+        Self { seen, by_lane, own, digests: RandomState::new() }
     }
 
     /// Mixes the heads whose tables are known into a hash.
@@ -53,6 +75,29 @@ impl ExtentTables {
         for seen in &self.seen {
             hasher.write_u64(u64::from(seen.head.0) << 32 | u64::from(seen.generation));
         }
+        for own in &self.own {
+            hasher.write_u64(u64::from(own.head.0) << 32 | u64::from(own.generation));
+        }
+    }
+
+    fn own_head(&self, (head, generation): (BlockAddress, u32), extents: &[Extent]) -> OwnHead {
+        OwnHead { head, generation, digest: self.digests.hash_one(extents.as_bytes()) }
+    }
+
+    /// Notes that the session has written and linked this head.
+    fn note_own(&mut self, head: (BlockAddress, u32), table: &ExtentTable<'_>) {
+        let own = self.own_head(head, table.extents);
+        if self.own.is_empty() {
+            self.own.resize(TABLES, OwnHead::default());
+        }
+        self.own[Self::place(head.0)] = own;
+    }
+
+    /// Whether the session has written this head, with the table that the lane has.
+    fn is_own(&self, lane: LaneId, head: BlockAddress) -> bool {
+        let table = &self.by_lane[usize::from(lane.0)];
+        let own = self.own_head((table.head, table.generation), &table.extents);
+        table.head == head && self.own.get(Self::place(head)) == Some(&own)
     }
 
     fn place(head: BlockAddress) -> usize {
@@ -82,7 +127,7 @@ impl ExtentTables {
         if self.seen.is_empty() {
             self.seen.resize_with(TABLES, Table::default);
         }
-        let Self { seen, by_lane } = self;
+        let Self { seen, by_lane, .. } = self;
         seen[Self::place(head.0)].copy(&by_lane[usize::from(lane.0)]);
     }
 }
@@ -134,14 +179,40 @@ fn split_at_word(bytes: u64, buffer: Buffer) -> (u64, u64) {
 }
 
 impl<F: Fabric> Operation<'_, F> {
+    /// Notes that the lane's new head, whose image begins at this offset of [`Buffer::NewBlock`], is
+    /// linked.
+    #[cold]
+    pub(crate) fn note_own_head(&self, head: FreeBlock, at: usize) {
+        let fabric = self.engine.endpoint.fabric();
+        let image = fabric.buffer(self.lane, Buffer::NewBlock).get(at..).unwrap_or_default();
+        let start = block_bytes(self.key_bytes, 0) as usize;
+        let Ok((header, _)) = BlockHeader::ref_from_prefix(image) else { return };
+        let table = image.get(start..header.block_bytes() as usize).unwrap_or_default();
+        let table = ExtentTable::decode(self.key_bytes, table, self.region.extent_shape);
+        if let Ok(table) = table {
+            let mut tables = self.region.extent_tables.borrow_mut();
+            tables.note_own((head.address, head.generation), &table);
+        }
+    }
+
+    /// Frees the head that the lane has just unlinked, and its extents.
+    pub(crate) fn free_old_head(&self, head: NamedBlock) {
+        let is_own = self.region.extent_tables.borrow().is_own(self.lane, head.address);
+        let mut allocator = self.region.allocator();
+        if is_own {
+            allocator.retire_old_extents(self.lane, self.now());
+        } else {
+            allocator.give_old_head(self.lane, head.class, head.address);
+        }
+    }
+
     /// Notes the extents of the head that a swing of this target is about to unlink. They are held
     /// before the compare-and-swap, because from then on nothing else leads to them. Returns the
     /// target with what was learnt. One round trip, unless the session knows the head's table.
     ///
     /// The extents of a damaged head stay unknown: the server finds them once they are unlinked.
     pub(crate) async fn hold_old_extents(&self, target: &ProvenSlot) -> ProtocolResult<ProvenSlot> {
-        let head = target.word.block()?;
-        self.region.geometry.check_block(head)?;
+        let head = self.region.geometry.block_of(target.word)?;
         let is_known = target.generation.is_some_and(|generation| {
             let mut tables = self.region.extent_tables.borrow_mut();
             tables.recall(self.lane, head.address, generation)

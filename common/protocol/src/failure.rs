@@ -71,6 +71,15 @@ pub enum OperationError {
         "the connection broke while the write was on its way: it may or may not have taken effect"
     )]
     Indeterminate,
+    /// A server has not ended its collection of lost blocks. It goes on without this client.
+    #[error(
+        "the server still collects lost blocks after {waited_s} s, because writers do not answer it \
+         or died meanwhile; it goes on by itself"
+    )]
+    Collecting {
+        /// For how long the caller has waited, in seconds.
+        waited_s: u64,
+    },
     /// The client connected as a reader. Nothing was sent.
     #[error("this client is a reader: connect as a writer to change anything")]
     Denied,
@@ -91,6 +100,13 @@ pub enum Exhausted {
         /// The size, in bytes.
         bytes: u64,
     },
+    /// The same, but memory of other sizes has become free, which can serve this size later.
+    BlocksUntil {
+        /// The size, in bytes.
+        bytes: u64,
+        /// When the server expects to have room, in milliseconds from now.
+        room_in_ms: u64,
+    },
     /// The same at a server that evicts keys: the values that could make room are pinned.
     Pinned {
         /// The size, in bytes.
@@ -107,6 +123,13 @@ impl std::fmt::Display for Exhausted {
             Self::Blocks { bytes } => write!(
                 f,
                 "no free block of {bytes} bytes; delete keys, or start a server with more --memory"
+            ),
+            Self::BlocksUntil { bytes, room_in_ms } => write!(
+                f,
+                "no free block of {bytes} bytes; room comes in {} s, when memory that held values \
+                 of other sizes can serve this one: try again then, or start a server with more \
+                 --memory",
+                room_in_ms.div_ceil(1000)
             ),
             Self::Pinned { bytes } => write!(
                 f,

@@ -3,7 +3,7 @@
 use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    Block, BlockAddress, BlockRef, HeaderWord, SizeClass, Slot, SlotState, SlotWord,
+    Block, BlockAddress, BlockRef, HeaderWord, NamedBlock, SizeClass, Slot, SlotState, SlotWord,
 };
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
@@ -128,7 +128,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let Some((read, block)) = read.and_then(|read| Some((read, read.only_block()?))) else {
             return Ok(Err(CachedMiss::Unread));
         };
-        let (remote, bytes) = (block.address.offset(), read.bytes(block) as u32);
+        let (remote, bytes) = (block.offset(), read.bytes(block) as u32);
         // Heads are that long.
         if bytes >= long_bytes || long_bytes == u32::MAX && block.class.is_head() {
             return Ok(Err(CachedMiss::Long(read, block)));
@@ -209,7 +209,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if read.location.has_stale_mark() {
             return Ok(self.post_with_word(lane, hash, read, read_block(block, bytes)));
         }
-        let (endpoint, remote) = (&self.engine.endpoint, block.address.offset());
+        let (endpoint, remote) = (&self.engine.endpoint, block.offset());
         Ok(endpoint.read(lane, self.region.index, remote, Buffer::ReadBlock, bytes as u32))
     }
 
@@ -454,10 +454,8 @@ impl<F: Fabric> Operation<'_, F> {
     /// it leads (invariant I22). Returns `None` if that block is not the key's.
     async fn read_successor(&self, successor: Successor) -> ProtocolResult<Option<(Found, Nanos)>> {
         let Successor { in_window, address, class } = successor;
-        let expected = BlockRef { address, class, generation_low: 0 };
-        if self.region.geometry.check_block(expected).is_err() {
-            return Ok(None);
-        }
+        let expected = NamedBlock { address, class, generation_low: 0 };
+        let Ok(expected) = self.region.geometry.check_block(expected) else { return Ok(None) };
         let (base, posted) = (self.window(), self.now());
         let remote = base + u64::from(in_window);
         let read_slot = Verb::Read { remote, into: Buffer::Window, bytes: SLOT_BYTES };
@@ -471,7 +469,7 @@ impl<F: Fabric> Operation<'_, F> {
         {
             return Ok(None);
         }
-        let block = word.block()?;
+        let block = self.region.geometry.block_of(word)?;
         let examined = if (block.address, block.class) == (address, class) {
             self.examine(block, class.block_bytes())
         } else {

@@ -36,6 +36,10 @@ pub struct ClassList {
     pub denied_at: Option<Nanos>,
     /// Whether the server answered that the values which it could evict are pinned.
     pub all_pinned: bool,
+    /// The class whose blocks to take instead, as the server answered: larger than this one.
+    pub larger: Option<SizeClass>,
+    /// When the server expects to have blocks, if that is not soon.
+    pub room_at: Option<Nanos>,
     /// The earliest time of the next request, if the server may have blocks then.
     pub ask_again_at: Option<Nanos>,
 }

@@ -199,7 +199,7 @@ impl<F: Fabric> Operation<'_, F> {
         let (word, (remote, expected, desired)) = if before.is_unused() {
             (empty, (slot + HINT_OFFSET, 0, self.first_hint()))
         } else {
-            let pending = empty.pending(self.hash.fingerprint(), new.block);
+            let pending = empty.pending(self.hash.fingerprint(), *new.block);
             (pending, (slot, empty.bits(), pending.bits()))
         };
         let posted = self.now();
@@ -341,7 +341,7 @@ impl<F: Fabric> Operation<'_, F> {
         let conditional = condition != Condition::None || new.expires();
         let incarnation = claim.word.incarnation().max(FIRST_INCARNATION);
         let fingerprint = self.hash.fingerprint();
-        let live = SlotWord::live_in(incarnation, fingerprint, new.block, conditional);
+        let live = SlotWord::live_in(incarnation, fingerprint, *new.block, conditional);
         let posted = self.now();
         let chain = claim.swaps(self.hash.hint(incarnation), live);
         match self.chain(&chain[usize::from(claim.is_by_hint())..], posted).await {

@@ -1,7 +1,7 @@
 //! Finds out which key the block at an address has.
 
 use farside_fabric::{Buffer, Fabric, LaneId};
-use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef};
+use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, NamedBlock};
 use zerocopy::FromBytes;
 
 use super::{ProtocolResult, read_block};
@@ -15,11 +15,9 @@ use crate::region_handle::RegionHandle;
 pub async fn read_key_at<F: Fabric>(
     handle: RegionHandle<'_, F>,
     lane: LaneId,
-    block: BlockRef,
+    block: NamedBlock,
 ) -> ProtocolResult<Option<Vec<u8>>> {
-    if handle.region.geometry.check_block(block).is_err() {
-        return Ok(None);
-    }
+    let Ok(block) = handle.region.geometry.check_block(block) else { return Ok(None) };
     let key_bytes_max = handle.region.format.key_bytes_max as usize;
     let longest = BLOCK_HEADER_BYTES + key_bytes_max as u64;
     let bytes = block.class.block_bytes().min(longest.next_multiple_of(8));
@@ -28,7 +26,7 @@ pub async fn read_key_at<F: Fabric>(
     let Ok((header, rest)) = BlockHeader::ref_from_prefix(&buffer[..bytes as usize]) else {
         return Ok(None);
     };
-    let (key_bytes, value_bytes) = (header.key_bytes(), header.value_bytes() as usize);
-    let fits = (1..=key_bytes_max).contains(&key_bytes) && block.class.fits(key_bytes, value_bytes);
+    let key_bytes = header.key_bytes();
+    let fits = (1..=key_bytes_max).contains(&key_bytes) && header.is_of_class(block.class);
     Ok(rest.get(..key_bytes).filter(|_| fits).map(<[u8]>::to_vec))
 }

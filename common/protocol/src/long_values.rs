@@ -317,7 +317,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let (target, room, arriving) = (Some(target), Default::default(), None);
         let mut sink = ValueSink { block, key, target, room, arriving, is_too_long: false };
         let lengths = LongRead { into: Buffer::ReadBlock, head_bytes, bytes };
-        let remote = block.address.offset();
+        let remote = block.offset();
         let done = fabric.run_long_read(LANE, self.region.index, remote, lengths, &mut sink);
         done.map_err(|error| self.failed(error))?;
         if sink.is_too_long {

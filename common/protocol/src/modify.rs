@@ -180,7 +180,7 @@ impl<F: Fabric> Operation<'_, F> {
         let (taken, image) = self.take_block(image, lifetime).await?;
         let new = self.seal_block(taken, image, lifetime)?;
         // Conditional also because the value may have a TTL (invariant I19).
-        let desired = target.word.live(new.block, true);
+        let desired = target.word.live(*new.block, true);
         let swung = self.swing(target, Some(&new), desired, self.now()).await;
         let outcome = swung.map(|result| match result {
             SwingResult::Done => BlockFate::Linked,

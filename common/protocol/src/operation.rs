@@ -373,7 +373,6 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// READs a block into [`Buffer::ReadBlock`]. One round trip.
     pub(crate) async fn read_block(&self, block: BlockRef) -> ProtocolResult<()> {
-        self.region.geometry.check_block(block)?;
         let read = read_block(block, block.class.block_bytes());
         self.handle().read(self.lane, &[read]).await
     }
@@ -453,7 +452,7 @@ pub fn staged_key<F: Fabric>(fabric: &F, lane: LaneId, key_bytes: usize) -> &[u8
 
 /// The READ of this many bytes from the start of a block.
 pub(crate) fn read_block(block: BlockRef, bytes: u64) -> Verb {
-    Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes: bytes as u32 }
+    Verb::Read { remote: block.offset(), into: Buffer::ReadBlock, bytes: bytes as u32 }
 }
 
 /// Whether a split is moving the entry, which only the splitter changes now (invariant I15): the

@@ -173,7 +173,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         }
         let Some(taken) = self.try_take_block(posted) else { return Ok(None) };
         let new = seal(taken)?;
-        let desired = target.word.live(new.block, new.expires());
+        let desired = target.word.live(*new.block, new.expires());
         Ok(Some(CachedPut { entry, target, new, desired, posted }))
     }
 
@@ -471,7 +471,7 @@ impl<F: Fabric> Operation<'_, F> {
     ) -> ProtocolResult<SwingResult> {
         // The word of a value with a TTL is conditional (invariant I19).
         let conditional = condition != Condition::None || new.expires();
-        let desired = target.word.live(new.block, conditional);
+        let desired = target.word.live(*new.block, conditional);
         self.swing(target, Some(new), desired, posted).await
     }
 }

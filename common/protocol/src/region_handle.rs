@@ -206,25 +206,28 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let taken = allocator.take(lane, class, now);
         if let (TakeResult::Block(_), Some(next)) = (&taken, allocator.upcoming()) {
             let (fabric, bytes) = (self.engine.endpoint.fabric(), class.block_bytes());
-            fabric.prefetch(self.region.index, next.offset(), bytes as u32);
+            fabric.prefetch(self.region.index, next.claimed_offset(), bytes as u32);
         }
         taken
     }
 
-    /// Takes a free block of the class. Returns the block and the time at which it was taken. If
-    /// there is none, waits for the server's answer or for the end of GRACE.
+    /// Takes a free block of the class, or of a larger one if the server says so. Returns the block,
+    /// its class, and the time at which it was taken. If there is none, waits for the server's answer
+    /// or for the end of GRACE.
     pub async fn take_block(
         self,
         lane: LaneId,
-        class: SizeClass,
-    ) -> Result<(FreeBlock, Nanos), Failure> {
+        mut class: SizeClass,
+    ) -> Result<(FreeBlock, SizeClass, Nanos), Failure> {
         let mut now = self.engine.endpoint.now();
         let (mut waiting, mut waits) = (WaitTimer::since(now), false);
         loop {
             let bytes = class.block_bytes();
             let out_of_space = |what| Err(OperationError::OutOfSpace { what }.into());
             match self.try_take_block(lane, class, now) {
-                TakeResult::Block(block) => return Ok((block, now)),
+                TakeResult::Block(block) => return Ok((block, class, now)),
+                // Each is larger than the one before, so this ends.
+                TakeResult::Larger(larger) => class = larger,
                 TakeResult::Asked(_) if self.region.allocator().is_lost() => {
                     return Err(Failure::Lost(self.region.index));
                 }
@@ -240,6 +243,10 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
                 }
                 TakeResult::Exhausted => return out_of_space(Exhausted::Blocks { bytes }),
                 TakeResult::AllPinned => return out_of_space(Exhausted::Pinned { bytes }),
+                TakeResult::RoomAt(at) => {
+                    let room_in_ms = at.saturating_sub(now) / 1_000_000;
+                    return out_of_space(Exhausted::BlocksUntil { bytes, room_in_ms });
+                }
             }
             now = self.engine.endpoint.now();
             waiting.advance(now);

@@ -25,7 +25,7 @@ pub async fn unlink_to_tombstone<F: Fabric>(
 ) -> Result<bool, ChainError> {
     let tomb = word.with_state(SlotState::Tomb);
     let chain = [
-        Verb::WriteU32 { remote: block.address.offset(), value: Mark::SUPERSEDED.bits() },
+        Verb::WriteU32 { remote: block.offset(), value: Mark::SUPERSEDED.bits() },
         Verb::CompareSwap { remote: slot, expected: word.bits(), desired: tomb.bits() },
     ];
     match endpoint.chain(LANE, region, &chain, deadline).await {

@@ -7,8 +7,8 @@ use farside_fabric::{Buffer, Fabric, LaneId, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, ExtentTable, LayoutError,
-    ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord, SubtableState,
-    prefix_of,
+    NamedBlock, ROW_BYTES, Row, SLOTS_PER_ROW, SUBTABLE_BYTES, Slot, SlotState, SlotWord,
+    SubtableState, prefix_of,
 };
 use zerocopy::FromBytes;
 
@@ -74,8 +74,8 @@ pub struct ScannedSlot {
 }
 
 impl ScannedSlot {
-    /// The block to which it leads; `None` if the word is damaged.
-    pub fn block(&self) -> Option<BlockRef> {
+    /// The block that its word names; `None` if the word is damaged.
+    pub fn block(&self) -> Option<NamedBlock> {
         self.word.block().ok()
     }
 }
@@ -347,8 +347,7 @@ async fn read_entry<F: Fabric>(
     let (mut seen_at, mut damaged) = (None, 0);
     let mut wanted = if depth == Depth::Key { KEY_READ_BYTES } else { u64::MAX };
     for _ in 0..FOLLOWS_MAX {
-        let block_ref = word.block()?;
-        handle.region.geometry.check_block(block_ref)?;
+        let block_ref = handle.region.geometry.block_of(word)?;
         let block_bytes = block_ref.class.block_bytes();
         // A head is short, and has the length of the value behind its key.
         let bytes = if block_ref.class.is_head() { block_bytes } else { wanted.min(block_bytes) };
@@ -430,7 +429,7 @@ fn decode(
     slot: &Slot,
     depth: Depth,
 ) -> Result<Decoded, LayoutError> {
-    let BlockRef { address, class, .. } = block_ref;
+    let (address, class) = (block_ref.address, block_ref.class);
     let bytes = image.len() as u64;
     if let Ok((header, rest)) = BlockHeader::ref_from_prefix(image)
         && header.block_bytes() > bytes
@@ -444,7 +443,7 @@ fn decode(
         };
         let is_proved = slot.is_of(region.hasher.hash(key))
             && block_ref.has_generation(header.generation())
-            && class.fits(key.len(), header.value_bytes() as usize);
+            && header.is_of_class(class);
         return Ok(match is_proved {
             true => Decoded::Entry(key_entry(header, key, address), Vec::new(), None),
             false => Decoded::Longer(u64::MAX),

@@ -262,8 +262,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
         match word.state() {
             SlotState::Empty | SlotState::Tomb | SlotState::Pending => Some(Chain::of(&[freeze])),
             SlotState::Live | SlotState::Frozen => {
-                let block = word.block().ok()?;
-                self.geometry.check_block(block).ok()?;
+                let block = self.geometry.block_of(word).ok()?;
                 // After the swap, because no client changes the hint and the block of a FROZEN
                 // word.
                 let read_slot = Verb::Read { remote: slot, into: Buffer::Window, bytes: 16 };
@@ -281,7 +280,7 @@ impl<'e, F: Fabric> SubtableSplitter<'e, F> {
     fn read_key(&self, block: BlockRef) -> Verb {
         let key_end = (BLOCK_HEADER_BYTES + self.key_bytes_max).next_multiple_of(8);
         let bytes = key_end.min(block.class.block_bytes()) as u32;
-        Verb::Read { remote: block.address.offset(), into: Buffer::ReadBlock, bytes }
+        Verb::Read { remote: block.offset(), into: Buffer::ReadBlock, bytes }
     }
 
     /// The FROZEN entry that a lane has READ; `None` if the block's key does not fit the slot.

@@ -30,10 +30,7 @@ pub async fn clear_left_by<F: Fabric>(
     if !matches!(word.state(), SlotState::Pending | SlotState::Aborted) {
         return Ok(false);
     }
-    let Ok(block) = word.block() else { return Ok(false) };
-    if geometry.check_block(block).is_err() {
-        return Ok(false);
-    }
+    let Ok(block) = geometry.block_of(word) else { return Ok(false) };
     let bytes = block_of(block).await?;
     match Block::decode(&bytes, block.address) {
         Ok(found) if clients.contains(&found.writer()) => clear(endpoint, region, slot, word).await,

@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, Nanos, Verb};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, FreeBlock, HeaderWord, Mark, SizeClass,
-    SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal, seal_again,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, FreeBlock, HeaderWord, Mark, NamedBlock,
+    SizeClass, SlotState, SlotWord, WINDOW_BYTES, WORD_GENERATIONS, class_for, seal, seal_again,
 };
 use zerocopy::FromBytes;
 
@@ -98,7 +98,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if taken.is_err() && class.is_head() {
             self.region.allocator().put_back_extents(self.lane);
         }
-        let (free, taken_at) = taken?;
+        let (free, class, taken_at) = taken?;
         Ok((TakenBlock { free, class, taken_at }, image))
     }
 
@@ -121,7 +121,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if total < write_bytes {
             image[total..write_bytes].fill(0);
         }
-        seal(image, self.key_bytes as u16, value_bytes as u32, stamp)?;
+        let value_field = new.block.class.value_field(self.key_bytes, value_bytes);
+        seal(image, self.key_bytes as u16, value_field, stamp)?;
         Ok(new)
     }
 
@@ -135,8 +136,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
     ) -> ProtocolResult<(NewBlock, BlockStamp)> {
         let TakenBlock { free, class, taken_at } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
-        let block = BlockRef { address: free.address, class, generation_low };
-        self.region.geometry.check_block(block)?;
+        let block = NamedBlock { address: free.address, class, generation_low };
+        let block = self.region.geometry.check_block(block)?;
         let expires_at_ms = if lifetime.never_expires() {
             0
         } else {
@@ -183,6 +184,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
                 allocator.held_blocks.drop_new(self.lane);
                 if new.block.class.is_head() {
                     allocator.held_blocks.drop_new_extents(self.lane);
+                    drop(allocator);
+                    self.note_own_head(new.free, new.at as usize);
                 }
             }
             Ok(BlockFate::Unused) => self.release_unlinked(new, None),
@@ -243,13 +246,13 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let target = self.hold_old_extents(target).await?;
         let now = self.now();
         let swung = self.swing_from(&target, new, desired, now).await;
-        let mut allocator = self.region.allocator();
+        let held_blocks = || self.region.allocator().held_blocks.clone();
         match &swung {
-            Ok(SwingResult::Done) => allocator.retire_old_extents(self.lane, self.now()),
+            Ok(SwingResult::Done) => self.free_old_head(target.word.block()?),
             Ok(SwingResult::Lost(_) | SwingResult::Late) => {
-                allocator.held_blocks.drop_old_extents(self.lane);
+                held_blocks().drop_old_extents(self.lane);
             }
-            Err(_) => allocator.held_blocks.set_aside_old_extents(self.lane),
+            Err(_) => held_blocks().set_aside_old_extents(self.lane),
         }
         swung
     }
@@ -299,7 +302,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
             _ => {
                 let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
                 let bytes = (key_end as u64).min(old.class.block_bytes()) as u32;
-                let remote = old.address.offset();
+                let remote = old.offset();
                 let header = Verb::Read { remote, into: Buffer::ReadBlock, bytes };
                 let chain = [write.unwrap_or(mark), mark, cas, header];
                 let chain = &chain[usize::from(write.is_none())..3 + usize::from(reads_header)];
@@ -316,8 +319,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         new: Option<&NewBlock>,
         desired: SlotWord,
     ) -> ProtocolResult<(BlockRef, [Verb; 2])> {
-        let old = target.word.block()?;
-        self.region.geometry.check_block(old)?;
+        let old = self.region.geometry.block_of(target.word)?;
         let cas = Verb::CompareSwap {
             remote: target.slot,
             expected: target.word.bits(),
@@ -325,7 +327,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         };
         let mark_of = |new: &NewBlock| Mark::superseded_by(new.free.address);
         let value = new.map_or(Mark::SUPERSEDED, mark_of).bits();
-        let mark = Verb::WriteU32 { remote: old.address.offset(), value };
+        let mark = Verb::WriteU32 { remote: old.offset(), value };
         Ok((old, [mark, cas]))
     }
 
@@ -440,14 +442,14 @@ impl<'e, F: Fabric> Operation<'e, F> {
             let fabric = self.engine.endpoint.fabric();
             let region = self.region.index;
             fabric.prefetch(region, target.slot, WORD_BYTES);
-            fabric.prefetch(region, old.address.offset(), WORD_BYTES);
+            fabric.prefetch(region, old.address.claimed_offset(), WORD_BYTES);
         }
     }
 
     /// Adds the block that this operation has unlinked to this session's lists. No LIVE word points
     /// to it, and it is in no other list (invariant I1). Returns the time.
     #[inline(always)]
-    fn retire(&self, old: BlockRef, generation: Option<u32>) -> Nanos {
+    fn retire(&self, old: NamedBlock, generation: Option<u32>) -> Nanos {
         let now = self.now();
         let read = || self.read_header(old).map(|(generation, _)| generation);
         let Some(generation) = generation.or_else(read) else {
@@ -472,7 +474,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
 
     /// Generation and expiry of the word's block, whose header and key were READ. `None` if the
     /// block does not fit the word: a damaged word may lead to another key's block, or into one.
-    pub(super) fn read_header(&self, old: BlockRef) -> Option<(u32, u64)> {
+    pub(super) fn read_header(&self, old: NamedBlock) -> Option<(u32, u64)> {
         let fabric = self.engine.endpoint.fabric();
         let block = fabric.buffer(self.lane, Buffer::ReadBlock);
         let image = fabric.buffer(self.lane, Buffer::NewBlock);
@@ -535,7 +537,7 @@ impl NewBlock {
     }
 
     pub(super) fn write(&self) -> Verb {
-        let (remote, bytes) = (self.free.address.offset(), self.write_bytes);
+        let (remote, bytes) = (self.block.offset(), self.write_bytes);
         match self.at {
             0 => Verb::Write { remote, from: Buffer::NewBlock, bytes },
             at => Verb::WritePart { remote, from: Buffer::NewBlock, at, bytes },

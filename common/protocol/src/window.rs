@@ -361,7 +361,7 @@ impl<F: Fabric> Operation<'_, F> {
         let leads_on = word.state() == SlotState::Live
             && word.fingerprint() == self.hash.fingerprint()
             && word.incarnation() == target.word.incarnation()
-            && word.block().is_ok_and(|block| self.region.geometry.check_block(block).is_ok());
+            && self.region.geometry.block_of(word).is_ok();
         if !leads_on {
             return Ok(None);
         }
@@ -378,15 +378,14 @@ impl<F: Fabric> Operation<'_, F> {
     /// target with what they tell, if the key is this operation's. So the word is the key's, and
     /// its value, which may be long, need not be READ. One round trip.
     async fn read_own_header(&self, target: ProvenSlot) -> ProtocolResult<Option<ProvenSlot>> {
-        let block = target.word.block()?;
+        let block = self.region.geometry.block_of(target.word)?;
         if !self.is_fresh(target.proved_at) {
             return Ok(None);
         }
-        self.region.geometry.check_block(block)?;
         let key_end = (BLOCK_HEADER_BYTES as usize + self.key_bytes).next_multiple_of(8);
         let bytes = block.class.block_bytes().min(key_end as u64);
         self.handle().read(self.lane, &[read_block(block, bytes)]).await?;
-        let own = self.read_header(block).filter(|_| self.is_fresh(target.proved_at));
+        let own = self.read_header(*block).filter(|_| self.is_fresh(target.proved_at));
         Ok(own.map(|(generation, expires_at_ms)| ProvenSlot {
             generation: Some(generation),
             expires_at_ms: Some(expires_at_ms),
@@ -401,7 +400,7 @@ impl<F: Fabric> Operation<'_, F> {
         word: SlotWord,
         seen_at: Nanos,
     ) -> ProtocolResult<BlockRead> {
-        let block = word.block()?;
+        let block = self.region.geometry.block_of(word)?;
         // If the lane waited too long for its turn, the block would prove nothing: do not READ it.
         if !self.is_fresh(seen_at) {
             return Ok(BlockRead::Stale);

@@ -7,7 +7,7 @@ use farside_config::ServerConfig;
 use farside_fabric::boot_time_ns;
 use farside_fabric::shm::{HugePages, RegionMemory};
 use farside_fabric::waiting::WAITED_NS_MAX;
-use farside_layout::{BlockAddress, ChunkEntry, HeaderWord, SizeClass};
+use farside_layout::{BlockRef, ChunkEntry, HeaderWord, SizeClass};
 
 use super::*;
 use crate::recovery::{self, RegionTables, ServedRegion};
@@ -27,13 +27,13 @@ impl RegionAccess for CountingAccess<'_> {
         self.tables.set_entry(chunk, entry)
     }
 
-    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
+    fn header(&self, block: BlockRef) -> Result<HeaderWord, ChainError> {
         self.headers.set(self.headers.get() + 1);
-        self.tables.header(address)
+        self.tables.header(block)
     }
 
-    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
-        self.tables.set_header(address, header)
+    fn set_header(&self, block: BlockRef, header: HeaderWord) -> Result<(), ChainError> {
+        self.tables.set_header(block, header)
     }
 
     fn clear(&self, chunk: u32) -> Result<(), ChainError> {

@@ -106,7 +106,7 @@ impl Depot {
     /// Returns the first chunk and the class of the span of this block; `None` for a block of the
     /// second chunk of a span, and outside of spans.
     pub(crate) fn span_of(&self, address: BlockAddress) -> Option<(u32, SizeClass)> {
-        let chunk = self.geometry.chunk_of(address.offset())?;
+        let chunk = self.geometry.chunk_of_block(address)?;
         Some((chunk, self.span(chunk)?.class))
     }
 
@@ -137,7 +137,8 @@ impl Depot {
         self.span(chunk).into_iter().flat_map(move |span| {
             let indices = from..end.min(span.class.blocks_per_span());
             let outside = indices.filter(move |index| !span.in_depot.has(*index));
-            outside.filter_map(move |index| Some((index, self.address(chunk, span.class, index)?)))
+            let block_at = move |index| self.geometry.block_at(chunk, span.class, index);
+            outside.filter_map(move |index| Some((index, block_at(index)?.address)))
         })
     }
 
@@ -193,12 +194,16 @@ impl Depot {
         now: Nanos,
     ) -> Result<(), BlockError> {
         let ready_at = now.saturating_add(self.options.grace);
+        let mut result = Ok(());
         for block in blocks {
-            self.accept(*block, class)?;
+            if let Err(error) = self.accept(*block, class) {
+                result = Err(error);
+                continue;
+            }
             let (chunk, index) = self.locate(block.address, class)?;
             self.change_span(chunk, ready_at, |span, _| span.add_uncarved([index].into_iter()));
         }
-        Ok(())
+        result
     }
 }
 
@@ -251,7 +256,7 @@ mod tests {
         depot.begin_drain(chunk);
         assert_eq!(depot.blocks_lasting(small), lasting - 8);
         let is_of_span =
-            |block: &FreeBlock| depot.geometry.chunk_of(block.address.offset()) == Some(chunk);
+            |block: &FreeBlock| depot.geometry.chunk_of_block(block.address) == Some(chunk);
         let (inside, outside): (Vec<_>, Vec<_>) = blocks.into_iter().partition(is_of_span);
         assert_eq!(depot.blocks_outside(chunk, 0, u64::MAX).count(), inside.len());
         // A client returns one block, and the keys of the others are evicted.

@@ -92,8 +92,8 @@ impl Depot {
     ) -> Result<(), ChainError> {
         let generation = self.options.unused_generation.wrapping_add(age);
         for index in 0..class.blocks_per_span() {
-            let Some(address) = self.address(chunk, class, index) else { continue };
-            memory.set_header(address, HeaderWord { mark: Mark::SUPERSEDED, generation })?;
+            let Some(block) = self.geometry.block_at(chunk, class, index) else { continue };
+            memory.set_header(block, HeaderWord { mark: Mark::SUPERSEDED, generation })?;
         }
         Ok(())
     }
@@ -110,8 +110,8 @@ impl Depot {
         let (class, since) = (span.class, span.whole_since);
         let mut age = memory.entry(chunk)?.age();
         for index in 0..class.blocks_per_span() {
-            let Some(address) = self.address(chunk, class, index) else { continue };
-            let header = memory.header(address)?;
+            let Some(block) = self.geometry.block_at(chunk, class, index) else { continue };
+            let header = memory.header(block)?;
             if header.bits() != 0 {
                 age = age.max(header.generation.wrapping_sub(unused));
             }

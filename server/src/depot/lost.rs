@@ -60,7 +60,7 @@ impl Depot {
     /// Ignores an address at which no block starts. The size class in a slot is not compared: the
     /// block of a damaged slot is not lost.
     pub(crate) fn clear_suspicion(&mut self, address: BlockAddress) {
-        let chunk = self.geometry.chunk_of(address.offset());
+        let chunk = self.geometry.chunk_of_block(address);
         let Some(span) = chunk.and_then(|chunk| self.span(chunk)) else { return };
         if let Ok((chunk, index)) = self.locate(address, span.class)
             && let Chunk::Span(span) = &mut self.chunks[chunk as usize]
@@ -79,9 +79,9 @@ impl Depot {
         let Some(suspects) = span.suspects.as_ref().filter(|bits| !bits.is_empty()) else {
             return Ok(None);
         };
-        // Drops no suspect: every block of a span in the heap has an address.
-        let address_of = |index| self.address(chunk, span.class, index);
-        let headers = suspects.iter().filter_map(address_of).map(|address| memory.header(address));
+        // Drops no suspect: every index of a span is that of a block.
+        let block_of = |index| self.geometry.block_at(chunk, span.class, index);
+        let headers = suspects.iter().filter_map(block_of).map(|block| memory.header(block));
         let headers = headers.collect::<Result<_, _>>()?;
         Ok(Some(NotedSuspects { chunk, suspects: suspects.clone(), headers }))
     }
@@ -103,10 +103,9 @@ impl Depot {
         let mut lost = Bits::none(class.blocks_per_span());
         for (index, header) in noted.suspects.iter().zip(&noted.headers) {
             let is_suspect = suspects.has(index) && !span.in_depot.has(index);
-            let Some(address) = self.address(chunk, class, index).filter(|_| is_suspect) else {
-                continue;
-            };
-            if memory.header(address)? == *header {
+            let block = self.geometry.block_at(chunk, class, index);
+            let Some(block) = block.filter(|_| is_suspect) else { continue };
+            if memory.header(block)? == *header {
                 lost.set(index);
             }
         }

@@ -83,7 +83,7 @@ impl Depot {
     /// Returns the first chunk of the span, and the index there, of a block that the depot does not
     /// have. `None` if the address, which may be any, names no such block.
     fn locate_outside(&self, address: BlockAddress) -> Option<(u32, u64)> {
-        let chunk = self.geometry.chunk_of(address.offset())?;
+        let chunk = self.geometry.chunk_of_block(address)?;
         let span = self.span(chunk)?;
         let (chunk, index) = self.locate(address, span.class).ok()?;
         (!span.in_depot.has(index)).then_some((chunk, index))
@@ -118,7 +118,8 @@ impl Depot {
         if let Some(counts) = span.read_counts.as_mut().filter(|_| reads > 0) {
             counts.take_away(index);
         }
-        Some(VisitedBlock { address: self.address(chunk, class, index)?, reads })
+        let block = self.geometry.block_at(chunk, class, index)?;
+        Some(VisitedBlock { address: block.address, reads })
     }
 
     /// Forgets the reads of all blocks of the class.

@@ -30,13 +30,13 @@ impl RegionAccess for FakeMemory {
         Ok(())
     }
 
-    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
-        let header = self.headers.borrow().get(&address).copied();
+    fn header(&self, block: BlockRef) -> Result<HeaderWord, ChainError> {
+        let header = self.headers.borrow().get(&block.address).copied();
         Ok(header.unwrap_or(HeaderWord::from_bits(0)))
     }
 
-    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
-        self.headers.borrow_mut().insert(address, header);
+    fn set_header(&self, block: BlockRef, header: HeaderWord) -> Result<(), ChainError> {
+        self.headers.borrow_mut().insert(block.address, header);
         Ok(())
     }
 
@@ -115,11 +115,16 @@ fn every_class_can_use_all_memory_to_the_last_block() {
         let spans = u64::from(geometry(16 << 20).chunks()) / class.chunks_per_span();
         assert_eq!(blocks.len() as u64, spans * class.blocks_per_span(), "{class:?}");
         let bytes = class.block_bytes();
-        let span = |block: &FreeBlock| (block.address.offset(), block.address.offset() + bytes);
+        let span = |block: &FreeBlock| {
+            (block.address.claimed_offset(), block.address.claimed_offset() + bytes)
+        };
         assert_disjoint(blocks.iter().map(span).collect());
         for block in &blocks {
-            let block =
-                BlockRef { address: block.address, class, generation_low: block.generation as u8 };
+            let block = NamedBlock {
+                address: block.address,
+                class,
+                generation_low: block.generation as u8,
+            };
             geometry(16 << 20).check_block(block).unwrap();
         }
         let found = depot.classes();
@@ -135,13 +140,14 @@ fn a_large_block_takes_two_chunks_and_the_chunk_table_has_both() {
     let mut depot = depot(16 << 20);
     let class = class(BLOCK_BYTES_MAX);
     let blocks = depot.take(class, 1, 0, &memory).unwrap();
-    let chunk = geometry(16 << 20).chunk_of(blocks[0].address.offset()).unwrap();
+    let chunk = geometry(16 << 20).chunk_of(blocks[0].address.claimed_offset()).unwrap();
     let entries = memory.entries.borrow();
     assert_eq!(entries.len(), 2);
     assert_eq!(entries[&chunk], ChunkEntry::new(ChunkUse::Blocks(class)));
     assert_eq!(entries[&(chunk + 1)], ChunkEntry::new(ChunkUse::Continued));
     // No block starts in the second chunk, although its start is aligned.
-    let inside = BlockAddress::from_offset(blocks[0].address.offset() + CHUNK_BYTES).unwrap();
+    let inside =
+        BlockAddress::from_offset(blocks[0].address.claimed_offset() + CHUNK_BYTES).unwrap();
     let lie = FreeBlock { address: inside, generation: 1 };
     let error = depot.give(class, vec![lie], true, 0).unwrap_err();
     assert!(matches!(error, BlockError::NoSuchBlock { .. }), "{error}");
@@ -211,7 +217,7 @@ fn blocks_that_a_client_cannot_have_are_refused_and_change_nothing() {
         address: BlockAddress::from_offset(offset).unwrap(),
         generation: 1,
     };
-    let start = blocks[0].address.offset();
+    let start = blocks[0].address.claimed_offset();
     let free_chunk = start / CHUNK_BYTES * CHUNK_BYTES + CHUNK_BYTES;
     for (lie, what) in [
         (block_at(0), "the superblock"),
@@ -234,7 +240,7 @@ fn blocks_that_a_client_cannot_have_are_refused_and_change_nothing() {
     // No client ever had this block.
     let mut fresh = self::depot(8 << 20);
     let first = take(&mut fresh, class_taken, 1, 0)[0];
-    let next = block_at(first.address.offset() + (64 << 10));
+    let next = block_at(first.address.claimed_offset() + (64 << 10));
     assert!(matches!(
         fresh.give(class_taken, vec![next], true, 0),
         Err(BlockError::InDepot { .. })
@@ -251,7 +257,7 @@ fn linked_blocks_are_unavailable_until_they_are_given() {
     });
     let start = geometry.chunk_offset(1).unwrap();
     let address = |n: u64| BlockAddress::from_offset(start + n * class.block_bytes()).unwrap();
-    let linked = BlockRef { address: address(2), class, generation_low: 0 };
+    let linked = NamedBlock { address: address(2), class, generation_low: 0 };
     depot.note_linked(linked, 0).unwrap();
     assert!(matches!(depot.note_linked(linked, 0), Err(BlockError::LinkedTwice { .. })));
     // A client has unlinked the block and gives it back, before the depot has read its header.
@@ -294,7 +300,7 @@ proptest! {
             }
         }
         let span = |class: SizeClass, block: &FreeBlock| {
-            (block.address.offset(), block.address.offset() + class.block_bytes())
+            (block.address.claimed_offset(), block.address.claimed_offset() + class.block_bytes())
         };
         let spans = |class: &SizeClass, blocks: &Vec<FreeBlock>| {
             blocks.iter().map(|block| span(*class, block)).collect::<Vec<_>>()
@@ -344,7 +350,8 @@ mod movement {
         assert!(depot.chunks_emptied >= chunks - 1);
         // More than every generation that was in the chunk.
         assert_eq!(first[0].generation, 8);
-        let header = memory.header(first[0].address).unwrap();
+        let block = NamedBlock { address: first[0].address, class: large, generation_low: 0 };
+        let header = memory.header(depot.geometry.check_block(block).unwrap()).unwrap();
         assert_eq!(header, HeaderWord { mark: Mark::SUPERSEDED, generation: 7 });
     }
 
@@ -353,7 +360,7 @@ mod movement {
         let mut depot = depot(32 << 20);
         let class = class(512 << 10);
         let blocks = take_each(&mut depot, class, 8, 0, &FakeMemory::default());
-        let chunk = |block: &FreeBlock| block.address.offset() / CHUNK_BYTES;
+        let chunk = |block: &FreeBlock| block.address.claimed_offset() / CHUNK_BYTES;
         let (first, second) = (chunk(&blocks[0]), chunk(&blocks[7]));
         assert!(first != second && blocks.iter().filter(|b| chunk(b) == first).count() == 4);
         // Three blocks of the first chunk are free, and one of the second.
@@ -374,7 +381,7 @@ mod movement {
         let [linked, held, given, changed, lost, ..] = blocks[..] else { panic!() };
         depot.clear_suspicion(linked.address);
         depot.clear_suspicion(held.address);
-        let chunk = geometry(8 << 20).chunk_of(lost.address.offset()).unwrap();
+        let chunk = geometry(8 << 20).chunk_of(lost.address.claimed_offset()).unwrap();
         let noted = depot.note(chunk, &memory).unwrap().unwrap();
         assert_eq!(noted.count(), 6);
         depot.give(class, vec![given], true, 0).unwrap();

@@ -107,8 +107,8 @@ impl Evictor {
             };
             let (inside, outside): (Vec<_>, Vec<_>) = blocks.into_iter().partition(is_inside);
             let inside: Vec<_> = inside.iter().map(|removed| removed.block).collect();
-            depot.give_drained(drain.class, &inside, now)?;
-            give_unlinked(depot, outside, now)
+            let drained = depot.give_drained(drain.class, &inside, now);
+            drained.and(give_unlinked(depot, outside, now))
         };
         let done = self.evict_each(addresses, drain.class, tools, until, give)?;
         let is_last = batch.len() < BLOCKS_PER_BATCH && done.tried == batch.len();
@@ -267,7 +267,13 @@ impl Evictor {
                     && idle_ms > idle_there + idle_there / 4 + IDLE_MS_MIN
                     && demand.is_met_by(left, self.grace, now)
             });
-            (can_give && tools.depot.spans(class).len() > 1).then_some((idle_ms, class))
+            // The last span of a class goes only to a larger one that no other class can serve.
+            let can_have = |class: SizeClass| tools.depot.blocks_lasting(class) > 0;
+            let is_served = taker.is_none_or(|(taking, _)| {
+                SizeClass::of_values().any(|class| taking <= class && can_have(class))
+            });
+            let spans_min = if is_served { 2 } else { 1 };
+            (can_give && tools.depot.spans(class).len() >= spans_min).then_some((idle_ms, class))
         });
         givers.max().map(|(_, class)| class)
     }

@@ -64,12 +64,12 @@ impl Cache {
     }
 
     /// Stores a key as clients do. Returns its block.
-    fn store(&mut self, key: u64, written_at_ms: u64) -> BlockRef {
+    fn store(&mut self, key: u64, written_at_ms: u64) -> NamedBlock {
         let free = self.opened.take_blocks(self.class, 1, boot_time_ns()).unwrap()[0];
         self.store_in(free, key, written_at_ms)
     }
 
-    fn store_in(&self, free: FreeBlock, key: u64, written_at_ms: u64) -> BlockRef {
+    fn store_in(&self, free: FreeBlock, key: u64, written_at_ms: u64) -> NamedBlock {
         let class = self.class;
         let FreeBlock { address, generation } = free;
         let mut image = vec![0u64; (class.block_bytes() / 8) as usize];
@@ -79,14 +79,14 @@ impl Cache {
             BlockStamp { address, generation, writer, written_at_ms, expires_at_ms, is_pinned };
         let value_bytes = class.block_bytes() - BLOCK_HEADER_BYTES - 8;
         seal(image.as_mut_bytes(), 8, value_bytes as u32, stamp).unwrap();
-        self.opened.region.write(address.offset(), &image).unwrap();
-        let block = BlockRef { address, class, generation_low: generation as u8 };
+        self.opened.region.write(address.claimed_offset(), &image).unwrap();
+        let block = NamedBlock { address, class, generation_low: generation as u8 };
         self.link(key, block);
         block
     }
 
     /// Lets a free slot of the key lead to this block.
-    fn link(&self, key: u64, block: BlockRef) {
+    fn link(&self, key: u64, block: NamedBlock) {
         let hash = self.hash(key);
         let slot =
             self.slots(key).find(|slot| self.word(*slot).state() == SlotState::Empty).unwrap();
@@ -95,7 +95,7 @@ impl Cache {
         self.opened.region.store(slot, word.bits()).unwrap();
     }
 
-    fn is_stored(&self, key: u64, block: BlockRef) -> bool {
+    fn is_stored(&self, key: u64, block: NamedBlock) -> bool {
         self.opened.index.find_linked(self.hash(key), block).unwrap().is_some()
     }
 
@@ -111,7 +111,7 @@ const NEVER: Nanos = HOUR * 24 * 365;
 
 impl Cache {
     /// Fills the class with keys. Returns their blocks, each at the index of its key.
-    fn fill(&mut self) -> Vec<BlockRef> {
+    fn fill(&mut self) -> Vec<NamedBlock> {
         let mut blocks = Vec::new();
         while self.opened.depot.blocks_to_give(self.class).0 > 0 {
             blocks.push(self.store(blocks.len() as u64, 1 + blocks.len() as u64));
@@ -133,7 +133,7 @@ impl Cache {
     }
 
     /// Returns the keys that are stored, of those with these blocks.
-    fn stored(&self, blocks: &[BlockRef]) -> Vec<u64> {
+    fn stored(&self, blocks: &[NamedBlock]) -> Vec<u64> {
         let keys = (0..).zip(blocks).filter(|(key, block)| self.is_stored(*key, **block));
         keys.map(|(key, _)| key).collect()
     }
@@ -184,7 +184,7 @@ fn a_marked_block_to_which_a_slot_leads_is_evicted_in_a_later_round() {
     let mut cache = Cache::new(4096);
     let blocks = cache.fill();
     let marked = blocks.iter().skip(1).step_by(2);
-    for offset in marked.clone().map(|block| block.address.offset()) {
+    for offset in marked.clone().map(|block| block.address.claimed_offset()) {
         let word = cache.opened.region.load(offset).unwrap();
         cache.opened.region.store(offset, word | u64::from(Mark::SUPERSEDED.bits())).unwrap();
     }
@@ -244,7 +244,7 @@ fn a_span_that_drains_becomes_empty_once_clients_return_its_blocks() {
     let class = cache.class;
     let blocks: Vec<_> = (0..500).map(|key| (key, cache.store(key, 1 + key))).collect();
     let held = cache.opened.take_blocks(class, 1, boot_time_ns()).unwrap();
-    let chunk = cache.opened.geometry.chunk_of(blocks[0].1.address.offset()).unwrap();
+    let chunk = cache.opened.geometry.chunk_of(blocks[0].1.address.claimed_offset()).unwrap();
     let recall = cache.with(|evictor, tools| {
         evictor.begin(chunk, class, tools, 0);
         while evictor.drain(tools, 1, Nanos::MAX).unwrap() {}
@@ -322,7 +322,7 @@ fn spans_with_pinned_values_do_not_drain_if_others_can() {
     let class = cache.class;
     let held = cache.opened.take_blocks(class, 1, boot_time_ns()).unwrap()[0];
     let chunk_of = |cache: &Cache, address: BlockAddress| {
-        cache.opened.geometry.chunk_of(address.offset()).unwrap()
+        cache.opened.geometry.chunk_of(address.claimed_offset()).unwrap()
     };
     // Each span but that of the held block has one pinned value.
     let unpinned = chunk_of(&cache, held.address);

@@ -192,6 +192,11 @@ impl Figures {
             "Splits that cannot end because an entry is damaged.",
             statistics.splits_stuck,
         )?;
+        to.counter(
+            "farside_index_skipped_slots",
+            "How often the server skipped a slot because its word is damaged.",
+            statistics.slots_skipped,
+        )?;
         to.gauge(
             "farside_index_growth_blocked",
             "1 if the last split found no memory, so that some new keys find no room.",

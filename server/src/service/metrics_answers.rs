@@ -96,6 +96,7 @@ labels! {
     MESSAGES, message_label(Request):
     Request::TakeBlocks { .. } => "take_blocks",
     Request::GiveBlocks { .. } => "give_blocks",
+    Request::GiveHeads { .. } => "give_heads",
     Request::Held { .. } => "held",
     Request::Collect => "collect",
     Request::Split { .. } => "split",
@@ -214,6 +215,7 @@ mod tests {
         let requests = [
             Request::TakeBlocks { class, count: 1 },
             Request::GiveBlocks { class, rested: true, blocks: Vec::new() },
+            Request::GiveHeads { class, blocks: Vec::new() },
             Request::Held { collection: 1, last: true, blocks: Vec::new() },
             Request::Collect,
             Request::Split { directory_hash: 0, local_depth: 0 },

@@ -4,11 +4,11 @@
 use farside_config::ServerConfig;
 use farside_control::{FreeBlock, Role, ServerMessage, ServerStatistics, SplitOutcome};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
-use farside_layout::{BlockAddress, SizeClass};
+use farside_layout::{BlockAddress, NamedBlock, SizeClass};
 
 use super::recalls::Recalls;
 use crate::collect::{Collector, CollectorRequest};
-use crate::content::BlockReader;
+use crate::content::{BlockReader, for_each_owned_extent};
 use crate::depot::BlockError;
 use crate::eviction::{Evictor, Tools};
 use crate::expiry::{Reaper, RemovedBlock};
@@ -96,16 +96,40 @@ impl RegionKeeper {
         if count == 0 || !blocks.is_empty() {
             return Ok((ServerMessage::Blocks { class, rested: true, soon: false, blocks }, false));
         }
+        if let Some(larger) = self.larger_class(class, true) {
+            return Ok((ServerMessage::Larger { class, larger }, false));
+        }
         let evicts = self.evict_for(class)?;
         let begins_recall = !evicts && self.begin_recall(Some(class), now);
         let soon =
             evicts || self.recalls.is_recent(class, now) || self.opened.has_block_soon(class, now);
+        if !soon && let Some(larger) = self.larger_class(class, false) {
+            return Ok((ServerMessage::Larger { class, larger }, begins_recall));
+        }
         self.statistics.requests_denied += u64::from(!soon);
         let is_full = |evictor: &Evictor| evictor.is_full_of_pins(class, &self.opened.depot);
         if !soon && self.evictor.as_ref().is_some_and(is_full) {
             return Ok((ServerMessage::AllPinned { class }, begins_recall));
         }
+        if let Some(at) = self.opened.depot.chunk_free_at().filter(|_| !soon) {
+            let in_ms = (at.saturating_sub(now) / 1_000_000).try_into().unwrap_or(u32::MAX);
+            return Ok((ServerMessage::RoomLater { class, in_ms }, begins_recall));
+        }
         Ok((ServerMessage::Blocks { class, rested: true, soon, blocks }, begins_recall))
+    }
+
+    /// Returns the class whose blocks to take for a value of this class, of which a cache has none:
+    /// the next larger one with keys that can go. There may be more classes in use than chunks, and a
+    /// chunk needs long to change its class. With `at_once` only for a class without any span.
+    fn larger_class(&self, class: SizeClass, at_once: bool) -> Option<SizeClass> {
+        let (evictor, depot) = (self.evictor.as_ref()?, &self.opened.depot);
+        if class > SizeClass::LARGEST_OF_VALUES || at_once && !depot.spans(class).is_empty() {
+            return None;
+        }
+        let has_room = |larger: &SizeClass| {
+            depot.blocks_lasting(*larger) > 0 && !evictor.is_full_of_pins(*larger, depot)
+        };
+        SizeClass::of_values().filter(|larger| class < *larger).find(has_room)
     }
 
     /// Evicts a first few keys for a request that found no blocks, if the region is a cache.
@@ -166,6 +190,37 @@ impl RegionKeeper {
         self.opened.depot.give(class, blocks, rested, now)?;
         self.statistics.blocks_returned += count;
         Ok(())
+    }
+
+    /// Gives heads that a client has just unlinked to the depot, and the extents that are theirs.
+    /// The session has not written these heads, so their tables may name blocks of other keys.
+    pub(super) fn give_heads(
+        &mut self,
+        class: SizeClass,
+        heads: Vec<FreeBlock>,
+        now: Nanos,
+    ) -> Result<Result<(), BlockError>, ChainError> {
+        self.figures_at = None;
+        for head in heads {
+            let generation_low = head.generation.wrapping_sub(1) as u8;
+            let named = NamedBlock { address: head.address, class, generation_low };
+            let ServedRegion { index, depot, geometry, region, .. } = &mut self.opened;
+            let outside = BlockError::Outside { offset: head.address.claimed_offset() };
+            let Ok(block) = geometry.check_block(named) else { return Ok(Err(outside)) };
+            let (mut extents, class_of_extents) = (Vec::new(), SizeClass::EXTENT);
+            for_each_owned_extent(region, geometry, block, |extent| {
+                extents.push(extent);
+                Ok::<_, ChainError>(())
+            })?;
+            if let Err(error) = depot.give(class, vec![head], false, now) {
+                return Ok(Err(error));
+            }
+            self.statistics.blocks_returned += 1 + extents.len() as u64;
+            if let Err(error) = depot.give_found(class_of_extents, extents, now) {
+                index.skipped.note(head.address.claimed_offset(), error);
+            }
+        }
+        Ok(Ok(()))
     }
 
     /// Gives the blocks of undelivered answers back to the depot. Those that had rested need not
@@ -380,6 +435,7 @@ impl RegionKeeper {
             directory_depth: index.depth.into(),
             splits: index.splits,
             splits_stuck: index.unfinished.len() as u64,
+            slots_skipped: index.skipped.count(),
             collections: self.collector.finished,
             collections_next: self.collector.next(),
             collecting: self.collector.activity(),

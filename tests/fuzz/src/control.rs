@@ -48,6 +48,7 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
     let addresses: Vec<_> = blocks.iter().map(|block| block.address).collect();
     let requests = [
         Request::TakeBlocks { class, count: 512 },
+        Request::GiveHeads { class, blocks: blocks.clone() },
         Request::GiveBlocks { class, rested: true, blocks },
         Request::Held { collection: 7, last: true, blocks: addresses.clone() },
         Request::Reads { found: 1 << 40, absent: 3, blocks: addresses.clone() },
@@ -74,7 +75,9 @@ pub(crate) fn requests() -> Vec<Vec<u8>> {
 pub(crate) fn request(bytes: &[u8]) -> bool {
     let Some(request) = decoded(Request::decode(bytes)) else { return false };
     match &request {
-        Request::GiveBlocks { blocks, .. } => assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX),
+        Request::GiveBlocks { blocks, .. } | Request::GiveHeads { blocks, .. } => {
+            assert!(blocks.len() <= BLOCKS_PER_MESSAGE_MAX)
+        }
         Request::Held { blocks, .. } => assert!(blocks.len() <= HELD_PER_MESSAGE_MAX),
         Request::Reads { blocks, .. } | Request::Samples { blocks } => {
             assert!(blocks.len() <= READS_PER_MESSAGE_MAX);
@@ -119,6 +122,8 @@ pub(crate) fn replies() -> Vec<Vec<u8>> {
         ServerMessage::Blocks { class, rested: true, soon: false, blocks },
         ServerMessage::Blocks { class, rested: false, soon: true, blocks: Vec::new() },
         ServerMessage::AllPinned { class },
+        ServerMessage::RoomLater { class, in_ms: 7 },
+        ServerMessage::Larger { class, larger: SizeClass::EXTENT },
         ServerMessage::Split { directory_hash: 7, local_depth: 3, outcome: SplitOutcome::Later },
         ServerMessage::Request(ServerRequest::Report { collection: 9 }),
         ServerMessage::Request(ServerRequest::Return),

@@ -1,8 +1,8 @@
 //! Targets: the superblock, windows of the index with their words, and blocks.
 
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, CLIENT_IDS,
-    ChunkEntry, DirectoryEntry, Format, Geometry, INCARNATION_OFFSET, LayoutError,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockStamp, CHUNK_BYTES, CLIENT_IDS, ChunkEntry,
+    DirectoryEntry, Format, Geometry, INCARNATION_OFFSET, LayoutError, NamedBlock,
     REGION_BYTES_MAX, REGION_BYTES_MIN, ROW_BYTES, Row, RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES,
     SizeClass, Slot, SlotState, SlotWord, Superblock, WINDOW_BYTES, WINDOW_SLOTS, Window,
     block_bytes, seal, side_of, slot_in_subtable,
@@ -92,7 +92,7 @@ pub(crate) fn windows() -> Vec<Vec<u8>> {
     let heap = geometry.chunk_offset(1).unwrap();
     let class = SizeClass::from_index(7).unwrap();
     let address = BlockAddress::from_offset(heap).unwrap();
-    let block = BlockRef { address, class, generation_low: 3 };
+    let block = NamedBlock { address, class, generation_low: 3 };
     let pending = SlotWord::empty(5).pending(0xaa, block);
     let live = pending.live(block, true);
     let words = [
@@ -163,7 +163,7 @@ fn check_word(word: SlotWord, geometry: &Geometry) {
     let Ok(block) = word.block() else { return };
     assert_eq!(word.live(block, word.is_conditional()).with_state(word.state()), word);
     if geometry.check_block(block).is_ok() {
-        let start = block.address.offset();
+        let start = block.address.claimed_offset();
         let last = start + block.class.block_bytes() - 1;
         let chunks = [start, last].map(|offset| geometry.chunk_of(offset).unwrap());
         assert!(chunks[1] - chunks[0] <= block.class.chunks_per_span() as u32);

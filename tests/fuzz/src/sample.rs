@@ -9,10 +9,10 @@ use farside_fabric::shm::{HugePages, Region, RegionMemory, ShmFabric};
 use farside_fabric::{Endpoint, LaneId};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockAddress, BlockRef, BlockStamp, CHUNK_BYTES, ChunkEntry, ChunkUse,
-    DirectoryEntry, Format, Geometry, HINT_OFFSET, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,
-    SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock, class_for, seal,
-    side_of, slot_in_subtable,
+    BLOCK_HEADER_BYTES, BlockAddress, BlockStamp, CHUNK_BYTES, ChunkEntry, ChunkUse,
+    DirectoryEntry, Format, Geometry, HINT_OFFSET, NamedBlock, ROW_BYTES, ROWS_PER_SUBTABLE,
+    RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock,
+    class_for, seal, side_of, slot_in_subtable,
 };
 use farside_tools::check::{CheckError, Problem, Report, Scope, check};
 
@@ -126,7 +126,7 @@ impl Sample {
     }
 
     /// Writes a block, at index `n` of the span of its class. Returns the reference to the block.
-    pub fn store_block(&self, key: &str, value: &[u8], n: u64) -> BlockRef {
+    pub fn store_block(&self, key: &str, value: &[u8], n: u64) -> NamedBlock {
         let class = class_for(key.len(), value.len()).unwrap();
         let mut chunk = 0;
         let chunk_use = |chunk| {
@@ -154,7 +154,7 @@ impl Sample {
         };
         seal(&mut image, key.len() as u16, value.len() as u32, stamp).unwrap();
         self.region.write(offset, &to_words(&image)).unwrap();
-        BlockRef { address, class, generation_low: generation as u8 }
+        NamedBlock { address, class, generation_low: generation as u8 }
     }
 
     /// Returns the offset of the first empty slot of a key's window.
@@ -169,7 +169,7 @@ impl Sample {
     }
 
     /// Links a block in a slot.
-    pub fn link(&self, slot: u64, hash: KeyHash, block: BlockRef, incarnation: u8) {
+    pub fn link(&self, slot: u64, hash: KeyHash, block: NamedBlock, incarnation: u8) {
         let word = SlotWord::empty(incarnation).pending(hash.fingerprint(), block);
         let word = word.live(block, false);
         self.region.store(slot, word.bits()).unwrap();
@@ -180,7 +180,7 @@ impl Sample {
         let block = self.store_block(key, value, n);
         let slot = self.free_slot(key);
         self.link(slot, self.hash(key), block, n as u8);
-        self.used.push(UsedSlot { slot, block: block.address.offset() });
+        self.used.push(UsedSlot { slot, block: block.address.claimed_offset() });
     }
 
     /// Checks the whole region once: no client changes it, so a problem does not disappear.

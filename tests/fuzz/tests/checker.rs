@@ -89,7 +89,7 @@ fn a_split_under_way_is_followed() {
     let live = SlotWord::from_bits(sample.region.load(new).unwrap());
     let hint = sample.region.load(new + 8).unwrap();
     sample.region.write(old, &[live.bits(), hint]).unwrap();
-    let block = live.block().unwrap().address.offset();
+    let block = live.block().unwrap().address.claimed_offset();
     let twice = Problem::BlockTwice { first: old.min(new), second: old.max(new), block };
     assert!(sample.problems().contains(&twice), "{:?}", sample.problems());
 }

@@ -196,7 +196,7 @@ impl Execution<'_> {
         }
         self.check_former()?;
         if let Some(extent) = self.world.borrow().unheld_extent {
-            return Err(Violation::Unheld(extent.offset()));
+            return Err(Violation::Unheld(extent.claimed_offset()));
         }
         if self.prepared.changes_two_regions {
             two_regions::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;

@@ -365,7 +365,7 @@ fn expected_sum(head: &[u8], number: usize, remote: u64) -> Option<u32> {
     let table = &rest[key_bytes..][..header.value_bytes() as usize];
     let table = ExtentTable::decode(key_bytes, table, SHAPE).ok()?;
     let extent = table.extents.get(number)?;
-    let start = extent.address().offset() + extent_data_offset(key_bytes);
+    let start = extent.address().claimed_offset() + extent_data_offset(key_bytes);
     (start == remote).then(|| extent.sum())
 }
 

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 
 use farside_fabric::{Buffer, ChainError, Nanos, Verb};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockRef, BlockStamp, HINT_OFFSET,
-    HeaderWord, INCARNATIONS, Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockStamp, HINT_OFFSET, HeaderWord,
+    INCARNATIONS, NamedBlock, Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -307,7 +307,7 @@ impl MutantFabric {
             // As if a PUT had replaced the value by one in the same block.
             Mutant::AbsorbedByTomb if is(Live, Live) && met.state() == Tomb => {
                 let block = wanted.block().ok();
-                let next = |block: BlockRef| BlockRef {
+                let next = |block: NamedBlock| NamedBlock {
                     generation_low: block.generation_low.wrapping_add(1),
                     ..block
                 };
@@ -398,7 +398,7 @@ fn leads_to(remote: u64, block: &[u64]) -> Slot {
     let (Some(address), Some(class)) = (address, class) else {
         return Slot::new(SlotWord::default(), 0);
     };
-    let (block, hash) = (BlockRef { address, class, generation_low }, hash(&keys()[0]));
+    let (block, hash) = (NamedBlock { address, class, generation_low }, hash(&keys()[0]));
     Slot::new(SlotWord::live_in(0, hash.fingerprint(), block, false), hash.hint(0))
 }
 

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use farside_fabric::RegionIndex;
 use farside_layout::hash::{KeyHash, KeyHasher, NO_HINT};
 use farside_layout::{
-    Block, BlockAddress, BlockRef, DirectoryEntry, ExtentShape, ExtentTable, Format, FreeBlock,
-    Geometry, HINT_OFFSET, HeaderWord, REGION_BYTES_MIN, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,
+    Block, BlockAddress, DirectoryEntry, ExtentShape, ExtentTable, Format, FreeBlock, Geometry,
+    HINT_OFFSET, HeaderWord, NamedBlock, REGION_BYTES_MIN, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,
     SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock,
     WINDOW_SLOTS, class_for, extent_data_offset, side_of, slot_in_subtable,
 };
@@ -247,7 +247,7 @@ impl SimRegion {
         }
         let other_fingerprint = hash(&keys()[0]).fingerprint().wrapping_add(1);
         let block = self.block(self.blocks_max - 1);
-        let block = BlockRef { address: block, class: self.class, generation_low: 1 };
+        let block = NamedBlock { address: block, class: self.class, generation_low: 1 };
         let taken = SlotWord::empty(0).pending(other_fingerprint, block).live(block, false);
         for (subtable, at) in self.slots_of(&subtables) {
             let slot = self.slot(subtable, at);
@@ -372,8 +372,8 @@ impl SimRegion {
     }
 
     /// Returns the block that holds key 0 at the start.
-    pub(crate) fn first_block(&self) -> BlockRef {
-        BlockRef { address: self.block(0), class: self.class, generation_low: 1 }
+    pub(crate) fn first_block(&self) -> NamedBlock {
+        NamedBlock { address: self.block(0), class: self.class, generation_low: 1 }
     }
 
     /// Returns the block at this offset, and the word in it.
@@ -410,7 +410,7 @@ impl SimRegion {
     fn linked<'m>(
         &'m self,
         memory: &'m Memory,
-    ) -> impl Iterator<Item = (SlotWord, u64, BlockRef)> + 'm {
+    ) -> impl Iterator<Item = (SlotWord, u64, NamedBlock)> + 'm {
         let fingerprint = hash(&keys()[0]).fingerprint();
         self.words(memory).filter_map(move |(slot, word)| {
             let states = [SlotState::Live, SlotState::Frozen, SlotState::Copy];
@@ -436,27 +436,27 @@ impl SimRegion {
     }
 
     /// Returns the extents of a linked head.
-    pub(crate) fn extents_of(&self, memory: &Memory, head: BlockRef) -> Vec<BlockAddress> {
+    pub(crate) fn extents_of(&self, memory: &Memory, head: NamedBlock) -> Vec<BlockAddress> {
         let bytes = self.bytes(memory, head);
         let found = Block::decode(&bytes, head.address).expect("a linked head is whole");
         let table = ExtentTable::of(&found, SHAPE).expect("a linked head has a table");
         table.extents.iter().map(|extent| extent.address()).collect()
     }
 
-    fn bytes(&self, memory: &Memory, block: BlockRef) -> Vec<u8> {
+    fn bytes(&self, memory: &Memory, block: NamedBlock) -> Vec<u8> {
         let words = 0..block.class.block_bytes() / 8;
-        let offset = block.address.offset();
+        let offset = block.address.claimed_offset();
         words.flat_map(|word| self.load(memory, offset + word * 8).to_le_bytes()).collect()
     }
 
     /// Returns the offset of the block that holds a key, or 0 if no block does.
     pub(crate) fn block_of(&self, memory: &Memory, key: usize) -> u64 {
-        let holds = |block: &BlockRef| {
+        let holds = |block: &NamedBlock| {
             let bytes = self.bytes(memory, *block);
             Block::decode(&bytes, block.address).is_ok_and(|found| found.key() == keys()[key])
         };
         let mut blocks = self.linked(memory).map(|(_, _, block)| block);
-        blocks.find(holds).map_or(0, |block| block.address.offset())
+        blocks.find(holds).map_or(0, |block| block.address.claimed_offset())
     }
 
     /// Checks that every linked block is whole, is linked once, is the only one of its key, and is
@@ -492,7 +492,7 @@ impl SimRegion {
     fn inspect_extents(
         &self,
         memory: &Memory,
-        head: BlockRef,
+        head: NamedBlock,
         found: &Block<'_>,
         blocks: &mut BTreeSet<u32>,
     ) -> Option<&'static str> {
@@ -501,7 +501,7 @@ impl SimRegion {
         }
         let Ok(table) = ExtentTable::of(found, SHAPE) else { return Some("another table") };
         for (number, extent) in table.extents.iter().enumerate() {
-            let offset = extent.address().offset();
+            let offset = extent.address().claimed_offset();
             let header = HeaderWord::from_bits(self.load(memory, offset));
             let start = offset + extent_data_offset(KEY_BYTES);
             let words = 0..table.part_bytes(number).div_ceil(8);

@@ -218,7 +218,7 @@ async fn sweep(session: &TestSession, world: &RefCell<World>) -> Event {
         }
         for slot in slots {
             let block_of = async |block: BlockRef| {
-                read(block.address.offset(), block.class.block_bytes()).await
+                read(block.address.claimed_offset(), block.class.block_bytes()).await
             };
             clear_left_by(
                 (endpoint, RegionIndex::FIRST),

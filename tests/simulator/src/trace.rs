@@ -70,7 +70,7 @@ fn word(region: &SimRegion, bits: u64) -> String {
     let incarnation = word.incarnation();
     let conditional = if word.is_conditional() { " cond" } else { "" };
     let block = word.block().ok().and_then(|block| {
-        let (number, _) = region.block_at(block.address.offset())?;
+        let (number, _) = region.block_at(block.address.claimed_offset())?;
         Some(format!(" block {number}.{}", block.generation_low))
     });
     let state = format!("{:?}", word.state()).to_uppercase();

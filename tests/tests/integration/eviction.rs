@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use farside::{Role, Session};
+use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, scaled, self_describing, wait_until,
 };
@@ -241,5 +242,35 @@ fn an_idle_session_keeps_no_memory_from_other_sizes() {
         let old = statistics.classes.iter().find(|class| class.class.block_bytes() == 1280);
         old.is_none_or(|old| old.blocks * 1280 < 8 << 20)
     });
+    server.assert_verifies();
+}
+
+/// There are more block sizes than chunks, and a chunk takes 288 x GRACE to change its size.
+#[test]
+fn a_cache_stores_values_of_more_sizes_than_it_has_chunks() {
+    const KEY_BYTES: usize = 8;
+    const ROUNDS: u64 = 30;
+    let server = ServerProcess::start("--memory 32MiB --index 64KiB --grace-ms 20 --evict");
+    let mut session = server.session();
+    let sizes: Vec<u64> = SizeClass::of_values()
+        .map(SizeClass::block_bytes)
+        .take_while(|bytes| *bytes <= 512 << 10)
+        .collect();
+    let chunks = server.client().admin().statistics().unwrap().chunks;
+    assert!(sizes.len() as u64 > 2 * chunks, "{} sizes, {chunks} chunks", sizes.len());
+    for round in 0..ROUNDS {
+        // The largest first, so that each has a larger one that has a chunk.
+        for (number, bytes) in sizes.iter().enumerate().rev() {
+            let key = (round << 32 | number as u64).to_le_bytes();
+            let value_bytes = *bytes as usize - BLOCK_HEADER_BYTES as usize - KEY_BYTES;
+            let value = vec![round as u8; value_bytes];
+            let stored = session.put(key, &value);
+            assert!(stored.is_ok(), "round {round}, blocks of {bytes} bytes: {stored:?}");
+            // It may have gone already.
+            let found = session.get(key).unwrap();
+            let is_right = found.is_none_or(|found| found.data == value);
+            assert!(is_right, "round {round}, blocks of {bytes} bytes");
+        }
+    }
     server.assert_verifies();
 }

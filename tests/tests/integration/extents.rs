@@ -208,6 +208,8 @@ fn long_values_survive_a_restart_and_a_snapshot() {
     sessions[0].put("one", &one).unwrap();
     for (seed, session) in (3..).zip(&mut sessions) {
         session.put("two", value(17 * MIB, seed)).unwrap();
+        // A session keeps only the extents of a value that it has stored itself.
+        session.put("two", value(17 * MIB, seed)).unwrap();
     }
     sessions[0].put("two", &two).unwrap();
     let needed = ExtentShape::OF_REGIONS.count(5, THIRD as u64) as u64;

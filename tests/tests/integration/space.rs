@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use farside::OperationError::OutOfSpace;
 use farside::{Error, Exhausted, Session};
-use farside_tests::{ServerProcess, device, fill, fill_up, scaled, self_describing};
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, device, fill, fill_up, scaled, self_describing, wait_until,
+};
 
 #[test]
 fn blocks_that_one_client_freed_can_be_used_by_the_next() {
@@ -94,4 +96,26 @@ fn a_small_region_takes_ten_million_overwrites() {
         assert_eq!(value.data, (overwrites - KEYS + key).to_le_bytes());
     }
     server.assert_verifies();
+}
+
+/// Chunks of other sizes are free, but can serve this one only 288 x GRACE later.
+#[test]
+fn an_emptied_store_says_when_it_has_room_for_other_sizes() {
+    let server = ServerProcess::start("--memory 16MiB --index 2MiB");
+    let mut session = server.session();
+    let grace = session.limits().grace;
+    let (stored, _) = fill_up(&mut session, 0, |_| vec![1; 1000]);
+    (0..stored).for_each(|n| assert!(session.delete(n.to_le_bytes()).unwrap()));
+    drop(session);
+    let observer = server.client();
+    wait_until("the blocks are with the server", TEST_TIMEOUT, || {
+        observer.admin().statistics().unwrap().chunks_emptying > 0
+    });
+    let error = server.session().put("key", [2; 100_000]).unwrap_err();
+    let Error::Operation(OutOfSpace { what: Exhausted::BlocksUntil { room_in_ms, .. } }) = error
+    else {
+        panic!("{error}")
+    };
+    assert!(u128::from(room_in_ms) <= 288 * grace.as_millis(), "{error}");
+    assert!(error.to_string().contains("room comes in"), "{error}");
 }

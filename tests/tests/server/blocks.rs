@@ -238,7 +238,7 @@ fn after_a_restart_a_fresh_block_has_the_generation_after_its_headers() {
     let _server = folder.start();
     let retaken = folder.writer().take(class, 1)[0];
     assert_eq!(retaken, FreeBlock { generation: 8, ..block });
-    let header = HeaderWord::from_bits(client.region.load(block.address.offset()).unwrap());
+    let header = HeaderWord::from_bits(client.region.load(block.address.claimed_offset()).unwrap());
     assert_eq!(header.generation, 7);
 }
 

@@ -29,7 +29,7 @@ use farside_control::{
 };
 use farside_fabric::shm::{Connection, Region};
 use farside_layout::{
-    BLOCK_HEADER_BYTES, BlockRef, BlockStamp, DirectoryEntry, Format, Geometry, SizeClass,
+    BLOCK_HEADER_BYTES, BlockStamp, DirectoryEntry, Format, Geometry, NamedBlock, SizeClass,
     SlotState, SlotWord, Superblock, seal, slot_in_subtable,
 };
 use farside_server::Server;
@@ -304,9 +304,9 @@ impl Client {
             is_pinned: false,
         };
         seal(bytes, 1, 3, stamp).unwrap();
-        self.region.write(block.address.offset(), &image).unwrap();
+        self.region.write(block.address.claimed_offset(), &image).unwrap();
         let reference =
-            BlockRef { address: block.address, class, generation_low: block.generation as u8 };
+            NamedBlock { address: block.address, class, generation_low: block.generation as u8 };
         let old = SlotWord::from_bits(self.region.load(slot).unwrap());
         let new = change_word(old.pending(9, reference));
         let found = self.region.compare_swap(slot, old.bits(), new.bits()).unwrap();

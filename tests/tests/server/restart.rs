@@ -158,8 +158,9 @@ fn files_that_hold_no_region_are_refused_and_left_alone() {
 /// Returns the offset of the word to change, and its new value.
 type WordChange<'a> = dyn Fn(&Client) -> (u64, u64) + 'a;
 
-/// Changes a word of the region after its server stopped; returns the next server's refusal.
-fn damage(folder: &TestFolder, change: &WordChange<'_>) -> String {
+/// Changes a word of the region after its server stopped. Returns a client of that server, and the
+/// change.
+fn damage(folder: &TestFolder, change: &WordChange<'_>) -> (Client, (u64, u64)) {
     let _ = fs::remove_file(folder.region_file());
     let server = folder.start();
     let client = folder.writer();
@@ -168,6 +169,12 @@ fn damage(folder: &TestFolder, change: &WordChange<'_>) -> String {
     let (offset, value) = change(&client);
     server.stop();
     client.region.store(offset, value).unwrap();
+    (client, (offset, value))
+}
+
+/// Damages a region as [`damage`] does; returns the next server's refusal.
+fn refusal(folder: &TestFolder, change: &WordChange<'_>) -> String {
+    let (client, (offset, value)) = damage(folder, change);
     let line = folder.start_error();
     assert!(line.contains("is damaged") && line.contains("kv-cli verify --region"), "{line}");
     assert_eq!(client.region.load(offset).unwrap(), value, "{line}");
@@ -178,24 +185,11 @@ fn damage(folder: &TestFolder, change: &WordChange<'_>) -> String {
 fn damaged_regions_are_refused_with_the_location_of_the_damage() {
     let folder = TestFolder::with_file();
     let directory = |client: &Client| client.directory().0;
-    let index_chunk = |client: &Client| client.geometry().chunk_offset(0).unwrap();
-    let live_at = |client: &Client, offset: u64| {
-        let word = client.word(client.slot(0, 0)).bits();
-        (word >> 32 << 32) | (offset / 64)
-    };
-    let cases: [(&WordChange<'_>, &str); 11] = [
+    let cases: [(&WordChange<'_>, &str); 6] = [
         (&|client| (directory(client), 0), "directory entry 0"),
         (&|client| (directory(client), u64::MAX), "directory entry 0"),
         (&|client| (directory(client) + 8, client.region.load(directory(client)).unwrap()), "row"),
         (&|client| (client.slot(1, 0) - 16, 0), "the row at offset"),
-        (&|client| (client.slot(1, 0), client.word(client.slot(0, 0)).bits()), "linked twice"),
-        (&|client| (client.slot(0, 0), live_at(client, 0)), "outside the heap"),
-        (&|client| (client.slot(0, 0), live_at(client, REGION_BYTES)), "outside the heap"),
-        (&|client| (client.slot(0, 0), live_at(client, index_chunk(client))), "no block of class"),
-        (
-            &|client| (client.slot(0, 0), SlotWord::empty(1).with_state(SlotState::Live).bits()),
-            "slot",
-        ),
         (
             &|client| (client.slot(0, 0), SlotWord::empty(1).with_state(SlotState::Moved).bits()),
             "split",
@@ -203,12 +197,42 @@ fn damaged_regions_are_refused_with_the_location_of_the_damage() {
         (&|client| (client.geometry().chunk_entry(2).unwrap(), 4), "chunk 2"),
     ];
     for (case, expected) in cases {
-        let line = damage(&folder, case);
+        let line = refusal(&folder, case);
         assert!(line.contains(expected), "{expected}: {line}");
     }
     let lone = ChunkEntry::new(ChunkUse::Blocks(class(3 << 20))).bits();
-    let line = damage(&folder, &|client| (client.geometry().chunk_entry(2).unwrap(), lone));
+    let line = refusal(&folder, &|client| (client.geometry().chunk_entry(2).unwrap(), lone));
     assert!(line.contains("chunk 3"), "{line}");
+}
+
+/// All other keys are served. The words stay, and are counted.
+#[test]
+fn damaged_words_of_slots_are_skipped() {
+    let folder = TestFolder::with_file();
+    let live = |client: &Client| client.word(client.slot(0, 0));
+    let live_at = |client: &Client, offset: u64| (live(client).bits() >> 32 << 32) | (offset / 64);
+    let index_chunk = |client: &Client| client.geometry().chunk_offset(0).unwrap();
+    let cases: [&WordChange<'_>; 6] = [
+        &|client| (client.slot(1, 0), live(client).bits()),
+        &|client| (client.slot(0, 0), live_at(client, 0)),
+        &|client| (client.slot(0, 0), live_at(client, REGION_BYTES)),
+        &|client| (client.slot(0, 0), live_at(client, index_chunk(client))),
+        &|client| (client.slot(0, 0), SlotWord::empty(1).with_state(SlotState::Live).bits()),
+        &|client| (client.slot(0, 0), live(client).with_state(SlotState::Copy).bits()),
+    ];
+    for (number, case) in cases.into_iter().enumerate() {
+        let (before, (offset, value)) = damage(&folder, case);
+        let _server = folder.start();
+        let client = folder.writer();
+        let statistics = client.statistics();
+        assert_eq!(statistics.slots_skipped, 1, "case {number}");
+        assert_eq!(client.region.load(offset).unwrap(), value, "case {number}");
+        // No client gets a block to which a word leads.
+        let linked = before.word(before.slot(0, 0)).block().unwrap().address;
+        let taken = std::iter::repeat_with(|| client.take(class(64), 4096));
+        let taken: Vec<_> = taken.take_while(|blocks| !blocks.is_empty()).flatten().collect();
+        assert!(taken.iter().all(|block| block.address != linked), "case {number}");
+    }
 }
 
 /// Returns the offset of the index's place for a subtable with this number.

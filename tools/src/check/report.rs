@@ -59,7 +59,7 @@ pub enum Problem {
          no client finds it, and a server that starts clears it"
     )]
     FreePlace { offset: u64 },
-    #[error("the slot at offset {offset:#x} is EMPTY, but has the invalid bits {bits:#x}")]
+    #[error("the slot at offset {offset:#x} leads nowhere, but has the invalid bits {bits:#x}")]
     EmptyWord { offset: u64, bits: u64 },
     #[error("the slot at offset {offset:#x}: {error}")]
     SlotBlock { offset: u64, error: LayoutError },
@@ -68,10 +68,6 @@ pub enum Problem {
          chunk has no blocks of that size"
     )]
     BlockChunk { offset: u64, block: u64, bytes: u64 },
-    #[error(
-        "the slot at offset {offset:#x} leads to {block:#x}, where no block of {bytes} bytes starts"
-    )]
-    BlockStride { offset: u64, block: u64, bytes: u64 },
     #[error("the slot at offset {offset:#x} leads to a damaged block: {error}")]
     Block { offset: u64, error: LayoutError },
     #[error("the slot at offset {offset:#x} leads to a value whose extents are damaged: {error}")]

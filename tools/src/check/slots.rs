@@ -3,8 +3,8 @@
 use farside_fabric::{Buffer, Fabric};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    Block, BlockHeader, BlockRef, ChunkUse, ExtentShape, ExtentTable, ROW_BYTES, ROWS_PER_SUBTABLE,
-    SizeClass, Slot, SlotState, extent_data_offset, slot_in_subtable,
+    Block, BlockHeader, BlockRef, ChunkUse, ExtentShape, ExtentTable, NamedBlock, ROW_BYTES,
+    ROWS_PER_SUBTABLE, Slot, SlotState, extent_data_offset, slot_in_subtable,
 };
 use zerocopy::FromBytes;
 
@@ -87,7 +87,7 @@ impl<F: Fabric> Walk<'_, F> {
                     self.report.count_key(block);
                     observer.linked(block);
                     let linked = |block: BlockRef| {
-                        let block = block.address.offset();
+                        let block = block.offset();
                         LinkedSlot { word, offset: location.offset, block }
                     };
                     for extent in extents {
@@ -104,7 +104,7 @@ impl<F: Fabric> Walk<'_, F> {
             // If the slot has not changed, the problem is real: see the documentation of `check`.
             let reread = self.reads.slot(location.offset).await?;
             let block = word.block().ok();
-            let chunk = block.and_then(|block| self.geometry.chunk_of(block.address.offset()));
+            let chunk = block.and_then(|block| self.geometry.chunk_of_block(block.address));
             if reread == slot && !self.reload_chunk(chunk).await? {
                 self.report.count_slot(word.state());
                 self.report.add_problem(problem);
@@ -147,7 +147,9 @@ impl<F: Fabric> Walk<'_, F> {
     ) -> Result<Result<Option<Linked>, Problem>, CheckError> {
         let word = slot.word();
         let offset = location.offset;
-        if word.state() == SlotState::Empty && word != word.emptied() {
+        let is_moved = word.state() == SlotState::Moved;
+        let is_empty = word.state() == SlotState::Empty;
+        if is_empty && word != word.emptied() || is_moved && !word.has_moved() {
             return Ok(Err(Problem::EmptyWord { offset, bits: word.bits() }));
         }
         if !links_block(word.state()) {
@@ -164,7 +166,7 @@ impl<F: Fabric> Walk<'_, F> {
             return Ok(Ok(Some((block, None, Vec::new()))));
         }
         let bytes = block.class.block_bytes();
-        self.reads.read(block.address.offset(), Buffer::ReadBlock, bytes).await?;
+        self.reads.read(block.offset(), Buffer::ReadBlock, bytes).await?;
         let mut content = match self.check_block(location, slot, block) {
             Ok(content) => content,
             Err(problem) => return Ok(Err(problem)),
@@ -200,23 +202,20 @@ impl<F: Fabric> Walk<'_, F> {
             Err(error) => return Ok(Err(Problem::ExtentTable { offset, error })),
         };
         for (number, extent) in table.extents.iter().enumerate() {
-            let (address, class) = (extent.address(), SizeClass::EXTENT);
-            let block = BlockRef { address, class, generation_low: extent.generation() as u8 };
-            if let Err(problem) = self.check_address(offset, block) {
-                return Ok(Err(problem));
-            }
+            let block = match self.check_address(offset, extent.block()) {
+                Ok(block) => block,
+                Err(problem) => return Ok(Err(problem)),
+            };
             found.push(block);
             if self.scope == Scope::Index {
                 continue;
             }
-            let start = block.address.offset();
+            let start = block.offset();
             self.reads.read(start, Buffer::ReadBlock, block.class.block_bytes()).await?;
             let buffer = self.reads.endpoint.buffer(self.reads.lane, Buffer::ReadBlock);
             let header = BlockHeader::ref_from_prefix(&buffer).map(|(header, _)| header);
             let fits = header.is_ok_and(|header| {
-                header.key_bytes() == key_bytes
-                    && header.fits_extent()
-                    && header.generation() == extent.generation()
+                header.is_of_extent(extent, key_bytes)
                     && u64::from(header.value_bytes()) == table.part_bytes(number)
             });
             let from = extent_data_offset(key_bytes) as usize;
@@ -230,22 +229,16 @@ impl<F: Fabric> Walk<'_, F> {
     }
 
     /// Checks that a block of its class can start where a slot leads.
-    fn check_address(&self, offset: u64, block: BlockRef) -> Result<BlockRef, Problem> {
+    fn check_address(&self, offset: u64, block: NamedBlock) -> Result<BlockRef, Problem> {
         let invalid = |error| Problem::SlotBlock { offset, error };
-        self.geometry.check_block(block).map_err(invalid)?;
-        let (start, bytes) = (block.address.offset(), block.class.block_bytes());
+        let block = self.geometry.check_block(block).map_err(invalid)?;
+        let (start, bytes) = (block.offset(), block.class.block_bytes());
         let chunk = self.geometry.chunk_of(start);
         let chunk_use = chunk.and_then(|chunk| self.chunk_use(chunk).ok());
         if chunk_use != Some(ChunkUse::Blocks(block.class)) {
             return Err(Problem::BlockChunk { offset, block: start, bytes });
         }
-        let chunk_start = chunk.and_then(|chunk| self.geometry.chunk_offset(chunk)).unwrap_or(0);
-        let within = start - chunk_start;
-        if within.is_multiple_of(bytes) && within / bytes < block.class.blocks_per_span() {
-            Ok(block)
-        } else {
-            Err(Problem::BlockStride { offset, block: start, bytes })
-        }
+        Ok(block)
     }
 
     /// Checks that the slot links the block that was read last. Returns the content of the block.
@@ -264,7 +257,7 @@ impl<F: Fabric> Walk<'_, F> {
         let header = block.header_word();
         let (expected, generation) = (linked.generation_low, header.generation);
         if !linked.has_generation(generation) {
-            let block = linked.address.offset();
+            let block = linked.offset();
             return Err(Problem::Generation { offset, block, expected, generation });
         }
         let hash = self.hasher.hash(block.key());

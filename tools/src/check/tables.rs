@@ -353,7 +353,7 @@ impl<F: Fabric> Walk<'_, F> {
             let (prefix, local_depth) = (header.prefix.get(), header.local_depth);
             let forward = header.forward();
             let is_valid = |forward: [u64; 2]| forward.into_iter().all(|new| self.is_subtable(new));
-            let has_moved = || slots.iter().any(|slot| slot.word().state() == SlotState::Moved);
+            let has_moved = || slots.iter().any(|slot| slot.word().has_moved());
             if !header.is_valid() || header.is_filling() && !may_fill {
                 problems.push(Problem::RowHeader { offset });
             } else if (prefix, local_depth) != (subtable.prefix, subtable.local_depth) {

@@ -82,6 +82,7 @@ fn messages_round_trip() {
         Request::TakeBlocks { class: class(59), count: 512 },
         Request::GiveBlocks { class: class(0), rested: true, blocks: full.clone() },
         Request::GiveBlocks { class: class(1), rested: false, blocks: Vec::new() },
+        Request::GiveHeads { class: class(60), blocks: full.clone() },
         Request::Held {
             collection: 7,
             last: true,
@@ -127,6 +128,8 @@ fn messages_round_trip() {
             blocks: some_blocks(2),
         },
         ServerMessage::AllPinned { class: class(4) },
+        ServerMessage::RoomLater { class: class(4), in_ms: 29_000 },
+        ServerMessage::Larger { class: class(4), larger: class(9) },
         ServerMessage::Split {
             directory_hash: 7,
             local_depth: 3,

@@ -122,8 +122,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
         let lane_of = |at: usize| LaneId(lane.0 + at as u16);
         let lanes = LANES.min(usize::from(self.engine.lanes - lane.0));
         let generation = self.begin_reads((lane, lanes), parts);
-        let header =
-            Verb::Read { remote: head.block.address.offset(), into: Buffer::Window, bytes: 8 };
+        let header = Verb::Read { remote: head.block.offset(), into: Buffer::Window, bytes: 8 };
         let (mut damaged, mut header_posted, mut tail) = (None, None, [0; 8]);
         let (mut next, mut reads_head) = (parts.first, head.read.is_some());
         while next < parts.end || reads_head {
@@ -225,10 +224,8 @@ impl<F: Fabric> RegionHandle<'_, F> {
         if !chain.has_room(verbs) {
             return Ok(false);
         }
-        let address = table.extents[number].address();
-        let block = BlockRef { address, class: SizeClass::EXTENT, generation_low: 0 };
-        self.region.geometry.check_block(block)?;
-        let remote = address.offset() + extent_data_offset(key_bytes);
+        let block = self.region.geometry.check_block(table.extents[number].block())?;
+        let remote = block.offset() + extent_data_offset(key_bytes);
         if words > 0 {
             let at = (parts.at + (number - parts.first) as u64 * part_bytes) as u32;
             let bytes = words.next_multiple_of(8) as u32;
@@ -271,7 +268,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
                 sum = extend_sum(sum, tail);
             }
             if !table.extents[number].has_sum(sum) {
-                damaged = Some(table.extents[number].address().offset());
+                damaged = Some(table.extents[number].address().claimed_offset());
             }
         }
         damaged
@@ -283,7 +280,6 @@ impl<F: Fabric> Operation<'_, F> {
     pub(super) async fn find_value(&self) -> ProtocolResult<Option<Value>> {
         if let Some(read) = self.handle().cached_head(self.hash, self.now()) {
             let block = read.location().block()?;
-            self.region.geometry.check_block(block)?;
             let is_known = {
                 let mut tables = self.region.extent_tables.borrow_mut();
                 tables.recall(self.lane, block.address, read.location().generation())
@@ -314,7 +310,7 @@ impl<F: Fabric> Operation<'_, F> {
         let (Some(found), Some((location, _))) = (found, self.located.get()) else {
             return Ok(found.map(Value::Short));
         };
-        let block = location.word.block()?;
+        let block = self.region.geometry.block_of(location.word)?;
         if !block.class.is_head() {
             return Ok(Some(Value::Short(found)));
         }

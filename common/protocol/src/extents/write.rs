@@ -2,7 +2,7 @@
 
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, Nanos, Verb};
 use farside_layout::{
-    BlockAddress, BlockRef, BlockStamp, Extent, SizeClass, extend_sum, extent_data_offset,
+    BlockAddress, BlockStamp, Extent, NamedBlock, SizeClass, extend_sum, extent_data_offset,
     extent_table_bytes, seal_extent, set_extent, set_value_bytes,
 };
 
@@ -121,7 +121,7 @@ impl<F: Fabric> Operation<'_, F> {
         let mut taken_at = self.now();
         for taken in 0..count {
             self.region.allocator().want(SizeClass::EXTENT, (count - taken) as u32);
-            let (free, at) = self.handle().take_block(self.lane, SizeClass::EXTENT).await?;
+            let (free, _, at) = self.handle().take_block(self.lane, SizeClass::EXTENT).await?;
             self.region.allocator().hold_extent(self.lane, free);
             taken_at = at;
         }
@@ -224,15 +224,16 @@ impl<F: Fabric> Operation<'_, F> {
             return Ok(false);
         }
         let free = self.region.allocator().held_extent(self.lane, writer.count + number);
-        let block = BlockRef { address: free.address, class: SizeClass::EXTENT, generation_low: 0 };
-        self.region.geometry.check_block(block)?;
+        let class = SizeClass::EXTENT;
+        let block = NamedBlock { address: free.address, class, generation_low: 0 };
+        let block = self.region.geometry.check_block(block)?;
         let data_at = extent_data_offset(self.key_bytes) as usize;
         let image_at = writer.images + chain.parts * self.image_bytes();
         let mut fabric = self.engine.endpoint.fabric_mut();
         let image = self.begin_image(&mut *fabric, lane, image_at, self.image_bytes())?;
         let stamp = BlockStamp { address: free.address, generation: free.generation, ..stamp };
         seal_extent(image, self.key_bytes as u16, (words + rest) as u32, stamp)?;
-        let (remote, from) = (free.address.offset(), Buffer::NewBlock);
+        let (remote, from) = (block.offset(), Buffer::NewBlock);
         let bytes = self.key_end().next_multiple_of(8) as u32;
         chain.push(Verb::WritePart { remote, from, at: image_at as u32, bytes });
         let remote = remote + data_at as u64;

@@ -3,7 +3,8 @@
 use farside_fabric::Nanos;
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    BlockAddress, BlockRef, INCARNATION_MAX, LayoutError, SizeClass, SlotWord, WINDOW_BYTES,
+    BlockAddress, BlockRef, INCARNATION_MAX, LayoutError, NamedBlock, SizeClass, SlotWord,
+    WINDOW_BYTES,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
@@ -119,7 +120,7 @@ impl PackedLocation {
     pub(super) fn new(hash: KeyHash, location: &Location) -> Result<Self, LayoutError> {
         let Location { in_window, word, generation, has_stale_mark, expires, padding, .. } =
             *location;
-        let BlockRef { address, class, .. } = word.block()?;
+        let NamedBlock { address, class, .. } = word.block()?;
         let rest = TAG.with(Self::tag(hash))
             | PADDING.with(padding.into())
             | EXPIRES.with(expires.into())
@@ -151,17 +152,17 @@ impl PackedLocation {
         Self { address: block.address.0, generation, rest }
     }
 
-    /// The block.
+    /// The block. It was checked: a location is cached once its block was READ or WRITten.
     ///
     /// # Errors
     /// Never: a packed location has a valid size class.
     #[inline]
     pub(crate) fn block(self) -> Result<BlockRef, LayoutError> {
-        Ok(BlockRef {
+        Ok(BlockRef::unpacked(NamedBlock {
             address: BlockAddress(self.address),
             class: SizeClass::from_index(CLASS.get(self.rest) as u8)?,
             generation_low: self.generation as u8,
-        })
+        }))
     }
 
     /// Whether the block is the head of a value with extents.
@@ -209,7 +210,7 @@ impl PackedLocation {
     pub(crate) fn word(self, hash: KeyHash) -> Result<SlotWord, LayoutError> {
         let incarnation = INCARNATION.get(self.rest) as u8;
         let conditional = CONDITIONAL.get(self.rest) == 1;
-        Ok(SlotWord::live_in(incarnation, hash.fingerprint(), self.block()?, conditional))
+        Ok(SlotWord::live_in(incarnation, hash.fingerprint(), *self.block()?, conditional))
     }
 
     /// Unpacks the location, which was proved at this time. The hash is that of its key.

@@ -1,5 +1,5 @@
 use farside_layout::hash::KeyHasher;
-use farside_layout::{BlockAddress, BlockRef, INCARNATION_MAX, SizeClass, SlotWord};
+use farside_layout::{BlockAddress, BlockRef, INCARNATION_MAX, NamedBlock, SizeClass, SlotWord};
 
 use super::proof_time_base::{ProofTimeBase, UNIT_SHIFT_MIN, UNITS_PER_PROOF};
 use super::*;
@@ -39,7 +39,7 @@ fn units(n: u64) -> Nanos {
 fn location(key: u64, n: u64) -> Location {
     let class = SizeClass::from_index((n % SizeClass::COUNT as u64) as u8).unwrap();
     let address = BlockAddress(u32::MAX - n as u32);
-    let block = BlockRef { address, class, generation_low: n as u8 };
+    let block = NamedBlock { address, class, generation_low: n as u8 };
     let fingerprint = hash(key).fingerprint();
     Location {
         in_window: (n % 16) as u16 * 16,
@@ -133,7 +133,9 @@ fn an_entry_that_was_found_is_replaced() {
             in_window: old.in_window,
             ..other
         };
-        let packed = found.1.replaced_by((block, new.generation), (expires, new.padding));
+        let packed = found
+            .1
+            .replaced_by((BlockRef::unpacked(block), new.generation), (expires, new.padding));
         assert_eq!(packed.bits(), PackedLocation::new(hash(n), &new).unwrap().bits());
         cache.replace(hash(n), found, packed, new.proved_at);
         assert_eq!(cache.get(hash(n)), Some(new));

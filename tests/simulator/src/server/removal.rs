@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use farside_fabric::{Buffer, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{
-    Block, BlockAddress, BlockRef, FreeBlock, ROW_BYTES, Row, Slot, SlotState, SlotWord,
-    slot_in_subtable,
+    Block, BlockAddress, BlockRef, FreeBlock, NamedBlock, ROW_BYTES, Row, Slot, SlotState,
+    SlotWord, slot_in_subtable,
 };
 use farside_linearizability::HistoryOperation;
 use farside_protocol::removal::{clear_tomb, unlink_to_tombstone};
@@ -42,8 +42,8 @@ async fn read(session: &TestSession, remote: u64, bytes: u64) -> Vec<u8> {
 }
 
 /// READs a block. `None` if no whole block with one of the keys is there.
-async fn read_content(session: &TestSession, block: BlockRef) -> Option<Content> {
-    let bytes = read(session, block.address.offset(), block.class.block_bytes()).await;
+async fn read_content(session: &TestSession, block: NamedBlock) -> Option<Content> {
+    let bytes = read(session, block.address.claimed_offset(), block.class.block_bytes()).await;
     let found = Block::decode(&bytes, block.address).ok()?;
     Some(Content {
         key: keys().iter().position(|key| key == found.key())?,
@@ -67,7 +67,7 @@ async fn read_slots(session: &TestSession, world: &RefCell<World>, place: u64) -
     slots.collect()
 }
 
-fn live_block(slot: &Slot) -> Option<BlockRef> {
+fn live_block(slot: &Slot) -> Option<NamedBlock> {
     let word = slot.word();
     word.block().ok().filter(|_| word.state() == SlotState::Live)
 }
@@ -97,11 +97,11 @@ pub(super) async fn evict(
     };
     {
         let mut fabric = session.endpoint().fabric_mut();
-        fabric.observed = mix(fabric.observed, first.address.offset());
+        fabric.observed = mix(fabric.observed, first.address.claimed_offset());
     }
     let deadline = deadline(session);
     let Some(content) = read_content(session, first).await else { return Event::Skip };
-    let block = BlockRef { generation_low: content.generation as u8, ..first };
+    let block = NamedBlock { generation_low: content.generation as u8, ..first };
     for place in places {
         let slots = read_slots(session, world, place).await;
         let is_linked = |slot: &Slot| live_block(slot) == Some(block) && slot.is_of(content.hash);
@@ -148,7 +148,7 @@ fn has_expired(session: &TestSession, expires_at_ms: u64) -> bool {
 struct Removal {
     slot: u64,
     word: SlotWord,
-    block: BlockRef,
+    block: NamedBlock,
     deadline: Nanos,
     content: Content,
 }
@@ -173,7 +173,9 @@ async fn remove(
     let ignores_age = endpoint.fabric().follows(Mutant::RemovedByOldProof);
     let until = if ignores_age { Nanos::MAX } else { deadline };
     let at = (endpoint, RegionIndex::FIRST);
-    let unlinked = unlink_to_tombstone(at, (slot, word), block, until).await.expect(REACHES);
+    let unlinked = unlink_to_tombstone(at, (slot, word), BlockRef::unpacked(block), until)
+        .await
+        .expect(REACHES);
     let now = endpoint.now();
     if !unlinked {
         return Event::Removed(key, Err(None));

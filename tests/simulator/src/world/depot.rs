@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{
-    BlockAddress, CHUNK_BYTES, ChunkEntry, ChunkUse, FreeBlock, HeaderWord, SizeClass,
+    BlockRef, CHUNK_BYTES, ChunkEntry, ChunkUse, FreeBlock, HeaderWord, SizeClass,
 };
 use farside_server::depot::{Depot, DepotOptions, RegionAccess};
 
@@ -49,18 +49,18 @@ impl RegionAccess for WorldMemory<'_> {
         Ok(())
     }
 
-    fn header(&self, address: BlockAddress) -> Result<HeaderWord, ChainError> {
+    fn header(&self, block: BlockRef) -> Result<HeaderWord, ChainError> {
         let world = &mut *self.world.borrow_mut();
-        let Ok(index) = world.memory.index(address.offset(), 8) else {
+        let Ok(index) = world.memory.index(block.offset(), 8) else {
             return Ok(HeaderWord::from_bits(0));
         };
         world.note_read(SERVER, index);
         Ok(HeaderWord::from_bits(world.memory.load(index)))
     }
 
-    fn set_header(&self, address: BlockAddress, header: HeaderWord) -> Result<(), ChainError> {
+    fn set_header(&self, block: BlockRef, header: HeaderWord) -> Result<(), ChainError> {
         let world = &mut *self.world.borrow_mut();
-        let Ok(index) = world.memory.index(address.offset(), 8) else { return Ok(()) };
+        let Ok(index) = world.memory.index(block.offset(), 8) else { return Ok(()) };
         if self.mutant == Some(Mutant::HeadersNotWritten) {
             world.note_fired(Mutant::HeadersNotWritten);
         } else {
@@ -86,7 +86,7 @@ impl SimDepot {
         depot.note_linked(region.first_block(), now).expect("a block of the depot's");
         let entries =
             (0..).zip(uses).map(|(chunk, chunk_use)| (chunk, ChunkEntry::new(chunk_use))).collect();
-        let start = region.first_block().address.offset() - region.class.block_bytes();
+        let start = region.first_block().address.claimed_offset() - region.class.block_bytes();
         let entries = RefCell::new(entries);
         Self { depot, entries, mutant, chunk: start..start + CHUNK_BYTES, state: 0 }
     }
@@ -113,7 +113,7 @@ impl SimDepot {
     ) {
         let now = world.borrow().now;
         // The blocks that clients have at the start are not in the depot's chunk.
-        blocks.retain(|block| self.chunk.contains(&block.address.offset()));
+        blocks.retain(|block| self.chunk.contains(&block.address.claimed_offset()));
         for block in &blocks {
             self.state = mix(mix(self.state, block.address.0.into()), now << 1 | u64::from(rested));
         }

@@ -190,7 +190,7 @@ fn a_change_with_a_flipped_bit_in_the_window_stores_no_wrong_value() {
 fn a_flipped_bit_in_a_block_is_an_error_except_in_the_mark() {
     each_sample(|scene, sample, step| {
         let block = scene.word(scene.slot_of(&sample.key)).block().unwrap();
-        let start = block.address.offset();
+        let start = block.address.claimed_offset();
         let used = block_bytes(sample.key.len(), sample.value.len());
         let mut trial = Trial::new(scene, sample);
         let header = bits(start, BLOCK_HEADER_BYTES / 8);

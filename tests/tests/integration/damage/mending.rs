@@ -12,7 +12,7 @@ const KEY: &[u8] = b"a key";
 /// Returns a bit of the value of a key without company, which only its block's checksum covers.
 fn value_bit(scene: &Scene) -> Bit {
     let block = scene.word(scene.slot_of(KEY)).block().unwrap();
-    Bit { offset: block.address.offset() + BLOCK_HEADER_BYTES + 8, bit: 3 }
+    Bit { offset: block.address.claimed_offset() + BLOCK_HEADER_BYTES + 8, bit: 3 }
 }
 
 /// A PUT or DELETE relies on the slot's hint, except when its READ took too long.
@@ -63,7 +63,7 @@ fn a_scan_of_keys_proves_them_by_their_hints() {
     let mut session = scene.cold();
     session.put(KEY, [7; 4000]).unwrap();
     session.put(b"another", [7; 4000]).unwrap();
-    let start = scene.word(scene.slot_of(KEY)).block().unwrap().address.offset();
+    let start = scene.word(scene.slot_of(KEY)).block().unwrap().address.claimed_offset();
     let mut scan = || {
         let before = session.counters();
         let scan = session.scan_keys("").unwrap();

@@ -9,8 +9,10 @@
 mod bits;
 mod files;
 mod flood;
+mod heads;
 mod mending;
 mod splits;
+mod words;
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -173,7 +175,7 @@ impl Saved {
     /// The header of the block a word points to, wherever that is.
     fn keep_block(&mut self, region: &Region, word: SlotWord) {
         if let Ok(block) = word.block() {
-            self.keep(region, block.address.offset(), 4);
+            self.keep(region, block.address.claimed_offset(), 4);
         }
     }
 

@@ -39,7 +39,7 @@ fn start() -> (Scene, Client, Session) {
 fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     let (scene, client, mut session) = start();
     // Flips a bit of a key in its block.
-    let at = scene.a_live_word().block().unwrap().address.offset() + BLOCK_HEADER_BYTES;
+    let at = scene.a_live_word().block().unwrap().address.claimed_offset() + BLOCK_HEADER_BYTES;
     let victim = scene.region.load(at).unwrap().to_le_bytes();
     assert!((0..100).any(|number| key(0, number) == victim));
     scene.flip(Bit { offset: at, bit: 20 });

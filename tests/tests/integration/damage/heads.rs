@@ -1,0 +1,143 @@
+//! Proves that no key loses a block because another key's head names it. A hostile writer replaces
+//! the table of a head, under a right checksum. Then the key of that head is overwritten, deleted,
+//! expires or is evicted, and the freed blocks are used again. Guards against sessions and servers
+//! that freed whatever a head named.
+
+use std::time::Duration;
+
+use farside_layout::{
+    BlockAddress, Extent, ExtentShape, ExtentTable, FreeBlock, block_bytes, seal_again, set_extent,
+};
+use farside_tests::{TEST_TIMEOUT, wait_until};
+use zerocopy::IntoBytes;
+
+use super::*;
+
+const VICTIM: &[u8] = b"victim";
+/// As long as the other key, so that its head has as many extents.
+const BAIT: &[u8] = b"bait-1";
+const LONG_BYTES: usize = 5 << 20;
+const EXTENTS: usize = 6;
+const SHORTS: u64 = 20;
+
+fn short(n: u64) -> Vec<u8> {
+    format!("short-{n}").into_bytes()
+}
+
+fn short_value(n: u64) -> Vec<u8> {
+    value(n, 5, 100_000)
+}
+
+/// A region with a long value and short ones, and the session that has stored them.
+fn with_victims(arguments: &str) -> (Scene, Session) {
+    let scene = Scene::new(&format!("--value-bytes-max 20971520 --grace-ms 100 {arguments}"));
+    let mut session = scene.warm();
+    session.put(VICTIM, value(1, 1, LONG_BYTES)).unwrap();
+    (0..SHORTS).for_each(|n| session.put(short(n), short_value(n)).unwrap());
+    (scene, session)
+}
+
+/// The offset of the head of a key, its bytes as words, and the offset of the table in them.
+fn head(scene: &Scene, key: &[u8]) -> (u64, Vec<u64>, usize) {
+    let block = scene.geometry.block_of(scene.word(scene.slot_of(key))).unwrap();
+    assert!(block.class.is_head(), "a long value has a head");
+    let mut words = vec![0; block.class.block_bytes() as usize / 8];
+    scene.region.read(block.offset(), &mut words).unwrap();
+    (block.offset(), words, block_bytes(key.len(), 0) as usize)
+}
+
+fn extents(scene: &Scene, key: &[u8]) -> Vec<Extent> {
+    let (_, words, start) = head(scene, key);
+    let table_bytes = farside_layout::extent_table_bytes(EXTENTS);
+    let table = &words.as_bytes()[start..start + table_bytes];
+    ExtentTable::decode(key.len(), table, ExtentShape::OF_REGIONS).unwrap().extents.to_vec()
+}
+
+/// Makes the head of the bait name these blocks: those of other keys, twice the same, and others.
+fn forge(scene: &Scene, variant: usize) {
+    let (own, victims) = (extents(scene, BAIT), extents(scene, VICTIM));
+    let named = |address, generation| Extent::new(FreeBlock { address, generation }, 1);
+    let of_short = |n: usize| {
+        let word = scene.word(scene.slot_of(&short(n as u64)));
+        named(word.block().unwrap().address, 7)
+    };
+    let forged: Vec<Extent> = (0..EXTENTS)
+        .map(|n| match variant {
+            0 => victims[n],
+            1 => of_short(n),
+            2 => [victims[n], own[0], of_short(n)][n % 3],
+            _ => named(BlockAddress(u32::MAX - 64 * n as u32), 1),
+        })
+        .collect();
+    let (offset, mut words, start) = head(scene, BAIT);
+    let table = &mut words.as_mut_bytes()[start..];
+    for (n, extent) in forged.into_iter().enumerate() {
+        set_extent(table, n, extent).unwrap();
+    }
+    let address = BlockAddress::from_offset(offset).unwrap();
+    seal_again(words.as_mut_bytes(), address).unwrap();
+    scene.region.write(offset, &words).unwrap();
+}
+
+/// Uses freed blocks again, then checks that the other keys have their values.
+fn assert_unharmed(scene: &Scene, what: &dyn Display) {
+    let mut session = scene.cold();
+    // A session waits for GRACE before it uses blocks that it has freed, and the server as well.
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_millis(120));
+        for n in 0..3 {
+            session.put(format!("new-{n}"), value(n, round, LONG_BYTES)).unwrap();
+        }
+        (0..SHORTS).for_each(|n| session.put(format!("more-{n}"), [9; 100_000]).unwrap());
+    }
+    let found = session.get(VICTIM).unwrap().expect("the victim");
+    assert!(found.data == value(1, 1, LONG_BYTES), "{what}: the victim's value");
+    for n in 0..SHORTS {
+        let found = session.get(short(n)).unwrap().expect("a short value");
+        assert!(found.data == short_value(n), "{what}: short value {n}");
+    }
+    (0..3).for_each(|n| assert!(session.delete(format!("new-{n}")).unwrap()));
+}
+
+#[test]
+fn sessions_free_no_blocks_that_a_forged_head_names() {
+    let (scene, mut writer) = with_victims("--memory 128MiB --index 64KiB");
+    for variant in 0..4 {
+        for by in ["its writer", "another session", "a session that knows the head"] {
+            writer.put(BAIT, value(2, 2, LONG_BYTES)).unwrap();
+            forge(&scene, variant);
+            let what = format!("variant {variant}, by {by}");
+            let mut other = scene.warm();
+            let session = if by == "its writer" { &mut writer } else { &mut other };
+            if by == "a session that knows the head" {
+                // It learns the table, and finds that the parts are damaged or another key's.
+                let _ = timed(&what, || session.get(BAIT));
+            }
+            match variant % 2 {
+                0 => session.put(BAIT, b"overwritten").unwrap(),
+                _ => assert!(session.delete(BAIT).unwrap(), "{what}"),
+            }
+            // Uses what the session itself has freed.
+            for round in 0..3 {
+                std::thread::sleep(Duration::from_millis(110));
+                session.put("again", value(3, round, LONG_BYTES)).unwrap();
+            }
+            assert_unharmed(&scene, &what);
+        }
+    }
+    scene.server.cli(&["gc"]).succeeded();
+    scene.server.assert_verifies();
+}
+
+#[test]
+fn a_server_frees_no_blocks_that_a_forged_head_of_an_expired_value_names() {
+    let (scene, mut writer) = with_victims("--memory 128MiB --index 64KiB");
+    writer.put_with_ttl(BAIT, value(2, 2, LONG_BYTES), Duration::from_millis(1)).unwrap();
+    forge(&scene, 2);
+    let observer = scene.server.client();
+    wait_until("the bait expires", TEST_TIMEOUT, || {
+        observer.admin().statistics().unwrap().keys_expired > 0
+    });
+    assert_unharmed(&scene, &"expiry");
+    scene.server.assert_verifies();
+}
