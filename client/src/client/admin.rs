@@ -13,6 +13,9 @@ use crate::{Client, Compaction, Contact, OperationError, Result};
 
 /// How long [`Admin::collect`] sleeps before it asks again whether the collection has ended.
 const COLLECT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long [`Admin::collect`] waits for collections in all. Silent writers delay each by several
+/// seconds, and others may die meanwhile.
+const COLLECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// For how long one request of [`Admin::hot_keys`] has a server sample reads, and when the next
 /// request follows.
 const SAMPLE_TIME: Duration = Duration::from_secs(3);
@@ -104,8 +107,9 @@ impl<'c> Admin<'c> {
     }
 
     /// Has the server search for the blocks that dead clients held, and waits until the search has
-    /// ended. Returns the server's statistics of that moment. Other clients continue to work. The
-    /// server walks the index twice, and waits for the report of its slowest writer.
+    /// ended, for 15 s at most. Returns the server's statistics of that moment. Other clients
+    /// continue to work. The server walks the index twice, and waits for the report of its slowest
+    /// writer.
     ///
     /// ```no_run
     /// # let client = farside::Client::builder().server("shm:///run/farside/kv.sock").connect()?;
@@ -115,19 +119,31 @@ impl<'c> Admin<'c> {
     ///
     /// # Errors
     /// [`OperationError::Denied`] for a reader, [`ConnectError::Unreachable`] if the server does
-    /// not answer.
+    /// not answer, [`OperationError::Collecting`] if the search has not ended in time.
     pub fn collect(&self) -> Result<ServerStatistics> {
         self.check_writer()?;
-        self.sum(|control| {
-            let before = control.collect()?;
-            loop {
-                let current = control.statistics()?;
-                if current.collections >= before.collections_next {
-                    return Some(current);
-                }
-                std::thread::sleep(COLLECT_POLL_INTERVAL);
-            }
-        })
+        let until = Instant::now() + COLLECT_TIMEOUT;
+        let collected =
+            self.concerned().try_fold(None, |sum: Option<ServerStatistics>, shard| {
+                let current = self.ask(shard, |control| {
+                    let before = control.collect()?;
+                    loop {
+                        let current = control.statistics()?;
+                        if current.collections >= before.collections_next {
+                            return Some(Some(current));
+                        }
+                        if Instant::now() >= until {
+                            return Some(None);
+                        }
+                        std::thread::sleep(COLLECT_POLL_INTERVAL);
+                    }
+                })?;
+                let waited_s = COLLECT_TIMEOUT.as_secs();
+                let current = current.ok_or(OperationError::Collecting { waited_s })?;
+                Ok::<_, crate::Error>(Some(sum.map_or(current.clone(), |sum| sum.plus(&current))))
+            })?;
+        // At least one shard is concerned.
+        Ok(collected.unwrap_or_default())
     }
 
     fn check_writer(&self) -> Result<()> {

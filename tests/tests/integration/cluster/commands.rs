@@ -95,6 +95,23 @@ fn verify_and_stat_wait_for_a_shard_without_a_server_and_say_why_it_is_missing()
     }
 }
 
+/// Frozen servers delay the others by nothing, and are named.
+#[test]
+fn gc_collects_beside_frozen_servers_and_names_them() {
+    let (_cluster, mut servers) = TestCluster::with_servers(3);
+    let client = servers[0].client();
+    servers[1..].iter().for_each(ServerProcess::pause);
+    let collected = servers[0].cli(&["gc"]);
+    assert_eq!(collected.code, Some(3), "{collected:?}");
+    assert!(collected.text().contains("0 lost blocks found in"), "{collected:?}");
+    let lines = collected.stderr.lines().filter(|line| line.contains("was not collected"));
+    assert_eq!(lines.count(), 2, "{collected:?}");
+    servers[1..].iter().for_each(|server| server.signal(Signal::CONT));
+    wait_until("all servers answer", TEST_TIMEOUT, || client.admin().statistics().is_ok());
+    servers[2].cli(&["gc"]).succeeded();
+    servers.clear();
+}
+
 /// The server is frozen when its shard is given up, and thawed afterwards.
 #[test]
 fn a_shard_whose_server_is_frozen_is_given_up_and_a_spare_takes_it() {
