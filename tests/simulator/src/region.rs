@@ -43,8 +43,10 @@ const HEADS_EACH: u64 = 2;
 const EXTENTS_EACH: u64 = 4;
 /// The number of bytes of an extent that exist in the simulated memory.
 const EXTENT_BYTES: u64 = 128;
-/// Where the extents begin in their chunk.
-const EXTENTS_OFFSET: u64 = 1 << 19;
+/// From one extent to the next.
+const EXTENT_STRIDE: u64 = SizeClass::EXTENT.block_bytes();
+/// The smallest region, and room for the extents.
+const REGION_BYTES: u64 = REGION_BYTES_MIN + 32 * EXTENT_STRIDE;
 /// The number of bytes of the depot's chunk that exist in the simulated memory.
 const DEPOT_BYTES: u64 = 1024;
 const KEY_BYTES: usize = 8;
@@ -85,6 +87,8 @@ pub(crate) struct SimRegion {
     /// The offset of the first head, and the number of clients with heads and extents. 0 without
     /// extents.
     heads_offset: u64,
+    /// The offset of the first extent.
+    extents_offset: u64,
     clients_with_extents: u64,
     /// The home row of the keys.
     pub(crate) row: usize,
@@ -129,7 +133,7 @@ impl SimRegion {
         (has_depot, has_extents): (bool, bool),
     ) -> Self {
         let format = Format {
-            region_bytes: REGION_BYTES_MIN,
+            region_bytes: REGION_BYTES,
             region_id: *b"simulated region",
             hash_key: HASH_KEY,
             grace_ms: GRACE_MS,
@@ -137,7 +141,7 @@ impl SimRegion {
             value_bytes_max: LARGE_BYTES as u32,
         };
         let geometry = format.geometry();
-        let chunk = |n| geometry.chunk_offset(n).expect("the smallest region has three chunks");
+        let chunk = |n| geometry.chunk_offset(n).expect("the region has more chunks");
         Self {
             index: RegionIndex::FIRST,
             format,
@@ -150,6 +154,7 @@ impl SimRegion {
             blocks_each: blocks.max(KEYS as u64),
             depot: has_depot.then(|| chunk(2)),
             heads_offset: chunk(2),
+            extents_offset: chunk(3),
             clients_with_extents: if has_extents { clients + 1 } else { 0 },
             row: (hash(&keys()[0]).window_offset() / ROW_BYTES) as usize,
             slots,
@@ -175,8 +180,10 @@ impl SimRegion {
         self.clients_with_extents * HEADS_EACH * SizeClass::FIRST_HEAD.block_bytes()
     }
 
-    fn extents_bytes(&self) -> u64 {
-        self.clients_with_extents * EXTENTS_EACH * EXTENT_BYTES
+    /// The offsets of all extents.
+    fn extent_offsets(&self) -> impl Iterator<Item = u64> + use<> {
+        let first = self.extents_offset;
+        (0..self.clients_with_extents * EXTENTS_EACH).map(move |n| first + n * EXTENT_STRIDE)
     }
 
     /// Whether clients store values with extents.
@@ -192,17 +199,15 @@ impl SimRegion {
             let block = |n| FreeBlock { address: address(n), generation: 1 };
             if self.has_extents() { numbers.rev().map(block).collect() } else { Vec::new() }
         };
-        let extents = self.heads_offset + EXTENTS_OFFSET;
         [
             free(self.heads_offset, SizeClass::FIRST_HEAD.block_bytes(), HEADS_EACH),
-            free(extents, EXTENT_BYTES, EXTENTS_EACH),
+            free(self.extents_offset, EXTENT_STRIDE, EXTENTS_EACH),
         ]
     }
 
     fn is_of_extents(&self, offset: u64) -> bool {
-        let (heads, extents) = (self.heads_offset, self.heads_offset + EXTENTS_OFFSET);
-        (heads..heads + self.heads_bytes()).contains(&offset)
-            || (extents..extents + self.extents_bytes()).contains(&offset)
+        (self.heads_offset..self.heads_offset + self.heads_bytes()).contains(&offset)
+            || self.extent_offsets().any(|extent| (extent..extent + EXTENT_BYTES).contains(&offset))
     }
 
     fn directories(&self) -> [u64; 3] {
@@ -211,7 +216,7 @@ impl SimRegion {
     }
 
     /// Returns the parts that exist.
-    fn extents(&self) -> [Extent; 7] {
+    fn extents(&self) -> Vec<Extent> {
         let directories = self.directories();
         let block_words = (self.class.block_bytes() / 8 * self.blocks_max) as usize;
         let subtable_words = (SUBTABLE_BYTES / 8) as usize * self.places().count();
@@ -223,10 +228,12 @@ impl SimRegion {
             (0, 512),
             (self.depot.unwrap_or_default(), depot_words),
             (self.heads_offset, (self.heads_bytes() / 8) as usize),
-            (self.heads_offset + EXTENTS_OFFSET, (self.extents_bytes() / 8) as usize),
             (directories[0], directory_words),
         ]
+        .into_iter()
+        .chain(self.extent_offsets().map(|offset| (offset, EXTENT_BYTES as usize / 8)))
         .map(|(offset, words)| Extent { first: global(self.index, offset) / 8, words })
+        .collect()
     }
 
     /// Formats the region, with a directory of this depth. Unusable slots hold words of another

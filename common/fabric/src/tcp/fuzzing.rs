@@ -21,8 +21,8 @@ use super::kept_bytes::KeptBytes;
 use super::link::{ArrivedSum, Lane, Link};
 use super::output::DIRECT_BYTES_MIN;
 use super::record::{
-    Header, PendingReply, ReplyKind, WORD_BYTES, changes, decode_request, encode_clock,
-    encode_clock_request, encode_request, reply_kind, reply_words,
+    Header, PendingReply, ReplyKind, WORD_BYTES, changes, decode_begun_request, decode_request,
+    encode_clock, encode_clock_request, encode_request, reply_kind, reply_words,
 };
 use super::session::Session;
 use super::stream::{self, Stream};
@@ -104,7 +104,11 @@ fn decode_requests(bytes: &[u8]) -> (Vec<DecodedRequest>, End) {
         let header = Header::of(words[at]);
         let length = header.and_then(Header::request_words);
         let (Ok(header), Ok(length)) = (header, length) else { return (requests, End::Malformed) };
-        let Some(record) = words.get(at..at + length) else { return (requests, End::Partial) };
+        let Some(record) = words.get(at..at + length) else {
+            // A server ends a connection before the rest of such a record arrives.
+            let is_refused = decode_begun_request(header, &words[at + 1..]).is_err();
+            return (requests, if is_refused { End::Malformed } else { End::Partial });
+        };
         let Ok(request) = decode_request(header, &record[1..]) else {
             return (requests, End::Malformed);
         };

@@ -322,8 +322,7 @@ fn an_async_client_whose_tasks_repeat_failures_goes_on_and_recovers() {
     outages.servers[0].kill();
     std::thread::scope(|scope| {
         let _stops = StopOnDrop(&done);
-        for number in 0..KEYS {
-            let [away, other] = [&keys[0][number], &keys[1][number]];
+        for (away, other) in keys[0].iter().zip(&keys[1]) {
             let (client, done) = (&client, &done);
             scope.spawn(move || repeat(client, away, done, [succeeded_away, failed]));
             scope.spawn(move || repeat(client, other, done, [succeeded_other, failed_other]));
