@@ -129,7 +129,9 @@ mod tests {
     /// Fetches a key with this end, while nine others wait. Returns what they get.
     fn shared(end: impl FnOnce(&Fetch<'_>)) -> Vec<Result<Vec<u8>, Arc<str>>> {
         let fetches = Fetches::default();
-        let Start::Fetch(fetch) = fetches.begin(b"key") else { panic!("nobody else fetches") };
+        let Start::Fetch(fetch) = fetches.begin(b"key") else {
+            panic!("another fetch is under way")
+        };
         let wait = || match fetches.begin(b"key") {
             Start::Fetch(_) => panic!("a second fetch"),
             Start::Wait(outcome) => outcome.wait().clone(),

@@ -103,9 +103,10 @@ fn visit_extents<const WORDS: usize, E: From<ChainError>>(
     table.extents.iter().try_for_each(|extent| visit(&block, extent))
 }
 
-/// Calls `visit` with each extent of a head that was unlinked and has not been used again. An extent
-/// is the head's if its own header says so: it has the key of the head, and the generation that the
-/// table names. All others are left alone, since the table may name blocks of other keys.
+/// Calls `visit` with each extent of a head that was unlinked and has not been used again. An
+/// extent is the head's if its own header says so: it has the key of the head, and the generation
+/// that the table names (invariant I27). All others are left alone, since the table may name blocks
+/// of other keys.
 pub(crate) fn for_each_owned_extent<E: From<ChainError>>(
     region: &Region,
     geometry: &Geometry,
@@ -174,8 +175,8 @@ impl BlockReader {
         Ok(fits_slot.then(|| BlockFields { generation, expires_at_ms: content.expires_at_ms() }))
     }
 
-    /// Reads header and key of a block whose slot is not known. Returns `None` if the lengths do not
-    /// go with the class.
+    /// Reads header and key of a block whose slot is not known. Returns `None` if the lengths do
+    /// not go with the class.
     ///
     /// The value is not read, so the checksum is not compared. As for a client that unlinks a
     /// block, the slot is the check: its word names the block, and stands beside the hint of the

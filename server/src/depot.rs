@@ -400,8 +400,8 @@ impl Depot {
         result
     }
 
-    /// As [`Depot::give`], for blocks that were just unlinked and that the region names. Skips wrong
-    /// ones, and returns the error of the last one.
+    /// As [`Depot::give`], for blocks that were just unlinked and that the region names. Skips
+    /// wrong ones, and returns the error of the last one.
     pub(crate) fn give_found(
         &mut self,
         class: SizeClass,

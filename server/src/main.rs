@@ -125,11 +125,11 @@ fn run(flags: Flags) -> Result<()> {
     if only_checks {
         return Ok(Server::check(&config)?);
     }
-    warn_of_openness(&config);
     // Before the start, which may take minutes: a signal during a restore ends it cleanly.
     let (stop, mut signals) =
         register_signals(config.tls.is_used()).context("cannot wait for signals")?;
     let server = Server::start_unless(&config, &stop)?;
+    warn_of_openness(&config);
     let (stopper, tls) = (server.stopper(), server.tls_reloader());
     std::thread::spawn(move || {
         for signal in signals.forever() {

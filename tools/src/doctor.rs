@@ -358,7 +358,7 @@ mod tests {
         let limited = Machine { memory_available_bytes, memory_limit, threads_limit, ..machine() };
         assert_eq!(
             memory(&limited).line(),
-            "warn  memory        256 MiB available, by the limit in /cg/memory.max\n\
+            "warn  memory        256.0 MiB available, by the limit in /cg/memory.max\n\
              \x20                   -> start kv-server with less --memory than that, such as \
              256MiB\n"
         );

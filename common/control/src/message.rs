@@ -171,8 +171,8 @@ pub enum ServerMessage {
         /// The class to ask for.
         larger: SizeClass,
     },
-    /// Answers [`Request::TakeBlocks`]. The server has no blocks, and expects some only later, when a
-    /// chunk can serve another size.
+    /// Answers [`Request::TakeBlocks`]. The server has no blocks, and expects some only later, when
+    /// a chunk can serve another size.
     RoomLater {
         /// The size class.
         class: SizeClass,

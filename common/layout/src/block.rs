@@ -52,8 +52,8 @@ pub struct BlockHeader {
     /// The id of the client that wrote the block. If that client dies, the server finds the PENDING
     /// words that it left by this field.
     pub(super) writer: le::U16,
-    /// The length of the value in the low bits. Above [`VALUE_BITS`] the index of the class plus one
-    /// if this is not the smallest class that fits: a cache may have had no block of that.
+    /// The length of the value in the low bits. Above [`VALUE_BITS`] the index of the class plus
+    /// one if this is not the smallest class that fits: a cache may have had no block of that.
     pub(super) value_bytes: le::U32,
     /// When the writer filled this block, in milliseconds since 1970 by its clock. For people and
     /// for eviction; the protocol orders nothing by it. The highest bit says that the value is
@@ -255,8 +255,8 @@ pub struct BlockStamp {
 }
 
 /// Writes the header of a block whose key and value are in `image` already: the key at
-/// [`BLOCK_HEADER_BYTES`], and the value directly after it. `value_field` is the length of the value,
-/// or [`SizeClass::value_field`].
+/// [`BLOCK_HEADER_BYTES`], and the value directly after it. `value_field` is the length of the
+/// value, or [`SizeClass::value_field`].
 ///
 /// # Errors
 /// [`LayoutError::Truncated`] if the image is shorter than header, key and value.

@@ -82,6 +82,18 @@ const RECIPROCALS: [u64; SizeClass::COUNT] = {
     all
 };
 
+/// Where the last block of a span can start, by class: in units behind the start of its first chunk.
+const LAST_STARTS: [u64; SizeClass::COUNT] = {
+    let mut all = [0; SizeClass::COUNT];
+    let mut index = 0;
+    while index < SizeClass::COUNT {
+        let bytes = BLOCK_BYTES[index] as u64;
+        all[index] = (bytes.next_multiple_of(CHUNK_BYTES) - bytes) / BLOCK_UNIT;
+        index += 1;
+    }
+    all
+};
+
 /// A size class: a valid index into the list of block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SizeClass(u8);
@@ -207,12 +219,12 @@ impl SizeClass {
     }
 
     /// Whether a block of this class can start this many bytes behind the start of a chunk: at a
-    /// multiple of its length.
+    /// multiple of its length, and with its end in the span.
     #[inline]
     pub(crate) const fn has_start(self, in_chunk: u64) -> bool {
-        let reciprocal = RECIPROCALS[self.0 as usize % Self::COUNT];
-        let units = in_chunk % CHUNK_BYTES / BLOCK_UNIT;
-        ((units * reciprocal) & 0xffff_ffff) < reciprocal
+        let index = self.0 as usize % Self::COUNT;
+        let (reciprocal, units) = (RECIPROCALS[index], in_chunk % CHUNK_BYTES / BLOCK_UNIT);
+        units <= LAST_STARTS[index] && ((units * reciprocal) & 0xffff_ffff) < reciprocal
     }
 
     /// The number of consecutive chunks in a span of this class: 1, or 2 for blocks above 2 MiB.
@@ -277,8 +289,10 @@ mod tests {
     fn blocks_start_at_multiples_of_their_length() {
         for class in SizeClass::all() {
             for in_chunk in (0..CHUNK_BYTES).step_by(BLOCK_UNIT as usize) {
-                let is_multiple = in_chunk.is_multiple_of(class.block_bytes());
-                assert_eq!(class.has_start(in_chunk), is_multiple, "{class:?} at {in_chunk:#x}");
+                let bytes = class.block_bytes();
+                let ends_in_span = in_chunk + bytes <= class.chunks_per_span() * CHUNK_BYTES;
+                let can_start = in_chunk.is_multiple_of(bytes) && ends_in_span;
+                assert_eq!(class.has_start(in_chunk), can_start, "{class:?} at {in_chunk:#x}");
             }
         }
     }

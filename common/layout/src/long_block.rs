@@ -87,8 +87,8 @@ pub struct DepartingBlock(LongChecksum);
 
 impl DepartingBlock {
     /// Writes the header without its checksum. `head` has the key and the first bytes of the value
-    /// already: the key at [`BLOCK_HEADER_BYTES`], and the value directly after it. `value_field` is
-    /// as in [`seal`](crate::seal).
+    /// already: the key at [`BLOCK_HEADER_BYTES`], and the value directly after it. `value_field`
+    /// is as in [`seal`](crate::seal).
     ///
     /// # Errors
     /// [`LayoutError::Truncated`] if `head` does not reach the value.

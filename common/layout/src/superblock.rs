@@ -164,13 +164,10 @@ impl Geometry {
     #[inline]
     pub fn check_block(&self, block: NamedBlock) -> Result<BlockRef, LayoutError> {
         let (start, bytes) = (block.address.claimed_offset(), block.class.block_bytes());
-        // A span of one chunk has whole blocks only.
-        let span_bytes = block.class.chunks_per_span() * CHUNK_BYTES;
-        let in_chunk = start % CHUNK_BYTES;
         if start < self.heap_offset || start + bytes > self.region_bytes {
             return Err(LayoutError::BlockOutside { offset: start, bytes });
         }
-        if in_chunk + bytes > span_bytes || !block.class.has_start(in_chunk) {
+        if !block.class.has_start(start % CHUNK_BYTES) {
             return Err(LayoutError::BlockStride { offset: start, bytes });
         }
         Ok(BlockRef(block))

@@ -195,8 +195,8 @@ impl SlotWord {
         (self.0 >> INCARNATION_SHIFT) as u8 & INCARNATION_MAX
     }
 
-    /// The block that the word points to, or an error if the size class does not exist. The word may
-    /// be damaged: [`Geometry::block_of`](super::Geometry::block_of) checks it.
+    /// The block that the word points to, or an error if the size class does not exist. The word
+    /// may be damaged: [`Geometry::block_of`](super::Geometry::block_of) checks it.
     pub const fn block(self) -> Result<NamedBlock, LayoutError> {
         match SizeClass::from_index((self.0 >> CLASS_SHIFT & 63) as u8) {
             Ok(class) => Ok(NamedBlock {
@@ -246,7 +246,7 @@ impl BlockAddress {
     }
 
     /// The byte offset from the start of the region at which a block would begin: for messages and
-    /// comparisons. Whoever accesses the block needs [`BlockRef::offset`].
+    /// comparisons. An access to the block needs [`BlockRef::offset`].
     pub const fn claimed_offset(self) -> u64 {
         self.0 as u64 * BLOCK_UNIT
     }

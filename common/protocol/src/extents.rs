@@ -179,8 +179,8 @@ fn split_at_word(bytes: u64, buffer: Buffer) -> (u64, u64) {
 }
 
 impl<F: Fabric> Operation<'_, F> {
-    /// Notes that the lane's new head, whose image begins at this offset of [`Buffer::NewBlock`], is
-    /// linked.
+    /// Notes that the lane's new head, whose image begins at this offset of [`Buffer::NewBlock`],
+    /// is linked.
     #[cold]
     pub(crate) fn note_own_head(&self, head: FreeBlock, at: usize) {
         let fabric = self.engine.endpoint.fabric();

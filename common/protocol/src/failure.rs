@@ -73,8 +73,8 @@ pub enum OperationError {
     Indeterminate,
     /// A server has not ended its collection of lost blocks. It goes on without this client.
     #[error(
-        "the server still collects lost blocks after {waited_s} s, because writers do not answer it \
-         or died meanwhile; it goes on by itself"
+        "the server still collects lost blocks after {waited_s} s, because writers do not answer \
+         it or died meanwhile; it goes on by itself"
     )]
     Collecting {
         /// For how long the caller has waited, in seconds.

@@ -211,9 +211,9 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         taken
     }
 
-    /// Takes a free block of the class, or of a larger one if the server says so. Returns the block,
-    /// its class, and the time at which it was taken. If there is none, waits for the server's answer
-    /// or for the end of GRACE.
+    /// Takes a free block of the class, or of a larger one if the server says so. Returns the
+    /// block, its class, and the time at which it was taken. If there is none, waits for the
+    /// server's answer or for the end of GRACE.
     pub async fn take_block(
         self,
         lane: LaneId,

@@ -23,6 +23,8 @@ const WORD_BYTES: u32 = 8;
 pub(super) struct TakenBlock {
     free: FreeBlock,
     class: SizeClass,
+    /// Whether the class is larger than necessary.
+    is_larger: bool,
     taken_at: Nanos,
 }
 
@@ -68,7 +70,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
             return None;
         }
         match self.handle().try_take_block(self.lane, class, now) {
-            TakeResult::Block(free) => Some(TakenBlock { free, class, taken_at: now }),
+            TakeResult::Block(free) => {
+                Some(TakenBlock { free, class, is_larger: false, taken_at: now })
+            }
             _ => None,
         }
     }
@@ -98,8 +102,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if taken.is_err() && class.is_head() {
             self.region.allocator().put_back_extents(self.lane);
         }
-        let (free, class, taken_at) = taken?;
-        Ok((TakenBlock { free, class, taken_at }, image))
+        let (free, found, taken_at) = taken?;
+        Ok((TakenBlock { free, class: found, is_larger: found > class, taken_at }, image))
     }
 
     /// Seals an image for a block that was taken: writes its header, and zeros behind its value.
@@ -110,8 +114,12 @@ impl<'e, F: Fabric> Operation<'e, F> {
         image: Image,
         lifetime: Lifetime,
     ) -> ProtocolResult<NewBlock> {
-        let (new, stamp) = self.stamp_block(taken, image, lifetime)?;
         let Image { at, value_bytes } = image;
+        let value_field = match taken.is_larger {
+            true => taken.class.value_field(self.key_bytes, value_bytes),
+            false => value_bytes as u32,
+        };
+        let (new, stamp) = self.stamp_block(taken, image, lifetime)?;
         let total = BLOCK_HEADER_BYTES as usize + self.key_bytes + value_bytes;
         let write_bytes = new.write_bytes as usize;
         let mut fabric = self.engine.endpoint.fabric_mut();
@@ -121,7 +129,6 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if total < write_bytes {
             image[total..write_bytes].fill(0);
         }
-        let value_field = new.block.class.value_field(self.key_bytes, value_bytes);
         seal(image, self.key_bytes as u16, value_field, stamp)?;
         Ok(new)
     }
@@ -134,7 +141,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Image { at, value_bytes }: Image,
         lifetime: Lifetime,
     ) -> ProtocolResult<(NewBlock, BlockStamp)> {
-        let TakenBlock { free, class, taken_at } = taken;
+        let TakenBlock { free, class, taken_at, .. } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = NamedBlock { address: free.address, class, generation_low };
         let block = self.region.geometry.check_block(block)?;

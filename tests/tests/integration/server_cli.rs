@@ -106,14 +106,14 @@ fn a_port_that_the_user_may_not_take_is_refused() {
         (output.code, &*output.stderr),
         (
             Some(1),
-            "kv-server: this user may not listen at tcp://127.0.0.1:81 (Permission denied (os \
+            "kv-server: this user may not listen at tcp://127.0.0.1:81 (127.0.0.1:81: Permission denied (os \
              error 13)): take a port from 1024 on, or give the program CAP_NET_BIND_SERVICE\n"
         )
     );
 }
 
-/// A cgroup of version 1 or 2 with this limit of memory; `None`, with the reason printed, if this
-/// machine lets nobody make one. Its drop removes it.
+/// A cgroup of version 1 or 2 with this limit of memory; `None`, with the reason printed, if none
+/// can be made here. Its drop removes it.
 struct Cgroup(PathBuf);
 
 impl Cgroup {

@@ -231,8 +231,7 @@ fn run(
             whole::run(*command, arguments, session, &mut ReplyWriter::new(reply, *protocol))
         }
         Command::MSet => {
-            let mut stored = 0;
-            for at in (1..arguments.count()).step_by(2) {
+            for (stored, at) in (0..).zip((1..arguments.count()).step_by(2)) {
                 let part = plan_part(*command, arguments, at);
                 let mut unused = Vec::new();
                 let key = arguments.get(at);
@@ -242,7 +241,6 @@ fn run(
                     ReplyWriter::new(reply, *protocol).error(text);
                     return Ok(());
                 }
-                stored += 1;
             }
             ReplyWriter::new(reply, *protocol).ok();
             Ok(())
