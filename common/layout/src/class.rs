@@ -82,7 +82,7 @@ const RECIPROCALS: [u64; SizeClass::COUNT] = {
     all
 };
 
-/// Where the last block of a span can start, by class: in units behind the start of its first chunk.
+/// Where the last block of a span can start, by class: in units behind the span's start.
 const LAST_STARTS: [u64; SizeClass::COUNT] = {
     let mut all = [0; SizeClass::COUNT];
     let mut index = 0;

@@ -106,8 +106,9 @@ fn a_port_that_the_user_may_not_take_is_refused() {
         (output.code, &*output.stderr),
         (
             Some(1),
-            "kv-server: this user may not listen at tcp://127.0.0.1:81 (127.0.0.1:81: Permission denied (os \
-             error 13)): take a port from 1024 on, or give the program CAP_NET_BIND_SERVICE\n"
+            "kv-server: this user may not listen at tcp://127.0.0.1:81 (127.0.0.1:81: Permission \
+             denied (os error 13)): take a port from 1024 on, or give the program \
+             CAP_NET_BIND_SERVICE\n"
         )
     );
 }
