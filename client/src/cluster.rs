@@ -116,7 +116,8 @@ impl Cluster {
         self.lock().router()
     }
 
-    fn view(&self, shard: usize) -> ShardView {
+    /// The view of a shard.
+    pub(crate) fn view(&self, shard: usize) -> ShardView {
         self.lock().shards[shard].clone()
     }
 

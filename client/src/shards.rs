@@ -231,11 +231,14 @@ impl ClientInner {
         loop {
             let attempt = Attempt { tried: started.elapsed(), until };
             let options = &self.connect_options;
+            let known = cluster.view(shard).number;
             let error = match cluster.try_connect(shard, attempt, options, cache_bytes) {
                 Err(error @ ConnectError::Unreachable { .. }) => error,
                 connected => return connected,
             };
-            self.links[shard].revival().has_failed = true;
+            // A newer view leads to another server, or to the same one with another number.
+            let is_news = cluster.view(shard).number > known;
+            self.links[shard].revival().has_failed |= !is_news;
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
                 return Err(error.tried_for(tried));
