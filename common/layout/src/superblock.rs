@@ -156,6 +156,20 @@ impl Geometry {
         self.chunk_of(address.claimed_offset())
     }
 
+    /// Checks that a free block lies wholly in the heap. The server gives clients only blocks that
+    /// it has cut from a span of their class, so where they start needs no check.
+    ///
+    /// # Errors
+    /// [`LayoutError::BlockOutside`] with the block's offset.
+    #[inline]
+    pub fn check_free_block(&self, block: NamedBlock) -> Result<BlockRef, LayoutError> {
+        let (start, bytes) = (block.address.claimed_offset(), block.class.block_bytes());
+        if start < self.heap_offset || start + bytes > self.region_bytes {
+            return Err(LayoutError::BlockOutside { offset: start, bytes });
+        }
+        Ok(BlockRef(block))
+    }
+
     /// Checks that a block lies where blocks of its class can lie: wholly in the heap, and a
     /// multiple of their length behind the start of its chunk.
     ///
@@ -163,14 +177,13 @@ impl Geometry {
     /// [`LayoutError::BlockOutside`] or [`LayoutError::BlockStride`] with the block's offset.
     #[inline]
     pub fn check_block(&self, block: NamedBlock) -> Result<BlockRef, LayoutError> {
-        let (start, bytes) = (block.address.claimed_offset(), block.class.block_bytes());
-        if start < self.heap_offset || start + bytes > self.region_bytes {
-            return Err(LayoutError::BlockOutside { offset: start, bytes });
-        }
+        let block = self.check_free_block(block)?;
+        let start = block.offset();
         if !block.class.has_start(start % CHUNK_BYTES) {
+            let bytes = block.class.block_bytes();
             return Err(LayoutError::BlockStride { offset: start, bytes });
         }
-        Ok(BlockRef(block))
+        Ok(block)
     }
 
     /// The block to which a word points, checked by [`Geometry::check_block`].

@@ -144,7 +144,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let TakenBlock { free, class, taken_at, .. } = taken;
         let generation_low = (u64::from(free.generation) % WORD_GENERATIONS) as u8;
         let block = NamedBlock { address: free.address, class, generation_low };
-        let block = self.region.geometry.check_block(block)?;
+        let block = self.region.geometry.check_free_block(block)?;
         let expires_at_ms = if lifetime.never_expires() {
             0
         } else {
@@ -326,7 +326,11 @@ impl<'e, F: Fabric> Operation<'e, F> {
         new: Option<&NewBlock>,
         desired: SlotWord,
     ) -> ProtocolResult<(BlockRef, [Verb; 2])> {
-        let old = self.region.geometry.block_of(target.word)?;
+        let old = match target.generation {
+            // Known only of a block that was checked, and READ.
+            Some(_) => BlockRef::unpacked(target.word.block()?),
+            None => self.region.geometry.block_of(target.word)?,
+        };
         let cas = Verb::CompareSwap {
             remote: target.slot,
             expected: target.word.bits(),
