@@ -1,7 +1,7 @@
 //! Calls that their caller can end while they wait, as Python does at Ctrl-C.
 //!
 //! A call waits at many places: for a chain, a connection, memory, or another thread. Each of them
-//! waits in steps of at most [`STEP`], and asks in between whether the caller gives up. From then
+//! waits in steps of at most 50 ms, and asks in between whether the caller gives up. From then
 //! on all timeouts of the call count as over. So it fails as if the server had not answered, and
 //! its error says whether it may have had an effect.
 

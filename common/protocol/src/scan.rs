@@ -149,7 +149,7 @@ pub async fn next_entry<F: Fabric>(
     Ok(next.map(|(key, data)| key.with_value(data)))
 }
 
-/// As [`next_entry`], without the value, of which at most [`KEY_READ_BYTES`] are READ. A key that
+/// As [`next_entry`], without the value, of which at most 256 bytes are READ. A key that
 /// does not fit in as many takes one round trip more.
 pub async fn next_key<F: Fabric>(
     handle: RegionHandle<'_, F>,

@@ -184,7 +184,8 @@ const _: () = assert!(size_of::<WelcomeBytes>() <= MESSAGE_BYTES_MAX);
 /// superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
-    /// The client's number while it is connected; 0 only in the answer to [`Purpose::Map`].
+    /// The client's number while it is connected; 0 only in the answer to
+    /// [`Purpose::Map`](crate::Purpose::Map).
     pub client_id: u16,
     /// The value of the client's entry in the client table, until the server fences the client.
     pub lease: u64,
@@ -213,13 +214,13 @@ pub struct Welcome {
 }
 
 impl Welcome {
-    /// The answer to [`Purpose::Map`], which has no client. `shard` and `view_number` are 0 if the
+    /// The answer to [`Purpose::Map`](crate::Purpose::Map), which has no client. `shard` and `view_number` are 0 if the
     /// server is a spare.
     pub fn for_map(cluster: Id, shard: u16, view_number: u64) -> Self {
         Self { cluster, shard, view_number, ..Self::default() }
     }
 
-    /// Whether this is the answer to [`Purpose::Map`].
+    /// Whether this is the answer to [`Purpose::Map`](crate::Purpose::Map).
     pub fn is_for_map(&self) -> bool {
         self.client_id == 0
     }
