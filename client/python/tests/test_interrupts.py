@@ -23,6 +23,9 @@ PROLOGUE = """
     import farside
     from farside import aio
 
+    # A shell that starts the tests in the background has them ignore the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     DAY = 86400
     main = threading.get_native_id()
 
