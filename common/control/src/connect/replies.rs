@@ -214,8 +214,8 @@ pub struct Welcome {
 }
 
 impl Welcome {
-    /// The answer to [`Purpose::Map`](crate::Purpose::Map), which has no client. `shard` and `view_number` are 0 if the
-    /// server is a spare.
+    /// The answer to [`Purpose::Map`](crate::Purpose::Map), which has no client. `shard` and
+    /// `view_number` are 0 if the server is a spare.
     pub fn for_map(cluster: Id, shard: u16, view_number: u64) -> Self {
         Self { cluster, shard, view_number, ..Self::default() }
     }
