@@ -238,6 +238,24 @@ pub(crate) fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Strin
     rows.iter().map(line).collect()
 }
 
+/// Returns what was read of a shard. If it is one of several and cannot be reached, says why and
+/// returns `None`, so that the command continues with the others and fails at its end.
+pub(crate) fn available<T>(
+    read: anyhow::Result<T>,
+    (shard, shards): (usize, usize),
+    status: &mut ExitStatus,
+) -> anyhow::Result<Option<T>> {
+    match read {
+        Err(error) if shards > 1 => {
+            let why = one_line(error.as_ref());
+            print_message(format_args!("shard {shard} is not available: {why}"));
+            *status = status.or_failed(exit_code::NO_SERVER);
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use farside_config::command_line::{exit_code, one_line};
+use farside_config::command_line::exit_code;
 use farside_control::ServerStatistics;
 use farside_layout::CHUNK_BYTES;
 use farside_tools::check::{ClassUse, Report, Scope};
@@ -28,16 +28,8 @@ pub(crate) fn stat(args: &Args, json: bool) -> anyhow::Result<ExitStatus> {
     let regions = RawRegion::open_all(&config)?;
     for (shard, (region, statistics)) in regions.into_iter().zip(statistics).enumerate() {
         let both = region.and_then(|region| Ok((region, statistics?)));
-        let (mut region, statistics) = match both {
-            Ok(both) => both,
-            Err(error) if shards > 1 => {
-                let why = one_line(error.as_ref());
-                output::print_message(format_args!("shard {shard} is not available: {why}"));
-                status = status.or_failed(exit_code::NO_SERVER);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
+        let available = output::available(both, (shard, shards.into()), &mut status)?;
+        let Some((mut region, statistics)) = available else { continue };
         let report = region.check(Scope::Index, &bar)?;
         bar.finish_and_clear();
         let server = region.server();

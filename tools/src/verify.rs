@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use farside_config::command_line::{exit_code, one_line};
+use farside_config::command_line::exit_code;
 use farside_layout::SlotState;
 use farside_tools::check::{Problem, Report, Scope};
 
@@ -26,16 +26,8 @@ pub(crate) fn verify(args: &Args, region_file: Option<&Path>) -> anyhow::Result<
         if shards > 1 {
             print(&format!("shard       {shard}\n"))?;
         }
-        let mut region = match region {
-            Ok(region) => region,
-            Err(error) if shards > 1 => {
-                let why = one_line(error.as_ref());
-                output::print_message(format_args!("shard {shard} is not available: {why}"));
-                status = status.or_failed(exit_code::NO_SERVER);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
+        let available = output::available(region, (shard, shards), &mut status)?;
+        let Some(mut region) = available else { continue };
         let report = region.check(Scope::Blocks, &bar)?;
         bar.finish_and_clear();
         if let ExitStatus::Failed(code) = conclude(&report, false)? {
