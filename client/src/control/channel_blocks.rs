@@ -16,6 +16,9 @@ use farside_protocol::held_blocks::HeldBlocks;
 
 use super::{ControlQueue, Waiter, lock};
 
+/// Limit on the heads that wait for the next message. Their extents are of no use meanwhile.
+const HEADS_QUEUED_MAX: usize = 16;
+
 /// Answers that a session has not received yet.
 #[derive(Default)]
 pub(super) struct Inbox {
@@ -82,7 +85,7 @@ impl BlockSource for ControlChannelBlocks {
     }
 
     fn give_heads(&mut self, class: SizeClass, blocks: Vec<FreeBlock>) {
-        self.queue.send(Request::GiveHeads { class, blocks }, Waiter::None);
+        self.queue.give_heads(class, blocks);
     }
 
     fn announce_expiry(&mut self) {
@@ -157,6 +160,27 @@ impl ControlQueue {
         }
     }
 
+    /// Gives heads with the next message, whatever it is about, so that no PUT or DELETE wakes the
+    /// server. Each request for blocks comes after them. With [`HEADS_QUEUED_MAX`] they are sent.
+    fn give_heads(&self, class: SizeClass, mut heads: Vec<FreeBlock>) {
+        let mut outbox = lock(&self.outbox);
+        let queued = match outbox.back_mut() {
+            Some((Request::GiveHeads { class: of_last, blocks }, _)) if *of_last == class => {
+                blocks.append(&mut heads);
+                blocks.len()
+            }
+            _ => {
+                let queued = heads.len();
+                outbox.push_back((Request::GiveHeads { class, blocks: heads }, Waiter::None));
+                queued
+            }
+        };
+        drop(outbox);
+        if queued >= HEADS_QUEUED_MAX {
+            self.wake();
+        }
+    }
+
     /// Reports the blocks of all sessions. Blocks that were given back before are in the outbox
     /// ahead of the report.
     pub(super) fn report(&self, collection: u32) {
@@ -178,5 +202,38 @@ impl ControlQueue {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farside_fabric::Trust;
+
+    use super::*;
+
+    #[test]
+    fn heads_wait_for_the_next_message_and_go_ahead_of_it() {
+        let queue = ControlQueue::new(Trust::forever()).unwrap();
+        let is_woken = || rustix::io::read(&queue.wake, &mut [0; 8]).is_ok();
+        let class = SizeClass::FIRST_HEAD;
+        let heads = |count: usize| -> Vec<FreeBlock> {
+            let head = |n: usize| FreeBlock { address: BlockAddress(64 * n as u32), generation: 1 };
+            (0..count).map(head).collect()
+        };
+        let give =
+            |count| heads(count).into_iter().for_each(|head| queue.give_heads(class, vec![head]));
+        give(HEADS_QUEUED_MAX - 1);
+        assert!(!is_woken());
+        queue.send(Request::TakeBlocks { class, count: 1 }, Waiter::None);
+        assert!(is_woken());
+        give(HEADS_QUEUED_MAX);
+        assert!(is_woken());
+        let sent: Vec<_> = lock(&queue.outbox).drain(..).map(|(request, _)| request).collect();
+        let expected = [
+            Request::GiveHeads { class, blocks: heads(HEADS_QUEUED_MAX - 1) },
+            Request::TakeBlocks { class, count: 1 },
+            Request::GiveHeads { class, blocks: heads(HEADS_QUEUED_MAX) },
+        ];
+        assert_eq!(sent, expected);
     }
 }
