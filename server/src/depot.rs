@@ -129,6 +129,8 @@ pub struct Depot {
     chunks_index: u64,
     /// In a cache: how many free chunks are kept for classes that have few.
     reserve: Option<u64>,
+    /// In a cache: the class that can store the values of all classes without a chunk.
+    last_resort: Option<SizeClass>,
     /// The first chunks of all spans that drain.
     draining: BTreeSet<u32>,
     /// How many chunks these spans have.
@@ -150,6 +152,7 @@ impl Depot {
             chunks_emptied: 0,
             chunks_index: 0,
             reserve: None,
+            last_resort: None,
             draining: BTreeSet::new(),
             chunks_draining: 0,
         };

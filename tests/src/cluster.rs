@@ -91,7 +91,7 @@ impl TestCluster {
     }
 
     /// Makes a folder for the next server.
-    fn new_folder(&self) -> PathBuf {
+    pub fn new_folder(&self) -> PathBuf {
         let number = self.servers_started.get();
         self.servers_started.set(number + 1);
         let folder = self.folder.path().join(format!("server{number}"));

@@ -22,23 +22,42 @@ const RESERVE_MIN: u64 = 2;
 const RESERVE_MAX: u64 = 64;
 /// The reserve of a small region is this share of its chunks at most.
 const RESERVE_SHARE_DIVISOR: u64 = 4;
+/// The span of last resort is this share of the chunks at most.
+const LAST_RESORT_DIVISOR: u64 = 12;
 
 impl Depot {
     /// Makes this the depot of a cache. It then leaves room for an index with a key for each block,
     /// because a cache uses all of its blocks. It also keeps a reserve of chunks, because a chunk
     /// waits for long before it can serve another class.
-    pub(crate) fn keep_reserve(&mut self) {
+    ///
+    /// Room for one span of the largest class that it can spare is kept beside the reserve. Values
+    /// whose class and all larger ones have no chunk are stored there. So there is room for each
+    /// size, however many sizes came before it. `largest` is the class of the largest values.
+    pub(crate) fn keep_reserve(&mut self, largest: SizeClass) {
         let chunks = self.chunks.len() as u64;
         let reserve = (chunks / RESERVE_DIVISOR).clamp(RESERVE_MIN, RESERVE_MAX);
         self.reserve = Some(reserve.min(chunks / RESERVE_SHARE_DIVISOR));
+        let spared = |class: &SizeClass| {
+            *class <= largest && class.chunks_per_span() <= chunks / LAST_RESORT_DIVISOR
+        };
+        self.last_resort = SizeClass::of_values().filter(spared).last();
     }
 
-    /// Returns how many free chunks the index does not need if there are `more` blocks.
-    fn chunks_beside_index(&self, more: u64) -> u64 {
+    /// Whether values of this class can be stored in free chunks that are kept for them.
+    pub(crate) fn is_last_resort(&self, class: SizeClass) -> bool {
+        self.last_resort == Some(class)
+    }
+
+    /// Returns how many free chunks are left if there are `more` blocks, without those that the
+    /// index needs, and those that are kept as the last resort of other classes than `class`.
+    fn chunks_left(&self, class: Option<SizeClass>, more: u64) -> u64 {
         let lasting = self.pools.iter().map(|pool| pool.blocks - pool.blocks_draining);
         let blocks = lasting.sum::<u64>() + more;
         let needed = (blocks * INDEX_BYTES_PER_KEY).div_ceil(CHUNK_BYTES);
-        self.chunks_free().saturating_sub(needed.saturating_sub(self.chunks_index))
+        let kept =
+            self.last_resort.filter(|last| Some(*last) != class && self.spans(*last).is_empty());
+        let kept = kept.map_or(0, SizeClass::chunks_per_span);
+        self.chunks_free().saturating_sub(needed.saturating_sub(self.chunks_index) + kept)
     }
 
     /// Returns how many spans the class may get of the free chunks, as far as the index and the
@@ -50,7 +69,7 @@ impl Depot {
     pub(super) fn spans_max(&self, class: SizeClass) -> u64 {
         let Some(reserve) = self.reserve else { return u64::MAX };
         let (chunks, blocks) = (class.chunks_per_span(), class.blocks_per_span());
-        let left = self.chunks_beside_index(blocks);
+        let left = self.chunks_left(Some(class), blocks);
         let span_bytes = chunks * CHUNK_BYTES + blocks * INDEX_BYTES_PER_KEY;
         let beside_reserve = left.saturating_sub(reserve);
         let spans = self.pools[usize::from(class.index())].blocks / blocks;
@@ -62,14 +81,14 @@ impl Depot {
     /// index, without those that it has and those of spans that drain.
     pub(crate) fn chunks_missing(&self) -> u64 {
         let reserve = self.reserve.unwrap_or(0);
-        reserve.saturating_sub(self.chunks_beside_index(0) + self.chunks_draining())
+        reserve.saturating_sub(self.chunks_left(None, 0) + self.chunks_draining())
     }
 
     /// Returns how many chunks classes can still take, or will be able to take once the spans that
     /// drain are empty.
     pub(crate) fn chunks_coming(&self) -> u64 {
         let reserve = self.reserve.unwrap_or(0);
-        (self.chunks_beside_index(0) + self.chunks_draining()).saturating_sub(reserve)
+        (self.chunks_left(None, 0) + self.chunks_draining()).saturating_sub(reserve)
     }
 
     /// Returns the number of chunks of spans that drain.
@@ -216,7 +235,7 @@ mod tests {
 
     fn cache() -> Depot {
         let mut depot = depot(BYTES);
-        depot.keep_reserve();
+        depot.keep_reserve(SizeClass::LARGEST_OF_VALUES);
         depot
     }
 
@@ -225,7 +244,8 @@ mod tests {
         let mut depot = cache();
         let chunks = depot.chunks_free();
         take_all(&mut depot, class(4096), 0);
-        let reserve = depot.chunks_free();
+        let kept = SizeClass::LARGEST_OF_VALUES.chunks_per_span();
+        let reserve = depot.chunks_free() - kept;
         assert!((RESERVE_MIN..=chunks / 4).contains(&reserve), "{reserve} of {chunks}");
         assert_eq!(depot.chunks_missing(), 0);
         assert_eq!(depot.blocks_to_give(class(4096)), (0, 0));
@@ -236,6 +256,12 @@ mod tests {
             assert_eq!(depot.chunks_free(), left - 1);
         }
         assert!(depot.chunks_missing() > 0);
+        // The largest class has its span even when no other class gets one any more.
+        for class in SizeClass::of_values().filter(|class| *class < SizeClass::LARGEST_OF_VALUES) {
+            take_all(&mut depot, class, 0);
+        }
+        assert_eq!(depot.blocks_to_give(class(4096)).0, 0);
+        assert_eq!(take_all(&mut depot, SizeClass::LARGEST_OF_VALUES, 0).len(), 1);
     }
 
     #[test]

@@ -267,12 +267,14 @@ impl Evictor {
                     && idle_ms > idle_there + idle_there / 4 + IDLE_MS_MIN
                     && demand.is_met_by(left, self.grace, now)
             });
-            // The last span of a class goes only to a larger one that no other class can serve.
+            // The last span of a class goes only to a larger one that no other class can serve. That
+            // of the last resort stays.
             let can_have = |class: SizeClass| tools.depot.blocks_lasting(class) > 0;
             let is_served = taker.is_none_or(|(taking, _)| {
                 SizeClass::of_values().any(|class| taking <= class && can_have(class))
             });
-            let spans_min = if is_served { 2 } else { 1 };
+            let stays = is_served || tools.depot.is_last_resort(class);
+            let spans_min = if stays { 2 } else { 1 };
             (can_give && tools.depot.spans(class).len() >= spans_min).then_some((idle_ms, class))
         });
         givers.max().map(|(_, class)| class)

@@ -37,7 +37,7 @@ impl Cache {
         // So many subtables that no window becomes full.
         let config = ServerConfig { index: Some(ByteSize::mib(2)), ..Default::default() };
         let mut opened = recovery::open(&memory, &config).unwrap();
-        opened.depot.keep_reserve();
+        opened.depot.keep_reserve(SizeClass::LARGEST_OF_VALUES);
         let own = OwnEndpoint::over_memory(&opened.region);
         let reader = || BlockReader::new(&opened.region, &opened.format);
         let (reaper, evictor) = (

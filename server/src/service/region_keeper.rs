@@ -4,7 +4,7 @@
 use farside_config::ServerConfig;
 use farside_control::{FreeBlock, Role, ServerMessage, ServerStatistics, SplitOutcome};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
-use farside_layout::{BlockAddress, NamedBlock, SizeClass};
+use farside_layout::{BlockAddress, Format, NamedBlock, SizeClass, block_bytes};
 
 use super::recalls::Recalls;
 use crate::collect::{Collector, CollectorRequest};
@@ -54,7 +54,10 @@ pub(super) struct RegionKeeper {
 impl RegionKeeper {
     pub(super) fn new(config: &ServerConfig, mut opened: ServedRegion, own: OwnEndpoint) -> Self {
         if config.evict {
-            opened.depot.keep_reserve();
+            let Format { key_bytes_max, value_bytes_max, .. } = opened.format;
+            let bytes = block_bytes(key_bytes_max as usize, value_bytes_max as usize);
+            let largest = SizeClass::for_bytes(bytes).unwrap_or(SizeClass::LARGEST_OF_VALUES);
+            opened.depot.keep_reserve(largest);
         }
         let grace = opened.format.grace_ns();
         let reader = || BlockReader::new(&opened.region, &opened.format);
@@ -119,7 +122,7 @@ impl RegionKeeper {
     }
 
     /// Returns the class whose blocks to take for a value of this class, of which a cache has none:
-    /// the next larger one with keys that can go. There may be more classes in use than chunks, and
+    /// the next larger one with keys that can go, or the one of last resort. There may be more classes in use than chunks, and
     /// a chunk needs long to change its class. With `at_once` only for a class without any span.
     fn larger_class(&self, class: SizeClass, at_once: bool) -> Option<SizeClass> {
         let (evictor, depot) = (self.evictor.as_ref()?, &self.opened.depot);
@@ -127,7 +130,9 @@ impl RegionKeeper {
             return None;
         }
         let has_room = |larger: &SizeClass| {
-            depot.blocks_lasting(*larger) > 0 && !evictor.is_full_of_pins(*larger, depot)
+            let has_keys = depot.blocks_lasting(*larger) > 0;
+            has_keys && !evictor.is_full_of_pins(*larger, depot)
+                || depot.is_last_resort(*larger) && depot.blocks_to_give(*larger).0 > 0
         };
         SizeClass::of_values().filter(|larger| class < *larger).find(has_room)
     }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use farside::{Role, Session};
-use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
+use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, SizeClass};
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, scaled, self_describing, wait_until,
 };
@@ -248,21 +248,37 @@ fn an_idle_session_keeps_no_memory_from_other_sizes() {
 /// There are more block sizes than chunks, and a chunk takes 288 x GRACE to change its size.
 #[test]
 fn a_cache_stores_values_of_more_sizes_than_it_has_chunks() {
-    const KEY_BYTES: usize = 8;
-    const ROUNDS: u64 = 30;
     let server = ServerProcess::start("--memory 32MiB --index 64KiB --grace-ms 20 --evict");
+    // The largest first, so that each has a larger one that has a chunk.
+    let sizes = || sizes_up_to(512 << 10).into_iter().rev();
+    store_all_sizes(&server, sizes, 30);
+}
+
+#[test]
+fn a_cache_has_room_for_the_largest_sizes_that_come_last() {
+    let server = ServerProcess::start("--memory 64MiB --index 64KiB --grace-ms 20 --evict");
+    store_all_sizes(&server, || sizes_up_to(BLOCK_BYTES_MAX).into_iter(), 6);
+}
+
+fn sizes_up_to(bytes_max: u64) -> Vec<u64> {
+    SizeClass::of_values().map(SizeClass::block_bytes).filter(|bytes| *bytes <= bytes_max).collect()
+}
+
+/// Stores values in blocks of all of these sizes, so many times.
+fn store_all_sizes<S: Iterator<Item = u64>>(
+    server: &ServerProcess,
+    sizes: impl Fn() -> S,
+    rounds: u64,
+) {
+    const KEY_BYTES: usize = 16;
     let mut session = server.session();
-    let sizes: Vec<u64> = SizeClass::of_values()
-        .map(SizeClass::block_bytes)
-        .take_while(|bytes| *bytes <= 512 << 10)
-        .collect();
     let chunks = server.client().admin().statistics().unwrap().chunks;
-    assert!(sizes.len() as u64 > 2 * chunks, "{} sizes, {chunks} chunks", sizes.len());
-    for round in 0..ROUNDS {
-        // The largest first, so that each has a larger one that has a chunk.
-        for (number, bytes) in sizes.iter().enumerate().rev() {
-            let key = (round << 32 | number as u64).to_le_bytes();
-            let value_bytes = *bytes as usize - BLOCK_HEADER_BYTES as usize - KEY_BYTES;
+    let count = sizes().count() as u64;
+    assert!(count * 2 > 3 * chunks, "{count} sizes, {chunks} chunks");
+    for round in 0..rounds {
+        for bytes in sizes() {
+            let key = (u128::from(round) << 64 | u128::from(bytes)).to_le_bytes();
+            let value_bytes = bytes as usize - BLOCK_HEADER_BYTES as usize - KEY_BYTES;
             let value = vec![round as u8; value_bytes];
             let stored = session.put(key, &value);
             assert!(stored.is_ok(), "round {round}, blocks of {bytes} bytes: {stored:?}");

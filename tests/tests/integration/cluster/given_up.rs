@@ -6,13 +6,19 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use farside_cluster::random_id;
 use farside_control::attach::{ConnectError, ConnectOptions};
 use farside_control::cluster::{ClusterMap, Id, VIEW_NUMBER_MAX};
 use farside_control::{Refusal, Request, Role, SecretKey};
+use farside_fabric::tcp::TlsFiles;
 use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::engine::connect_options;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, wait_until};
+use farside_tests::etcd_process::{self, Etcd};
+use farside_tests::network::Traffic;
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, left_out_over_rdma, network_or_left_out, wait_until,
+};
 use rustix::process::Signal;
 
 /// Longer than the time for which a server may be stopped and still know that it owns its view.
@@ -150,26 +156,56 @@ fn assign_tells_a_server_that_is_cut_off_from_the_records_alone() {
     let cluster = TestCluster::create(1);
     let link = cluster.folder().join("link");
     std::os::unix::fs::symlink(cluster.records_folder(), &link).unwrap();
-    let folder = cluster.folder().join("cut-off");
-    fs::create_dir(&folder).unwrap();
-    let config = folder.join("server.toml");
+    let server = start_with_secrets(&cluster, &format!("file://{}", link.display()), |options| {
+        ServerProcess::spawn_in(&cluster.new_folder(), options, |command| command)
+    });
+    only_a_writer_assigns(&cluster, &server, || fs::remove_file(link).unwrap());
+}
+
+/// As above, with packets between the server and etcd that are lost.
+#[test]
+fn assign_tells_a_server_that_is_cut_off_from_etcd_alone() {
+    if etcd_process::is_left_out()
+        || left_out_over_rdma("a server behind a network is reached by TCP")
+    {
+        return;
+    }
+    let Some(network) = network_or_left_out() else { return };
+    let host = network.records_host();
+    let etcd = Etcd::start_at(std::slice::from_ref(&host), 1, &[], &TlsFiles::default());
+    let at_home = etcd.uri("127.0.0.1");
+    let cluster = TestCluster::create_at(Some(at_home), 1, random_id().unwrap(), "");
+    let server = start_with_secrets(&cluster, &etcd.uri(&host), |options| {
+        ServerProcess::spawn_behind(&network, 7400, &cluster.new_folder(), options)
+    });
+    only_a_writer_assigns(&cluster, &server, || network.lose_packets_of(Traffic::Records));
+}
+
+/// Starts a server with the secrets of writers and readers, which finds the records at this URI.
+fn start_with_secrets(
+    cluster: &TestCluster,
+    uri: &str,
+    start: impl FnOnce(&str) -> ServerProcess,
+) -> ServerProcess {
+    let config = cluster.folder().join("server.toml");
     fs::write(&config, "secret = \"of writers\"\nreader_secret = \"of readers\"\n").unwrap();
-    let options = format!(
-        "--config {} --cluster file://{} --memory 16MiB --grace-ms 20",
-        config.display(),
-        link.display()
-    );
-    let server = ServerProcess::spawn_in(&folder, &options, |command| command);
+    let config = config.display();
+    let server = start(&format!("--config {config} --cluster {uri} --memory 16MiB --grace-ms 20"));
     server.wait_for_log("the server serves a shard");
+    server
+}
+
+/// Cuts the server off, and checks who can take its shard away.
+fn only_a_writer_assigns(cluster: &TestCluster, server: &ServerProcess, cut_off: impl FnOnce()) {
     let record = cluster.shard(0);
     let client = |secret: &str, role| {
         let options = connect_options(&server.address(), role, SecretKey::of(secret));
         ConnectOptions { view: Some(view_of(0, &record)), ..options }
     };
     client("of writers", Role::Writer).attach(TEST_TIMEOUT).unwrap();
-    fs::remove_file(link).unwrap();
+    cut_off();
     let assign = |secret: &str| {
-        let config = folder.join("client.toml");
+        let config = cluster.folder().join("client.toml");
         fs::write(&config, format!("secret = \"{secret}\"\n")).unwrap();
         fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).unwrap();
         let mut assign = command("kv-cli");
