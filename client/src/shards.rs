@@ -236,9 +236,13 @@ impl ClientInner {
                 Err(error @ ConnectError::Unreachable { .. }) => error,
                 connected => return connected,
             };
-            // A newer view leads to another server, or to the same one with another number.
+            // A newer view leads to another server, or to the same one with another number. Without
+            // any server there was nothing to fail: the map of a server that has just started lacks
+            // the others.
             let is_news = cluster.view(shard).number > known;
-            self.links[shard].revival().has_failed |= !is_news;
+            let is_unassigned =
+                matches!(error, ConnectError::Unreachable { contact: Contact::Unassigned, .. });
+            self.links[shard].revival().has_failed |= !is_news && !is_unassigned;
             let tried = started.elapsed();
             let Some(pause) = attempts.pause_after(tried) else {
                 return Err(error.tried_for(tried));

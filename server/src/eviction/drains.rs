@@ -267,8 +267,8 @@ impl Evictor {
                     && idle_ms > idle_there + idle_there / 4 + IDLE_MS_MIN
                     && demand.is_met_by(left, self.grace, now)
             });
-            // The last span of a class goes only to a larger one that no other class can serve. That
-            // of the last resort stays.
+            // The last span of a class goes only to a larger one that no other class can serve.
+            // That of the last resort stays.
             let can_have = |class: SizeClass| tools.depot.blocks_lasting(class) > 0;
             let is_served = taker.is_none_or(|(taking, _)| {
                 SizeClass::of_values().any(|class| taking <= class && can_have(class))

@@ -122,8 +122,9 @@ impl RegionKeeper {
     }
 
     /// Returns the class whose blocks to take for a value of this class, of which a cache has none:
-    /// the next larger one with keys that can go, or the one of last resort. There may be more classes in use than chunks, and
-    /// a chunk needs long to change its class. With `at_once` only for a class without any span.
+    /// the next larger one with keys that can go, or the one of last resort. There may be more
+    /// classes in use than chunks, and a chunk needs long to change its class. With `at_once` only
+    /// for a class without any span.
     fn larger_class(&self, class: SizeClass, at_once: bool) -> Option<SizeClass> {
         let (evictor, depot) = (self.evictor.as_ref()?, &self.opened.depot);
         if class > SizeClass::LARGEST_OF_VALUES || at_once && !depot.spans(class).is_empty() {
