@@ -1,7 +1,7 @@
 # `make help` lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help build demo demo-cluster demo-python test test-python wheel soak fuzz miri instructions
-.PHONY: test-verbs vm bench-verbs bench-clients bench-cluster bench-compare bench-python bench-resp bench-tcp
+.PHONY: test-rdma test-times vm bench-verbs bench-clients bench-cluster bench-compare bench-python bench-resp bench-tcp
 .PHONY: pictures slow-link install install-c deb deb-test check-configs package site tour-test deny clean
 
 export RUSTDOCFLAGS ?= -D warnings
@@ -56,8 +56,9 @@ bench-python: build ## Compares calls from Python with Rust, redis-py and a raw 
 	@tools/scripts/demo-python.sh --install
 	target/python-venv/bin/python client/python/bench/calls.py
 
-test: ## Checks format, lints, packages and documentation; runs the tests, over TCP and RDMA too
+test: ## Checks format, lints, packages and documentation; runs the tests, some of them over RDMA
 	@tools/scripts/needs.sh --test
+	@tools/scripts/nextest.sh --needs
 	@tests/vm/needs.sh
 	cargo fmt --check
 	. tools/scripts/verbs-env.sh && \
@@ -65,14 +66,13 @@ test: ## Checks format, lints, packages and documentation; runs the tests, over 
 	    CARGO_NET_OFFLINE=true tools/scripts/package.sh --no-build && \
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --lib --bins --tests --locked && \
-	    echo "left out until the tests over RDMA run, which keep one core busy:" \
-	        "pairs:: removals:: etcd_failures:: etcd_login::, and the Python package" && \
-	    export FARSIDE_BUILT=1 RUST_TEST_THREADS=$(THREADS) && \
-	    cargo test --workspace --locked -- \
-	        --skip pairs:: --skip removals:: --skip etcd_failures:: --skip etcd_login:: && \
-	    tests/over-tcp
-	. tools/scripts/verbs-env.sh && FARSIDE_BUILT=1 tools/scripts/beside.sh sh -c \
-	    'tests/vm/suite --sample && tests/vm/two-hosts "two hosts" "kill -9" stopped power-off'
+	    export FARSIDE_BUILT=1 && \
+	    tools/scripts/nextest.sh --workspace --locked && \
+	    cargo test --workspace --doc --locked && \
+	    tools/scripts/beside.sh sh -c 'tests/vm/suite && tests/vm/two-hosts "two hosts" "kill -9"'
+
+test-times: ## Prints the slowest forty tests of the last `make test`
+	@tools/scripts/test-times.py
 
 MINUTES ?= 10
 soak: ## Records histories for MINUTES=10 each while all faults happen: one server, a cache, a cluster, a bad network; then runs what `make test` leaves out because it takes long
@@ -83,7 +83,12 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	    --ignored --nocapture --test-threads=1 \
 	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
 	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
-	    tests/over-tcp --all && tests/vm/suite && tests/vm/two-hosts
+	    FARSIDE_SIMULATION_SECONDS=60 cargo test --release --locked -p farside-simulator \
+	    --test simulation -- random::seeds && \
+	    tools/scripts/nextest.sh --workspace --locked --test integration -- \
+	    --ignored _in_soak && \
+	    tools/scripts/msrv.sh
+	$(MAKE) test-rdma
 	$(MAKE) test-python PYTHON_TEST=--rdma
 
 SECONDS ?= 60
@@ -99,9 +104,9 @@ instructions: ## Counts a client's instructions for an operation, and compares t
 	@tools/scripts/needs.sh
 	@tools/scripts/instructions.sh
 
-test-verbs: ## Runs the tests over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
+test-rdma: ## Runs the tests over RDMA; with FARSIDE_TEST_DEVICE=ADDRESS on this machine's device
 	@tests/vm/needs.sh
-	. tools/scripts/verbs-env.sh && tests/vm/suite && tests/vm/two-hosts
+	. tools/scripts/verbs-env.sh && tests/vm/suite --all && tests/vm/two-hosts
 
 vm: ## Builds the guest in which tests find soft-RoCE, and installs the packages that this needs
 	@tests/vm/build.sh

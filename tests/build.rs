@@ -49,7 +49,7 @@ fn test(name: &str, code: &str) -> Option<String> {
         _ => return None,
     };
     let code = code.replace(ADDRESS, "&address()");
-    Some(format!("#[test]\nfn {name}() {{\nrun(|| {{\n{code}{end}\n}});\n}}\n"))
+    Some(format!("#[on(any)]\nfn {name}() {{\nrun(|| {{\n{code}{end}\n}});\n}}\n"))
 }
 
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -6,8 +6,8 @@ use std::io::Write;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
+use crate::device;
 use crate::network::Network;
-use crate::{device, is_over_shm, is_over_tcp};
 
 /// Prints that this test is left out, and why. `circumstance` is a phrase such as "over RDMA".
 ///
@@ -26,22 +26,6 @@ fn left_out_if(is_left_out: bool, circumstance: &str, why: &str) -> bool {
         left_out(circumstance, why);
     }
     is_left_out
-}
-
-/// Returns whether this test is left out because the tests run over RDMA, and prints that it is.
-pub fn left_out_over_rdma(why: &str) -> bool {
-    left_out_if(device().is_some(), "over RDMA", why)
-}
-
-/// Returns whether this test is left out because the tests run over TCP, and prints that it is.
-pub fn left_out_over_tcp(why: &str) -> bool {
-    left_out_if(is_over_tcp(), "over TCP", why)
-}
-
-/// Returns whether this test is left out because the tests run over RDMA or TCP, and prints that it
-/// is.
-pub fn left_out_without_shm(why: &str) -> bool {
-    left_out_if(!is_over_shm(), "without shm", why)
 }
 
 /// Returns the address of the RDMA device. Without a device, prints that this test is left out.

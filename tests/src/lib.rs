@@ -19,6 +19,7 @@ pub mod counters;
 pub mod engine;
 #[path = "../../common/cluster/tests/stores/etcd_process.rs"]
 pub mod etcd_process;
+pub mod fabric;
 pub mod faults;
 pub mod handshake;
 pub mod lanes;
@@ -32,9 +33,8 @@ mod server_process;
 mod worker;
 
 pub use left_out::{
-    OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_over_rdma, left_out_over_tcp,
-    left_out_without_netem, left_out_without_root, left_out_without_shm,
-    left_out_without_time_namespaces, network_or_left_out,
+    OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_without_netem,
+    left_out_without_root, left_out_without_time_namespaces, network_or_left_out,
 };
 pub use server_process::{RDMA_GRACE_MS, ServerProcess};
 pub use worker::Worker;

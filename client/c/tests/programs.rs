@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use farside_tests::cluster::TestCluster;
 use farside_tests::{ServerProcess, free_tcp_address};
+use tempfile::TempDir;
 
 /// Runs a command, which must succeed. Returns its standard output.
 fn run(command: &mut Command) -> String {
@@ -16,26 +16,24 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// The folder with the library as it is installed. Its name has a space.
-fn installed() -> &'static Path {
-    static PREFIX: OnceLock<PathBuf> = OnceLock::new();
-    PREFIX.get_or_init(|| {
-        let test_binary = std::env::current_exe().unwrap();
-        let built = test_binary.ancestors().nth(2).unwrap();
-        // `make test` builds everything first and sets this.
-        if std::env::var_os("FARSIDE_BUILT").is_none() {
-            run(Command::new(env!("CARGO")).args(["build", "--quiet", "--package=farside-c"]));
-        }
-        let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c library");
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
-        run(Command::new(script).arg("--prefix").arg(&prefix).arg("--built").arg(built));
-        prefix
-    })
+/// Installs the library in a folder of its own, whose name has a space.
+fn install() -> TempDir {
+    let test_binary = std::env::current_exe().unwrap();
+    let built = test_binary.ancestors().nth(2).unwrap();
+    // `make test` builds everything first and sets this.
+    if std::env::var_os("FARSIDE_BUILT").is_none() {
+        run(Command::new(env!("CARGO")).args(["build", "--quiet", "--package=farside-c"]));
+    }
+    let folder =
+        tempfile::Builder::new().prefix("c library").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+    let prefix = folder.unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install.sh");
+    run(Command::new(script).arg("--prefix").arg(prefix.path()).arg("--built").arg(built));
+    prefix
 }
 
 /// Compiles a program with what pkg-config says.
-fn compile(source: &str, compiler: &[&str], linked: &str) -> PathBuf {
-    let prefix = installed();
+fn compile(prefix: &Path, source: &str, compiler: &[&str], linked: &str) -> PathBuf {
     let pkg_config = |mode| {
         let mut command = Command::new("pkg-config");
         command.args([mode, "--cflags", "--libs", "farside"]);
@@ -73,14 +71,12 @@ const PROGRAMS: [(&str, &str); 4] = [
 /// Runs the program of each source on shared memory, over TCP, and with a cluster. With a launcher,
 /// which is slow, they run on shared memory, and the one that calls all functions over TCP too.
 fn run_all(compiler: &[&str], linked: &str, launcher: &[&str]) {
-    // One test at a time: under valgrind a client on a busy core hears a server too late.
-    static RUNNING: Mutex<()> = Mutex::new(());
-    let _running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    let prefix = install();
     let tcp = free_tcp_address();
     let server = ServerProcess::start(&format!("--memory 64MiB --listen {tcp}"));
     let (_cluster, servers) = TestCluster::with_servers(2);
     for (source, expected) in PROGRAMS {
-        let program = compile(source, compiler, linked);
+        let program = compile(prefix.path(), source, compiler, linked);
         let addresses = [server.address(), tcp.clone(), servers[0].address()];
         let count = match (launcher, source) {
             ([], _) => 3,
@@ -134,15 +130,17 @@ fn the_program_in_the_documents_compiles() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clients.md");
     let page = std::fs::read_to_string(page).unwrap();
     let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    let source = installed().join("page.c");
+    let prefix = install();
+    let source = prefix.path().join("page.c");
     std::fs::write(&source, program).unwrap();
-    compile(source.to_str().unwrap(), &C, "shared");
+    compile(prefix.path(), source.to_str().unwrap(), &C, "shared");
 }
 
 /// Nothing else is visible, so that programs can have other Rust libraries, too.
 #[test]
 fn only_functions_of_the_header_are_visible() {
-    let header = std::fs::read_to_string(installed().join("include/farside.h")).unwrap();
+    let prefix = install();
+    let header = std::fs::read_to_string(prefix.path().join("include/farside.h")).unwrap();
     let name = |line: &str| {
         let (before, _) = line.split_once('(')?;
         let start = before.rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
@@ -154,7 +152,7 @@ fn only_functions_of_the_header_are_visible() {
     assert!(declared.len() > 40, "{declared:?}");
     for (file, flags) in [("lib/libfarside.so", "-D"), ("lib/libfarside.a", "-g")] {
         let mut nm = Command::new("nm");
-        let path = installed().join(file);
+        let path = prefix.path().join(file);
         let symbols = run(nm.args([flags, "--defined-only", "--format=just-symbols"]).arg(path));
         let mut symbols: Vec<&str> =
             symbols.lines().filter(|line| !line.is_empty() && !line.ends_with(':')).collect();
@@ -165,7 +163,8 @@ fn only_functions_of_the_header_are_visible() {
 
 #[test]
 fn the_shared_library_has_a_versioned_name() {
-    let path = installed().join("lib/libfarside.so.0.1");
+    let prefix = install();
+    let path = prefix.path().join("lib/libfarside.so.0.1");
     let dynamic = run(Command::new("readelf").arg("-d").arg(path));
     assert!(dynamic.contains("soname: [libfarside.so.0.1]"), "{dynamic}");
 }

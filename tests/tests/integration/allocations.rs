@@ -29,7 +29,7 @@ fn assert_allocates(expected: u64, mut call: impl FnMut()) {
     assert_eq!(least, expected);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn the_counter_counts() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
 }
@@ -37,7 +37,7 @@ fn the_counter_counts() {
 const KEYS: u64 = 100;
 
 /// The server of a full cache wants to know what is read.
-#[test]
+#[on(each, rdma_in_soak)]
 fn reads_that_are_reported_allocate_nothing() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 1 --evict");
     let client = server.client();
@@ -64,7 +64,7 @@ fn reads_that_are_reported_allocate_nothing() {
     assert_allocates(0, || round(true));
 }
 
-#[test]
+#[on(each, rdma)]
 fn operations_allocate_nothing() {
     let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
     let mut session = server.session();
@@ -101,7 +101,7 @@ fn operations_allocate_nothing() {
     assert_allocates(KEYS, || round(true));
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn long_values_allocate_nothing() {
     let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
     let mut session = server.session();
@@ -119,7 +119,7 @@ fn long_values_allocate_nothing() {
 }
 
 /// Values with extents have a way of their own, and 1 MiB is the longest usual value without them.
-#[test]
+#[on(each)]
 fn values_of_many_mib_allocate_nothing() {
     const MIB: usize = 1 << 20;
     let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520 --grace-ms 1");
@@ -145,7 +145,7 @@ fn values_of_many_mib_allocate_nothing() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_pipeline_allocates_nothing_once_it_is_warm() {
     let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
     let client = server.client_builder().pipeline_depth(16).connect().unwrap();
@@ -172,7 +172,7 @@ fn a_pipeline_allocates_nothing_once_it_is_warm() {
 }
 
 /// A batch allocates what it returns: the list of outcomes, and each value that a GET found.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_batch_allocates_only_what_it_returns() {
     const BATCH: u64 = 32;
     let server = ServerProcess::start("--memory 64MiB --index 4MiB --grace-ms 1");
@@ -194,7 +194,7 @@ fn a_batch_allocates_only_what_it_returns() {
     assert_allocates(1 + BATCH, || batch(false));
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_batch_allocates_the_same_at_any_depth() {
     let server = ServerProcess::start("--memory 32MiB");
     let batch_of_two = |depth| {

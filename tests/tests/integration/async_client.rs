@@ -111,7 +111,7 @@ async fn exchange(client: AsyncClient, prefix: &'static str) {
     assert!(!client.store(&key, "", Store::if_absent()).await.unwrap().applied);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn every_operation_runs_on_tokio_and_on_smol() {
     let server = ServerProcess::start("--memory 64MiB");
     let runtime = tokio_runtime();
@@ -132,7 +132,7 @@ fn every_operation_runs_on_tokio_and_on_smol() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn ten_thousand_tasks_share_a_client() {
     const COUNTERS: u64 = 100;
     let tasks = scaled(10_000);
@@ -160,7 +160,7 @@ fn ten_thousand_tasks_share_a_client() {
     assert_leaves_nothing(&server, &observer);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn each_operation_has_an_error_of_its_own() {
     let server = ServerProcess::start("--memory 32MiB");
     server.session().put("word", "value").unwrap();
@@ -198,7 +198,7 @@ fn each_operation_has_an_error_of_its_own() {
     assert_eq!(smol::block_on(reader.get("word")).unwrap().unwrap(), "value");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn futures_can_be_dropped_at_any_time() {
     let server = ServerProcess::start("--memory 64MiB --grace-ms 5");
     let observer = server.client();
@@ -231,7 +231,7 @@ fn drop_futures(client: AsyncClient, observer: &Client) {
 }
 
 /// A GET is dropped at once, but its PUT after a while, so that it is started.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_started_put_goes_on_after_its_future_is_dropped() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -245,7 +245,7 @@ fn a_started_put_goes_on_after_its_future_is_dropped() {
 }
 
 /// The connection is lost at each chain in turn, as when a client was stopped too long.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn operations_whose_connection_is_lost_run_on_the_next() {
     const KEYS: u64 = 6;
     let server = ServerProcess::start("--memory 32MiB");
@@ -286,7 +286,7 @@ fn operations_whose_connection_is_lost_run_on_the_next() {
 }
 
 /// More futures wait than there are slots, while the server is away.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_restarted_server_is_found_by_all_tasks() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let builder = server.client_builder().connect_timeout(TEST_TIMEOUT);
@@ -322,7 +322,7 @@ fn a_restarted_server_is_found_by_all_tasks() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_server_that_stays_away_is_unreachable_until_it_returns() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let timeout = short_timeout();
@@ -358,7 +358,7 @@ impl Wake for CountingWaker {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_warm_get_allocates_nothing() {
     const KEYS: u64 = 100;
     let server = ServerProcess::start("--memory 32MiB");
@@ -391,7 +391,7 @@ fn assert_allocates_nothing(client: &AsyncClient, keys: u64) {
     assert_eq!(allocations(), before);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_task_is_woken_only_for_its_answer() {
     let server = ServerProcess::start("--memory 8MiB");
     let client = server.client().async_client().unwrap();

@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use farside::Client;
 use farside_layout::{CHUNK_BYTES, SizeClass, block_bytes};
-use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, fill, fill_up, left_out_over_rdma, scaled, wait_until,
-};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, fill_up, scaled, wait_until};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -33,7 +31,7 @@ impl Noise {
 /// The number of times that the region's size is inserted and deleted.
 const PASSES: u64 = 100;
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_client_can_insert_without_end_while_another_deletes() {
     const REGION_BYTES: u64 = 16 << 20;
     let server = ServerProcess::start("--memory 16MiB --index 2MiB --grace-ms 1");
@@ -77,11 +75,9 @@ fn footprint(value_bytes: usize) -> u64 {
     class.chunks_per_span() * CHUNK_BYTES / class.blocks_per_span()
 }
 
-#[test]
+// Not over RDMA: a chunk changes its class after 288 x GRACE, which is 29 s there.
+#[on(shm, tcp_in_soak)]
 fn values_of_all_sizes_fit_in_any_order_while_there_is_room() {
-    if left_out_over_rdma("a chunk changes its class after 288 x GRACE, which is 29 s there") {
-        return;
-    }
     let passes: u64 =
         std::env::var("FARSIDE_BALANCE_PASSES").map_or(4, |text| text.parse().unwrap());
     // Each of the 52 classes takes at least one chunk: too many for a small region.
@@ -138,11 +134,9 @@ fn wait_for_chunks(client: &Client, chunks: u64) {
     wait_until("chunks are free", TEST_TIMEOUT, || free() >= chunks);
 }
 
-#[test]
+// Not over RDMA: a chunk changes its class after 288 x GRACE, which is 29 s there.
+#[on(shm, tcp_in_soak)]
 fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
-    if left_out_over_rdma("a chunk changes its class after 288 x GRACE, which is 29 s there") {
-        return;
-    }
     let server = ServerProcess::start("--memory 32MiB --index 4MiB --grace-ms 2");
     let client = server.client();
     let mut session = client.session().unwrap();
@@ -175,7 +169,7 @@ fn a_heap_full_of_small_values_becomes_one_of_large_values_and_back() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
     const BYTES: usize = 60_000;
     let server = ServerProcess::start("--memory 32MiB --grace-ms 1");
@@ -191,7 +185,7 @@ fn blocks_that_an_idle_session_has_not_yet_received_are_recalled() {
 }
 
 /// Requests for a size that has no memory left do not keep recalling the blocks of other clients.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_client_whose_requests_are_denied_does_not_disturb_others() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 1");
     let client = server.client();

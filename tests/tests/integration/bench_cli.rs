@@ -53,7 +53,7 @@ fn expect_kind(kind: &str, figures: &Json, hdr: &str, depth: u64) -> u64 {
     count
 }
 
-#[test]
+#[on(shm)]
 fn the_json_of_every_workload_has_the_documented_fields() {
     let folder = tempfile::tempdir().unwrap();
     let [file, hdr] = ["json", "hdr"].map(|name| folder.path().join(name));
@@ -139,7 +139,7 @@ pub(crate) fn count(json: &Json) -> u64 {
     kinds.map(|figures| figures["count"].as_u64().unwrap()).sum()
 }
 
-#[test]
+#[on(shm)]
 fn a_run_makes_exactly_the_given_number_of_operations() {
     for (line, expected) in [
         ("--workload a --operations 1001 --threads 3", 1001),
@@ -152,7 +152,7 @@ fn a_run_makes_exactly_the_given_number_of_operations() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn arguments_may_be_any_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join(OsStr::from_bytes(b"\xff.json"));
@@ -163,7 +163,7 @@ fn arguments_may_be_any_bytes() {
     assert!(json["command"].as_str().unwrap().ends_with("\u{fffd}.json'"), "{json}");
 }
 
-#[test]
+#[on(shm)]
 fn a_property_file_configures_the_run_and_unknown_properties_are_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let text = "recordcount=100\noperationcount=200\nworkload=site.ycsb.workloads.CoreWorkload\n\
@@ -181,7 +181,7 @@ fn a_property_file_configures_the_run_and_unknown_properties_are_reported() {
     expect_fields(&json["pattern"]["mix"], &["get", "put", "rmw"]);
 }
 
-#[test]
+#[on(shm)]
 fn a_target_rate_is_not_exceeded_and_an_unreachable_one_is_reported() {
     for depth in [1, 8] {
         let line = format!("--workload b --seconds 0.2 --threads 2 --depth {depth}");
@@ -198,7 +198,7 @@ fn a_target_rate_is_not_exceeded_and_an_unreachable_one_is_reported() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn several_clients_make_one_run() {
     for workload in ["a", "d"] {
         let line = format!("--workload {workload} --operations 1000 --clients 3 --threads 2");
@@ -227,7 +227,7 @@ fn recorded(workload: &str, depth: &str) -> Vec<Record> {
         .unwrap()
 }
 
-#[test]
+#[on(shm)]
 fn histories_are_linearizable_and_with_one_wrong_answer_are_not() {
     for (workload, depth) in [("a", "8"), ("a", "1"), ("d", "8"), ("f", "8"), ("f", "1")] {
         let history = recorded(workload, depth);

@@ -36,7 +36,7 @@ fn expect_nothing_in(folder: &Path) {
 
 const SMALL: &str = "--records 500 --memory 96MiB --warmup-seconds 0 --json -";
 
-#[test]
+#[on(any)]
 fn a_run_starts_a_cluster_and_stops_it() {
     let folder = tempfile::tempdir().unwrap();
     let line = format!("ycsb --workload a --servers 3 --operations 2000 --clients 2 {SMALL}");
@@ -50,7 +50,7 @@ fn a_run_starts_a_cluster_and_stops_it() {
     expect_nothing_in(folder.path());
 }
 
-#[test]
+#[on(any)]
 fn a_signal_ends_a_run_with_a_cluster_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut run =
@@ -61,7 +61,7 @@ fn a_signal_ends_a_run_with_a_cluster_and_leaves_nothing() {
     expect_nothing_in(folder.path());
 }
 
-#[test]
+#[on(any)]
 fn an_emulated_device_limits_each_server_and_the_result_says_so() {
     let line = "--workload c --distribution uniform --memory 64MiB --seconds 0.5 --depth 64";
     for servers in [1, 2] {
@@ -81,7 +81,7 @@ fn an_emulated_device_limits_each_server_and_the_result_says_so() {
     }
 }
 
-#[test]
+#[on(any)]
 fn a_cluster_that_runs_is_measured() {
     let (_cluster, servers) = TestCluster::with_servers(2);
     let seed = servers[1].address();
@@ -92,7 +92,7 @@ fn a_cluster_that_runs_is_measured() {
     assert_eq!((&json["servers"], &json["limit"]), (&2.into(), &Json::Null));
 }
 
-#[test]
+#[on(any)]
 fn each_mistake_is_reported_in_one_line() {
     for (line, parts) in [
         ("--servers 2 --server shm:///x", &["--servers", "--server"][..]),

@@ -13,7 +13,7 @@ fn compared(arguments: &str) -> Json {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-#[test]
+#[on(shm)]
 fn stores_are_compared_on_the_same_fabric() {
     let json = compared("--depth 4");
     let stores = ["farside", "fusee", "race", "smart", "swarm"];
@@ -44,7 +44,7 @@ fn stores_are_compared_on_the_same_fabric() {
 }
 
 /// The stores that are not installed are reported.
-#[test]
+#[on(shm)]
 fn stores_over_a_socket_are_compared_if_they_are_installed() {
     let services = ["redis", "valkey", "memcached"];
     for depth in [1, 4] {
@@ -68,7 +68,7 @@ fn stores_over_a_socket_are_compared_if_they_are_installed() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn results_on_an_emulated_network_say_so() {
     let emulated = "--network emulated --bandwidth 6GiB --depth 1";
     let json = compared(&format!("{emulated} --workloads c --stores farside,race,redis"));
@@ -83,7 +83,7 @@ fn results_on_an_emulated_network_say_so() {
 }
 
 /// Memcached is beside Farside if it is installed. Otherwise the report says that it is left out.
-#[test]
+#[on(shm)]
 fn full_caches_are_compared_on_the_same_requests() {
     let sizes = "--memory 64MiB --value-size 4096 --sizes 20 --requests 100000";
     let line = format!("cache {sizes} --only zipfian-0.99,scans");
@@ -115,7 +115,7 @@ fn full_caches_are_compared_on_the_same_requests() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn each_mistake_is_reported_in_one_line() {
     let nowhere = "shm:///nowhere/kv.sock";
     for (line, parts) in [

@@ -13,7 +13,7 @@ use farside_tests::{ServerProcess, TEST_TIMEOUT, binary, send_signal, wait_until
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-#[test]
+#[on(shm)]
 fn a_thread_that_cannot_be_started_is_reported_in_one_line() {
     let server = ServerProcess::start("--memory 64MiB");
     let run = format!("--records 50 --seconds 600 --threads 64 --server {}", server.address());
@@ -85,7 +85,7 @@ fn process_with(folder: &Path) -> Option<Pid> {
     numbers.find(is_it).and_then(Pid::from_raw)
 }
 
-#[test]
+#[on(shm)]
 fn a_run_that_a_signal_ends_leaves_no_files_and_no_server() {
     for signal in [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM] {
         let mut run = Run::start();
@@ -96,7 +96,7 @@ fn a_run_that_a_signal_ends_leaves_no_files_and_no_server() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn the_second_signal_ends_a_run_whose_server_does_not_stop() {
     let mut run = Run::start();
     kill_process(run.server, Signal::STOP).unwrap();
@@ -115,7 +115,7 @@ fn the_second_signal_ends_a_run_whose_server_does_not_stop() {
     run.expect_end(Some(130));
 }
 
-#[test]
+#[on(shm)]
 fn a_run_that_is_killed_leaves_no_server() {
     let mut run = Run::start();
     run.child.kill().unwrap();
@@ -125,7 +125,7 @@ fn a_run_that_is_killed_leaves_no_server() {
 
 /// The history of a run whose server dies has all operations until then. The next run, which finds
 /// no server, does not overwrite it.
-#[test]
+#[on(shm)]
 fn a_history_survives_the_death_of_its_server() {
     const LANES: usize = 2 * 16;
     let mut server = ServerProcess::start("--memory 64MiB");

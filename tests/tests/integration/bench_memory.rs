@@ -7,13 +7,13 @@ use farside_tests::{ServerProcess, TEST_TIMEOUT, wait_until};
 
 use crate::bench_cli::{bench, count, measured, words};
 
-#[test]
+#[on(shm)]
 fn a_run_works_in_less_memory_than_all_its_inserts_could_take() {
     let json = measured("--workload d --seconds 0.3 --threads 8 --memory 64MiB");
     assert!(count(&json) > 0);
 }
 
-#[test]
+#[on(shm)]
 fn raw_verbs_take_no_block_that_others_could_need() {
     let verbs = |server: &ServerProcess, span: &str| {
         let address = server.address();
@@ -41,7 +41,7 @@ fn raw_verbs_take_no_block_that_others_could_need() {
     assert_eq!(evicted(), before);
 }
 
-#[test]
+#[on(shm)]
 fn the_raw_limit_is_measured_for_few_records_or_the_report_says_why_not() {
     let rest = "--workload c --warmup-seconds 0 --operations 999 --limit-seconds 0.1";
     for (line, part) in [

@@ -14,7 +14,7 @@ pub(crate) fn expected_code(parts: &[&str]) -> i32 {
     if is_failure { 5 } else { 2 }
 }
 
-#[test]
+#[on(shm)]
 fn each_mistake_and_failure_is_reported_in_one_line() {
     const C: &str = "ycsb --workload c";
     const FEW: &str = "--records 50 --warmup-seconds 0 --seconds 0.1";

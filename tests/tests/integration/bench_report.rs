@@ -79,7 +79,7 @@ fn expect_quarters(rows: &[Vec<[u8; 3]>]) {
     }
 }
 
-#[test]
+#[on(shm)]
 fn a_browser_shows_the_page_in_both_schemes() {
     let Some(browser) = browser() else {
         left_out("without Chromium", "a browser has to show the report of kv-bench");
@@ -107,7 +107,7 @@ fn a_browser_shows_the_page_in_both_schemes() {
     assert!(brightness(&light) > 200 && brightness(&dark) < 60);
 }
 
-#[test]
+#[on(shm)]
 fn a_file_that_is_no_result_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let (page, file) = (folder.path().join("page.html"), folder.path().join("cut.json"));

@@ -29,7 +29,7 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-#[test]
+#[on(any)]
 fn numbers_times_and_several_keys_have_commands() {
     let server = ServerProcess::start("--memory 32MiB");
     server.cli(&["incr", "n"]).expect(0, "1\n");
@@ -56,7 +56,7 @@ fn numbers_times_and_several_keys_have_commands() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn every_command_on_a_key_returns_its_exit_codes() {
     let server = ServerProcess::start("--memory 32MiB");
     server.cli(&["get", "key"]).expect_line(1, &["`key` is absent"]);
@@ -80,7 +80,7 @@ fn every_command_on_a_key_returns_its_exit_codes() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn any_bytes_go_in_and_out() {
     let server = ServerProcess::start("--memory 32MiB");
     let every_byte: Vec<u8> = (0..=255).cycle().take(100_000).collect();
@@ -106,7 +106,7 @@ fn any_bytes_go_in_and_out() {
     server.cli(&not_hex).expect_line(2, &["kv-cli: the key", "not hexadecimal"]);
 }
 
-#[test]
+#[on(any)]
 fn scan_prints_lines() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -133,7 +133,7 @@ fn scan_prints_lines() {
     assert_eq!(records[2]["key_base64"], "Yv8=");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn bigkeys_prints_the_longest_values() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -145,7 +145,7 @@ fn bigkeys_prints_the_longest_values() {
     server.cli(&["bigkeys", "--count", "0"]).expect_line(2, &["--count"]);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn stat_reports_keys_clients_and_memory() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
@@ -169,7 +169,7 @@ fn stat_reports_keys_clients_and_memory() {
 }
 
 /// Heads of 4 KiB are not those of values with 4 KiB, and extents not those of values with 1 MiB.
-#[test]
+#[on(any, rdma_in_soak)]
 fn stat_distinguishes_blocks_of_one_size_by_what_they_hold() {
     let server = ServerProcess::start("--memory 64MiB --value-bytes-max 8388608");
     let mut session = server.session();
@@ -213,7 +213,7 @@ fn tree(root: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
     files
 }
 
-#[test]
+#[on(any)]
 fn a_loaded_folder_is_dumped_unchanged() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 50000");
     let (from, to) = (server.folder().join("from"), server.folder().join("to"));
@@ -247,7 +247,7 @@ fn a_loaded_folder_is_dumped_unchanged() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn records_loaded_from_jsonl_are_dumped_unchanged() {
     let server = ServerProcess::start("--memory 32MiB");
     let file = |name: &str| path(&server.folder().join(name)).to_owned();
@@ -281,7 +281,7 @@ fn records_loaded_from_jsonl_are_dumped_unchanged() {
     second_server.cli(&["load", &file("none")]).expect_line(5, &["cannot load", "none"]);
 }
 
-#[test]
+#[on(any)]
 fn dump_writes_nothing_outside_its_folder() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -298,7 +298,7 @@ fn dump_writes_nothing_outside_its_folder() {
     assert!(!outside.exists() && !server.folder().join("escaped").exists());
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn verify_finds_a_flipped_bit() {
     let server = ServerProcess::start_with_file("--memory 32MiB");
     let value = b"a value that is in the region only once, long enough to be found";
@@ -326,7 +326,7 @@ fn verify_finds_a_flipped_bit() {
     assert_eq!((scanned.code, scanned.text()), (Some(4), "sound\tstill here\n"));
 }
 
-#[test]
+#[on(any)]
 fn each_mistake_is_reported_in_one_line() {
     let server = ServerProcess::start("--memory 32MiB");
     for (arguments, parts) in [
@@ -356,7 +356,7 @@ fn each_mistake_is_reported_in_one_line() {
     cli_with(&server, &["put", "key", "-"], &zeros).expect_line(2, &["stdin", &limit.to_string()]);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn ping_tells_whether_a_server_answers() {
     let server = ServerProcess::start("--memory 16MiB");
     let output = server.cli(&["ping"]).succeeded();
@@ -366,7 +366,7 @@ fn ping_tells_whether_a_server_answers() {
     assert!(answer.starts_with("answered in ") && answer.ends_with(" s\n"), "{answer}");
 }
 
-#[test]
+#[on(any)]
 fn no_server_is_reported_in_one_line() {
     let nowhere = "shm:///nonexistent/kv.sock";
     for command in ["get key", "put key v", "scan", "stat", "ping", "verify"] {
@@ -380,7 +380,7 @@ fn no_server_is_reported_in_one_line() {
     cli_alone(&config).expect_line(2, &["/nonexistent/client.toml"]);
 }
 
-#[test]
+#[on(any)]
 fn help_and_doctor_need_no_server() {
     let doctor = cli_alone(&["doctor"]).succeeded();
     for what in ["processors", "huge pages", "locked memory", "RDMA", "server"] {
@@ -399,7 +399,7 @@ fn help_and_doctor_need_no_server() {
     assert!(help.code == Some(0) && help.text().contains("Exit codes"));
 }
 
-#[test]
+#[on(any)]
 fn every_command_generates_its_manual_and_completions() {
     for name in ["kv-bench", "kv-cli", "kv-resp", "kv-server"] {
         for kind in ["man", "complete-bash", "complete-fish", "complete-zsh"] {
@@ -412,7 +412,7 @@ fn every_command_generates_its_manual_and_completions() {
     }
 }
 
-#[test]
+#[on(any)]
 fn a_closed_stdout_is_no_error() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();

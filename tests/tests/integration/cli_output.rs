@@ -18,7 +18,7 @@ fn shell(server: &ServerProcess, line: &str) -> CommandOutput {
     CommandOutput::of(command.stdin(Stdio::null()))
 }
 
-#[test]
+#[on(any)]
 fn closed_and_full_streams_are_errors() {
     let server = ServerProcess::start("--memory 32MiB");
     server.session().put(b"key", b"value").unwrap();
@@ -37,7 +37,7 @@ fn closed_and_full_streams_are_errors() {
     }
 }
 
-#[test]
+#[on(any)]
 fn failures_with_files_have_their_exit_codes() {
     let server = ServerProcess::start("--memory 32MiB");
     fs::write(server.folder().join("none.jsonl"), "").unwrap();
@@ -60,7 +60,7 @@ fn failures_with_files_have_their_exit_codes() {
     }
 }
 
-#[test]
+#[on(any)]
 fn the_output_has_no_control_characters() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 100");
     let mut session = server.session();
@@ -90,7 +90,7 @@ fn the_output_has_no_control_characters() {
     assert_eq!(output.code, Some(5));
 }
 
-#[test]
+#[on(any)]
 fn huge_keys_are_abbreviated_in_messages_and_left_out_of_a_dump() {
     let server = ServerProcess::start("--memory 32MiB --key-bytes-max 65535");
     let mut session = server.session();
@@ -110,7 +110,7 @@ fn huge_keys_are_abbreviated_in_messages_and_left_out_of_a_dump() {
     assert_eq!(fs::read_dir(server.folder().join("out")).unwrap().count(), 1);
 }
 
-#[test]
+#[on(any)]
 fn a_byte_order_mark_before_the_first_record_is_ignored() {
     let server = ServerProcess::start("--memory 32MiB");
     let line = "\u{feff}{\"key\":\"key\",\"value\":\"value\"}\n";

@@ -10,14 +10,14 @@ fn server() -> ServerProcess {
     ServerProcess::start("--memory 8MiB")
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn no_timeout_is_too_long_for_the_clock() {
     let server = server();
     let client = server.client_builder().connect_timeout(Duration::MAX).connect().unwrap();
     assert!(client.session().is_ok());
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_depth_out_of_range_is_refused() {
     let server = server();
     let builder = server.client_builder();
@@ -35,7 +35,7 @@ fn a_depth_out_of_range_is_refused() {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn debug_output_describes_every_type_and_shows_no_secret() {
     let running = server();
     let (server, secret) = (running.address(), "open sesame");
@@ -56,7 +56,7 @@ fn debug_output_describes_every_type_and_shows_no_secret() {
     assert_eq!(format!("{:?}", session.scan().unwrap()), "Scan(Walk { has_ended: false, .. })");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn the_expected_value_need_only_outlive_the_operation() {
     let server = server();
     let mut session = server.session();
@@ -76,7 +76,7 @@ fn the_expected_value_need_only_outlive_the_operation() {
 
 /// Guards against a pipeline that answers before it advances: then a caller that repeats an
 /// operation which fails at once would keep all others from being executed.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn an_operation_that_fails_again_and_again_holds_up_no_other() {
     let server = ServerProcess::start("--memory 16MiB");
     let mut session = server.session();

@@ -43,7 +43,7 @@ fn worker(server: &ServerProcess, number: u64) -> Worker {
     Worker::start(env!("CARGO_BIN_EXE_history-worker"), server, number, arguments)
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn blocks_of_killed_clients_are_freed_without_a_request() {
     let server = ServerProcess::start("--memory 256MiB --index 2MiB --grace-ms 20");
     let observer = server.client();
@@ -59,7 +59,7 @@ fn blocks_of_killed_clients_are_freed_without_a_request() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each)]
 fn collections_harm_no_living_client_and_miss_no_dead_one() {
     let server = ServerProcess::start("--memory 512MiB --index 2MiB --grace-ms 20");
     let observer = server.client();
@@ -89,7 +89,7 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
     let server = ServerProcess::start("--memory 64MiB --grace-ms 5");
     let observer = server.client();
@@ -113,7 +113,7 @@ fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
 }
 
 /// Over RDMA the server fences a client whose process does not answer for 4 seconds.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
     let server = ServerProcess::start("--memory 64MiB");
     // Four verbs, and a warm-up: a little more than 6 seconds.
@@ -124,7 +124,7 @@ fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
     wait_for_all(&observer);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_collection_takes_no_block_from_an_idle_session() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let client = server.client();
@@ -149,7 +149,7 @@ fn a_collection_takes_no_block_from_an_idle_session() {
 
 /// Over RDMA the server fences a stopped process by destroying its queue pairs, its only access to
 /// the region.
-#[test]
+#[on(each)]
 fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
     let server = ServerProcess::start("--memory 64MiB --grace-ms 20");
     let mut stopped = worker(&server, 0);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farside_fabric::shm;
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, device, left_out_without_shm, new_address};
+use farside_tests::{ServerProcess, device, new_address};
 
 /// Writes a config file with this timeout. Returns its path.
 fn config(folder: &Path, server: &str, timeout_ms: u64) -> PathBuf {
@@ -25,7 +25,7 @@ fn cli(arguments: &[&str], config: &Path) -> Command {
     command
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn every_command_waits_for_a_server_that_starts() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB");
     server.session().put(b"key", b"value").unwrap();
@@ -51,7 +51,7 @@ fn every_command_waits_for_a_server_that_starts() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_collection_whose_server_is_restarted_starts_again() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB");
     let client = server.client_builder().connect_timeout(farside_tests::TEST_TIMEOUT);
@@ -71,7 +71,7 @@ fn a_collection_whose_server_is_restarted_starts_again() {
 }
 
 /// A server accepts connections before it has made its region, as one that is stopped here.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_command_waits_longer_for_a_server_that_accepts_connections() {
     let server = ServerProcess::start("--memory 32MiB");
     server.session().put("key", "value").unwrap();
@@ -84,7 +84,7 @@ fn a_command_waits_longer_for_a_server_that_accepts_connections() {
     CommandOutput::new(child.wait_with_output().unwrap()).expect(0, "value");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_server_says_at_once_what_it_does() {
     let server = ServerProcess::start_with_file("--memory 32MiB");
     let (log, address) = (server.log(), server.address());
@@ -105,11 +105,9 @@ fn get_from(accept: impl FnOnce(&shm::Listener) + Send) -> CommandOutput {
     })
 }
 
-#[test]
+// On shared memory only: it is about Unix sockets.
+#[on(shm)]
 fn a_server_that_does_not_answer_and_one_that_disconnects_are_told_apart() {
-    if left_out_without_shm("it is about Unix sockets") {
-        return;
-    }
     let silent = get_from(|_| ());
     // The reported time is 300 ms or a little more.
     silent.expect_line(3, &["accepted the connection, but did not answer within 3"]);

@@ -6,13 +6,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use farside_tests::{binary, left_out_without_shm};
+use farside_tests::binary;
 
-#[test]
+// On shared memory only: the demo uses shared memory.
+#[on(shm)]
 fn the_demo_does_not_mind_a_tree_that_changes() {
-    if left_out_without_shm("the demo uses shared memory") {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     let [tree, target, programs] = ["tree", "target", "programs"].map(|name| {
         let path = folder.path().join(name);
@@ -47,7 +45,7 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
 }
 
 /// With it the four commands have several times the bytes.
-#[test]
+#[on(shm)]
 fn installed_commands_have_no_debug_information() {
     let folder = tempfile::tempdir().unwrap();
     let commands = ["kv-server", "kv-cli", "kv-resp", "kv-bench"];

@@ -41,7 +41,7 @@ fn deny(
     (output.status.code(), String::from_utf8(output.stderr).unwrap(), calls)
 }
 
-#[test]
+#[on(shm)]
 fn advisories_are_checked_if_a_database_is_available() {
     const CHECKED: &str = "deny --offline check advisories";
     let (code, said, calls) = deny(false, false, true);

@@ -7,12 +7,12 @@ use farside::ConnectError::Unreachable;
 use farside::Error;
 use farside::OperationError::OutOfSpace;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, blocks_with_clients, device, fill, fill_up, is_over_shm,
-    left_out_over_tcp, scaled, wait_until,
+    ServerProcess, TEST_TIMEOUT, blocks_with_clients, device, fill, fill_up, is_over_shm, scaled,
+    wait_until,
 };
 use rustix::process::Signal;
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_goodbye_loses_no_block() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let observer = server.client();
@@ -37,7 +37,7 @@ fn a_goodbye_loses_no_block() {
     assert_eq!(observer.admin().statistics().unwrap().clients_lost, 0);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn blocks_that_one_session_frees_can_be_used_by_another() {
     let server = ServerProcess::start("--memory 16MiB --index 2MiB --grace-ms 5");
     let client = server.client();
@@ -63,7 +63,7 @@ fn blocks_that_one_session_frees_can_be_used_by_another() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_pipeline_is_disconnected_when_its_server_is_killed() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
@@ -86,7 +86,7 @@ fn a_pipeline_is_disconnected_when_its_server_is_killed() {
     assert_eq!(session.get(b"key").unwrap(), None);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_forgotten_pipeline_does_no_harm() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let mut session = server.session();
@@ -107,7 +107,7 @@ fn a_forgotten_pipeline_does_no_harm() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_pipeline_that_a_panic_ends_does_no_harm() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let mut session = server.session();
@@ -122,11 +122,9 @@ fn a_pipeline_that_a_panic_ends_does_no_harm() {
     server.assert_verifies();
 }
 
-#[test]
+// Not over TCP: how far a poll comes depends on the network.
+#[on(shm, rdma_in_soak)]
 fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
-    if left_out_over_tcp("how far a poll comes depends on the network") {
-        return;
-    }
     let server = ServerProcess::start("--memory 32MiB");
     let observer = server.client();
     let client = server.client();
@@ -150,11 +148,9 @@ fn an_unfinished_insert_of_a_forgotten_pipeline_is_cleared() {
     server.assert_verifies();
 }
 
-#[test]
+// Not over TCP: the server executes the verbs, so no session goes on.
+#[on(shm, rdma_in_soak)]
 fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
-    if left_out_over_tcp("the server executes the verbs, so no session goes on") {
-        return;
-    }
     let server = ServerProcess::start("--memory 64MiB");
     let client = server.client();
     let [mut writer, mut reader] = [(); 2].map(|()| client.session().unwrap());
@@ -177,7 +173,7 @@ fn a_session_that_waits_in_vain_for_a_stopped_server_disturbs_no_other() {
     assert_eq!(server.client().admin().statistics().unwrap().clients_lost, 0);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_batch_waits_for_a_stopped_server_once() {
     const DEPTH: u16 = 4;
     let new: Vec<_> = (0..DEPTH).map(u16::to_le_bytes).collect();
@@ -206,7 +202,7 @@ fn a_batch_waits_for_a_stopped_server_once() {
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_client_can_be_dropped_while_its_server_is_stopped() {
     let server = ServerProcess::start("--memory 64MiB --grace-ms 5");
     let client = server.client();

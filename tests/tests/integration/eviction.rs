@@ -12,7 +12,7 @@ use farside_tests::{
 
 const BYTES: usize = 1000;
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_cache_takes_ten_times_what_fits_and_keeps_what_is_written_often() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let client = server.client();
@@ -78,21 +78,21 @@ fn check_that_what_is_read_stays(mut writing: Session, mut reading: Option<Sessi
     assert!(without < READ / 10, "{without} of {READ} that were not read");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_key_that_is_read_stays() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     check_that_what_is_read_stays(server.session(), None);
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_key_that_only_a_reader_reads_stays() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let reader = server.client_builder().role(Role::Reader).connect().unwrap();
     check_that_what_is_read_stays(server.session(), Some(reader.session().unwrap()));
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn clients_report_how_many_reads_found_their_keys_while_the_server_evicts() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let client = server.client();
@@ -131,7 +131,7 @@ fn clients_report_how_many_reads_found_their_keys_while_the_server_evicts() {
 }
 
 /// With small values the index must keep growing, so evicted blocks must free memory for it.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_cache_of_small_values_never_runs_out_of_index() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 10 --evict");
     let client = server.client();
@@ -147,7 +147,7 @@ fn a_cache_of_small_values_never_runs_out_of_index() {
 
 /// Half a minute, at 288 x GRACE, passes before a chunk serves another size. So the first values of
 /// a new size use a reserve, and get the memory of others later.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn memory_follows_the_sizes_that_are_stored() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5 --evict");
     let client = server.client();
@@ -192,7 +192,7 @@ fn memory_follows_the_sizes_that_are_stored() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_full_cache_has_free_blocks_ahead_of_demand_and_then_sleeps() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 10 --evict");
     let client = server.client();
@@ -221,7 +221,7 @@ fn a_full_cache_has_free_blocks_ahead_of_demand_and_then_sleeps() {
 }
 
 /// A chunk becomes empty only once clients return its free blocks, which idle sessions have.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn an_idle_session_keeps_no_memory_from_other_sizes() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5 --evict");
     let client = server.client();
@@ -246,7 +246,7 @@ fn an_idle_session_keeps_no_memory_from_other_sizes() {
 }
 
 /// There are more block sizes than chunks, and a chunk takes 288 x GRACE to change its size.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_cache_stores_values_of_more_sizes_than_it_has_chunks() {
     let server = ServerProcess::start("--memory 32MiB --index 64KiB --grace-ms 20 --evict");
     // The largest first, so that each has a larger one that has a chunk.
@@ -254,7 +254,7 @@ fn a_cache_stores_values_of_more_sizes_than_it_has_chunks() {
     store_all_sizes(&server, sizes, 30);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_cache_has_room_for_the_largest_sizes_that_come_last() {
     let server = ServerProcess::start("--memory 64MiB --index 64KiB --grace-ms 20 --evict");
     store_all_sizes(&server, || sizes_up_to(BLOCK_BYTES_MAX).into_iter(), 6);

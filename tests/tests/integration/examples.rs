@@ -16,7 +16,7 @@ fn run(name: &str) -> String {
     output.text().to_owned()
 }
 
-#[test]
+#[on(any)]
 fn cache_aside_loads_what_is_not_cached() {
     assert_eq!(
         run("cache_aside"),
@@ -25,12 +25,12 @@ fn cache_aside_loads_what_is_not_cached() {
     );
 }
 
-#[test]
+#[on(any)]
 fn the_counter_loses_no_increment() {
     assert_eq!(run("counter"), "home: 1000 visits\nabout: 2 visits\nhelp: 3 visits\n");
 }
 
-#[test]
+#[on(any)]
 fn the_lock_has_one_holder() {
     assert_eq!(
         run("lock"),
@@ -40,7 +40,7 @@ fn the_lock_has_one_holder() {
     );
 }
 
-#[test]
+#[on(any)]
 fn the_feature_store_reads_rows_and_defaults() {
     let printed = run("feature_store");
     let (rows, cost) = printed.split_once("9 GETs in ").unwrap();
@@ -53,7 +53,7 @@ fn the_feature_store_reads_rows_and_defaults() {
     assert!((1..9).contains(&doorbells), "{cost}");
 }
 
-#[test]
+#[on(any)]
 fn the_web_handler_counts_visits() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut command = Command::new(example("web_handler"));
@@ -78,7 +78,7 @@ fn the_web_handler_counts_visits() {
     }
 }
 
-#[test]
+#[on(any)]
 fn an_example_without_an_address_says_what_it_needs() {
     for name in ["cache_aside", "counter", "lock", "feature_store", "web_handler"] {
         let mut command = Command::new(example(name));

@@ -7,7 +7,7 @@ use farside::{Outcome, Session, Store, Ttl};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
-#[test]
+#[on(shm, tcp_in_soak)]
 fn values_expire_for_every_client_and_their_memory_is_reused() {
     let keys = scaled(5000);
     let server = ServerProcess::start("--memory 32MiB --grace-ms 20");
@@ -35,7 +35,7 @@ fn values_expire_for_every_client_and_their_memory_is_reused() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn no_ttl_is_longer_than_it_was_given() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -50,7 +50,7 @@ fn no_ttl_is_longer_than_it_was_given() {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn conditional_stores_can_set_an_expiry() {
     let server = ServerProcess::start("--memory 32MiB");
     let session = &mut server.session();
@@ -81,7 +81,7 @@ fn conditional_stores_can_set_an_expiry() {
     assert_eq!(session.get("one").unwrap().unwrap(), "2");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_value_expires_at_a_millisecond_of_the_wall_clock() {
     let server = ServerProcess::start("--memory 32MiB");
     let session = &mut server.session();
@@ -102,7 +102,7 @@ fn a_value_expires_at_a_millisecond_of_the_wall_clock() {
 }
 
 /// A server that starts on a region with expiring values finds them by itself.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn an_expiry_survives_the_server_and_the_client() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB --grace-ms 20");
     let mut session = server.session();
@@ -126,7 +126,7 @@ fn an_expiry_survives_the_server_and_the_client() {
     assert!(server.wakeups() - before <= asking, "{} wakeups", server.wakeups() - before);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn kv_cli_stores_values_with_an_expiry() {
     let server = ServerProcess::start("--memory 32MiB");
     let is_done = |line: &str| {

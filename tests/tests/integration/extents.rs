@@ -26,7 +26,7 @@ fn check(session: &mut Session, key: &str, expected: &[u8]) {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn values_of_all_lengths_are_stored_replaced_and_deleted() {
     // In emulation a READ of 4 MiB takes longer than the default GRACE.
     let options = "--memory 512MiB --value-bytes-max 20971520 --grace-ms 2000";
@@ -58,7 +58,7 @@ fn values_of_all_lengths_are_stored_replaced_and_deleted() {
     check(&mut session, "key", &value(9 * MIB, 8));
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn no_memory_is_lost_when_long_values_are_replaced() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
     let mut session = server.session();
@@ -74,7 +74,7 @@ fn no_memory_is_lost_when_long_values_are_replaced() {
 }
 
 /// The number of free blocks does not fall: what a client gives back is all that it took.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_client_gives_all_extents_back() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
     let observer = server.client();
@@ -90,7 +90,7 @@ fn a_client_gives_all_extents_back() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each)]
 fn a_put_of_a_long_value_without_room_loses_nothing() {
     let server = ServerProcess::start("--memory 64MiB --value-bytes-max 62914560");
     let mut session = server.session();
@@ -105,7 +105,7 @@ fn a_put_of_a_long_value_without_room_loses_nothing() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn all_operations_work_on_long_values() {
     let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520");
     let mut session = server.session();
@@ -147,7 +147,7 @@ fn all_operations_work_on_long_values() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn long_values_expire_and_their_memory_is_reused() {
     let server = ServerProcess::start("--memory 64MiB --value-bytes-max 20971520 --grace-ms 20");
     let client = server.client();
@@ -161,7 +161,7 @@ fn long_values_expire_and_their_memory_is_reused() {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_cache_evicts_long_values_whole() {
     let server =
         ServerProcess::start("--memory 128MiB --value-bytes-max 20971520 --grace-ms 10 --evict");
@@ -198,7 +198,7 @@ fn free_extents(client: &Client) -> u64 {
 
 /// When the server dies, clients hold the extents of the values that they replaced. Without these
 /// there is no room for the third value.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn long_values_survive_a_restart_and_a_snapshot() {
     const THIRD: usize = 60 * MIB;
     let mut server = ServerProcess::start_with_file("--memory 128MiB --value-bytes-max 62914560");
@@ -241,7 +241,7 @@ fn long_values_survive_a_restart_and_a_snapshot() {
     restored.assert_verifies();
 }
 
-#[test]
+#[on(each)]
 fn any_range_of_a_value_is_read() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
     let mut session = server.session();
@@ -282,7 +282,7 @@ fn any_range_of_a_value_is_read() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_range_takes_the_reads_of_its_extents_only() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
     let mut session = server.session();
@@ -300,7 +300,7 @@ fn a_range_takes_the_reads_of_its_extents_only() {
     }
 }
 
-#[test]
+#[on(each, rdma)]
 fn a_value_of_sixteen_extents_shares_doorbells() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
     let mut session = server.session();
@@ -324,7 +324,7 @@ fn a_value_of_sixteen_extents_shares_doorbells() {
     assert!(reads_once);
 }
 
-#[test]
+#[on(each)]
 fn a_value_is_written_part_by_part() {
     let server = ServerProcess::start("--memory 256MiB --value-bytes-max 62914560");
     let client = server.client();
@@ -365,7 +365,7 @@ fn a_value_is_written_part_by_part() {
 }
 
 /// No other client has the extents of a writer whose connection is lost.
-#[test]
+#[on(each)]
 fn a_writer_does_not_go_on_after_its_connection_is_lost() {
     let mut server = ServerProcess::start_with_file("--memory 128MiB --value-bytes-max 41943040");
     let mut session = server.session();
@@ -381,7 +381,7 @@ fn a_writer_does_not_go_on_after_its_connection_is_lost() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each)]
 fn kv_cli_stores_and_prints_values_piece_by_piece() {
     let server = ServerProcess::start("--memory 512MiB --value-bytes-max 134217728");
     let (from, to) = (server.folder().join("from"), server.folder().join("to"));

@@ -81,7 +81,7 @@ fn keep_missing() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn regions_of_former_versions_are_served_or_refused() {
     let kept = kept_versions("region-");
     let is_present = |(version, _): &(u32, PathBuf)| *version == FORMAT_VERSION;
@@ -115,7 +115,7 @@ fn regions_of_former_versions_are_served_or_refused() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn snapshots_of_former_versions_are_restored() {
     for (version, path) in kept_versions("snapshot-") {
         let server = ServerProcess::start(&format!("--memory 16MiB --restore {}", path.display()));

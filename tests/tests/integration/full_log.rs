@@ -21,7 +21,7 @@ fn full_pipe() -> (std::fs::File, OwnedFd) {
     (reader.into(), writer)
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_log_without_a_reader_stops_no_server() {
     let folder = tempfile::tempdir().unwrap();
     let (mut reader, writer) = full_pipe();
@@ -49,7 +49,7 @@ fn a_log_without_a_reader_stops_no_server() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_log_without_a_reader_stops_no_gateway() {
     let server = ServerProcess::start("--memory 16MiB");
     let listen = free_tcp_address();

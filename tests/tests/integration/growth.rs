@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Session};
-use farside_tests::{ServerProcess, StopOnDrop, Worker, left_out_without_shm, scaled};
+use farside_tests::{ServerProcess, StopOnDrop, Worker, scaled};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -46,7 +46,7 @@ fn insert_until(client: &Client, writer: u64, stop: &AtomicBool) -> u64 {
     inserted.count() as u64
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn four_processes_fill_an_index_of_one_subtable() {
     let keys = std::env::var("FARSIDE_GROWTH_KEYS").map(|text| text.parse().unwrap());
     let keys: u64 = keys.unwrap_or(scaled(100_000)) / WRITERS;
@@ -120,7 +120,7 @@ fn read_and_write(client: &Client, stop: &AtomicBool, operations: &AtomicU64) {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn scans_see_every_key_once_while_the_index_grows() {
     let server = ServerProcess::start("--memory 512MiB --grace-ms 20");
     let mut session = server.session();
@@ -159,11 +159,9 @@ fn scans_see_every_key_once_while_the_index_grows() {
     server.assert_verifies();
 }
 
-#[test]
+// On shared memory only: it takes minutes there until a kill hits a split.
+#[on(shm)]
 fn a_server_killed_in_splits_loses_nothing() {
-    if left_out_without_shm("it takes minutes there until a kill hits a split") {
-        return;
-    }
     const KILLS_MAX: u32 = 60;
     let mut server = ServerProcess::start_with_file("--memory 512MiB --grace-ms 5");
     let stop = AtomicBool::new(false);

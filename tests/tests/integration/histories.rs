@@ -15,7 +15,7 @@ pub(crate) mod workers;
 use std::time::{Duration, Instant};
 
 use farside_linearizability::{Ended, HistoryOperation, Record, Violation};
-use farside_tests::{blocks_with_clients, device, device_or_left_out, scaled};
+use farside_tests::{blocks_with_clients, device, scaled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -47,7 +47,7 @@ pub(crate) fn assert_good(figures: &Figures) {
     assert!(figures.splits > scaled(SPLITS_MIN), "{figures}");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn hot_keys_that_move_all_the_time_are_linearizable() {
     // With a new region each time, because only the first splits move all the hot keys.
     for seed in 0..scaled(3) {
@@ -82,7 +82,7 @@ pub(crate) fn soak_time() -> Duration {
     Duration::from_secs(60 * minutes)
 }
 
-#[test]
+#[on(each, rdma)]
 fn clients_killed_at_random_leave_linearizable_histories() {
     let plan = Plan { kills_workers: true, ..Plan::default() };
     let figures = runs(plan, kill_time().min(Duration::from_secs(10)), kill_time());
@@ -93,11 +93,8 @@ fn clients_killed_at_random_leave_linearizable_histories() {
 
 /// A device executes the compare-and-swaps of both clients, and a thread of the server the other
 /// verbs of one.
-#[test]
+#[on(rdma_in_soak)]
 fn over_rdma_and_tcp_together_histories_are_linearizable() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let plan = Plan { also_over_tcp: true, ..Plan::default() };
     let figures = run(seconds(1), plan, 1);
     assert_good(&figures);
@@ -106,11 +103,8 @@ fn over_rdma_and_tcp_together_histories_are_linearizable() {
 
 /// As the test before. What a killed client over TCP left is cleared while the device may still
 /// have its last verb.
-#[test]
+#[on(rdma)]
 fn over_rdma_and_tcp_together_clients_that_are_killed_leave_linearizable_histories() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let plan = Plan { also_over_tcp: true, kills_workers: true, ..Plan::default() };
     // In a longer round the checker finds no verdict: too many last verbs may still come.
     let figures = runs(plan, kill_time().min(Duration::from_secs(10)), kill_time());
@@ -118,7 +112,7 @@ fn over_rdma_and_tcp_together_clients_that_are_killed_leave_linearizable_histori
     assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_server_killed_at_random_leaves_linearizable_histories() {
     let plan = Plan { kills_server: true, ..Plan::default() };
     let figures = runs(plan, seconds(3), kill_time());
@@ -127,7 +121,7 @@ fn a_server_killed_at_random_leaves_linearizable_histories() {
     assert!(figures.idle_restarts < figures.server_restarts.div_ceil(2), "{figures}");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn clients_with_faults_leave_linearizable_histories_and_lose_no_block() {
     let mut run = Run::start(Plan { faulty: 2, ..Plan::default() });
     let mut random = SmallRng::seed_from_u64(1);
@@ -155,7 +149,7 @@ fn assert_no_block_is_lost(run: &Run, figures: &Figures) {
 }
 
 /// The clients die at any verb, also between the WRITEs of two extents.
-#[test]
+#[on(each, rdma_in_soak)]
 fn clients_that_die_with_long_values_leave_linearizable_histories_and_lose_no_block() {
     let mut run = Run::start(Plan { faulty: 2, has_long: true, ..Plan::default() });
     run.continue_for(seconds(5), &mut SmallRng::seed_from_u64(1));
@@ -167,7 +161,7 @@ fn clients_that_die_with_long_values_leave_linearizable_histories_and_lose_no_bl
 
 /// There is no room for all values. A PUT that finds none has changed nothing. Meanwhile the
 /// clients die at any verb, or are killed.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_full_region_of_long_values_leaves_linearizable_histories_and_loses_no_block() {
     let plan =
         Plan { is_full: true, has_long: true, kills_workers: true, faulty: 2, ..Plan::default() };
@@ -181,7 +175,7 @@ fn a_full_region_of_long_values_leaves_linearizable_histories_and_loses_no_block
     assert_no_block_is_lost(&run, &figures);
 }
 
-#[test]
+#[on(each)]
 fn a_history_with_one_wrong_answer_is_refused() {
     let mut run = Run::start(Plan::default());
     run.continue_for(seconds(1), &mut SmallRng::seed_from_u64(1));
@@ -216,7 +210,7 @@ fn a_history_with_one_wrong_answer_is_refused() {
     refused(Record { result: Ended::Failed, ..put.clone() }, put);
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak() {
     const ROUND: Duration = Duration::from_secs(1);

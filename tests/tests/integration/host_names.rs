@@ -42,7 +42,7 @@ fn path_with(folder: &Path) -> String {
 }
 
 /// The system's lookup would take longer than this test waits.
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_silent_name_server_costs_no_more_than_the_timeout() {
     // Not the address of a resolver of this machine.
     let silent = match UdpSocket::bind("127.75.0.1:53") {
@@ -71,7 +71,7 @@ fn a_silent_name_server_costs_no_more_than_the_timeout() {
 }
 
 /// The namespaces have no IPv6.
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_server_and_a_gateway_listen_at_those_addresses_of_a_name_that_the_host_has() {
     let hosts = "::1 both.test\n127.0.0.1 both.test\n";
     let script = "ip link set lo up

@@ -3,7 +3,7 @@
 //! ones while clients use it.
 
 use farside_fabric::shm::collapse_refusal;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, left_out, left_out_over_rdma, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, left_out, wait_until};
 
 /// Returns whether this test is left out on this machine, and prints why.
 fn is_left_out() -> bool {
@@ -42,7 +42,7 @@ fn mapped_huge(server: &ServerProcess, memory_mib: u64) -> u64 {
     most.unwrap_or_else(|| panic!("no mapping of {memory_mib} MiB: {smaps}"))
 }
 
-#[test]
+#[on(shm, rdma_in_soak)]
 fn stat_reports_the_same_huge_pages_as_the_kernel() {
     if is_left_out() {
         return;
@@ -65,10 +65,10 @@ fn stat_reports_the_same_huge_pages_as_the_kernel() {
     assert!(small.log().contains("4 KiB pages"), "{}", small.log());
 }
 
-#[test]
+#[on(shm)]
 fn a_region_of_small_pages_gets_huge_ones_while_it_is_used() {
     // Over RDMA the start waits for the pages, and the figure is final at once.
-    if is_left_out() || left_out_over_rdma("the pages are made before clients connect") {
+    if is_left_out() {
         return;
     }
     const KEYS: u64 = 20_000;

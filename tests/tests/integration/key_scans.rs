@@ -8,7 +8,7 @@ use farside_tests::ServerProcess;
 const KEY_READ_BYTES: u64 = 256 + 128;
 const SUBTABLE_BYTES: u64 = 8 << 10;
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn scans_of_keys_read_no_values() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 16777216");
     let mut session = server.session();
@@ -52,7 +52,7 @@ fn scans_of_keys_read_no_values() {
     assert_eq!((entry.key, entry.is_pinned), (long_key.into_bytes(), false));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn values_that_have_expired_have_no_key() {
     let server = ServerProcess::start("--memory 64MiB");
     let mut session = server.session();

@@ -5,7 +5,7 @@ use farside::Error;
 use farside::OperationError::{KeyEmpty, KeyTooLong, ValueTooLong};
 use farside_tests::{ServerProcess, self_describing};
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
     let server = ServerProcess::start("--memory 64MiB --value-bytes-max 1048576");
     let mut session = server.session();
@@ -30,7 +30,7 @@ fn keys_and_values_of_all_lengths_can_be_stored_and_read() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn similar_binary_keys_are_distinguished() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -49,7 +49,7 @@ fn similar_binary_keys_are_distinguished() {
     assert_eq!(session.scan().unwrap().count(), distinct.len());
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn one_byte_too_many_is_refused() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 1000");
     let mut session = server.session();
@@ -81,7 +81,7 @@ fn one_byte_too_many_is_refused() {
     assert_eq!(session.get([1; 1024]).unwrap().unwrap().len(), 1000);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn keys_and_values_of_the_largest_limits_can_be_stored() {
     let key_bytes = 65_535;
     let value_bytes = (4 << 20) - 32 - key_bytes;

@@ -191,12 +191,12 @@ fn kill_clients(kills: u64, seed: u64) {
     assert_eq!(run.observer.admin().statistics().unwrap().clients_lost, figures.kills);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn clients_killed_in_puts_of_long_values_lose_no_value_and_no_block() {
     kill_clients(scaled(KILLS), 1);
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "kills 1,000 clients; run by make soak"]
 fn soak() {
     kill_clients(KILLS_OF_SOAK, 2);

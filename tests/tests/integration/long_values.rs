@@ -29,7 +29,7 @@ fn price<T>(session: &mut Session, call: impl FnOnce(&mut Session) -> T) -> (T, 
     (output, [round_trips, doorbells, reads, writes, compare_swaps])
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn long_values_of_all_lengths_cost_as_much_as_short_ones() {
     // A READ that takes longer than GRACE costs another one.
     let server = ServerProcess::start("--memory 128MiB --grace-ms 2000");
@@ -69,7 +69,7 @@ fn long_values_of_all_lengths_cost_as_much_as_short_ones() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_slice_that_is_too_short_is_an_error_with_the_length() {
     let server = ServerProcess::start("--memory 64MiB");
     let session = &mut server.session();
@@ -100,7 +100,7 @@ fn a_slice_that_is_too_short_is_an_error_with_the_length() {
 
 /// The PUT that finds another block in the slot continues with the lane's image, which has not had
 /// the value so far.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_long_put_that_others_overtook_stores_its_value() {
     let server = ServerProcess::start("--memory 128MiB --grace-ms 50");
     let (mut session, mut other) = (server.session(), server.session());
@@ -120,7 +120,7 @@ fn a_long_put_that_others_overtook_stores_its_value() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn long_values_expire_at_cached_locations() {
     const TTL: Duration = Duration::from_secs(3);
     let server = ServerProcess::start("--memory 64MiB");
@@ -142,7 +142,7 @@ fn long_values_expire_at_cached_locations() {
 }
 
 /// GRACE is so short that blocks are overwritten all the time, also while they are read.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_long_value_is_never_a_mixture_of_two() {
     let server = ServerProcess::start("--memory 64MiB --grace-ms 1");
     let rounds = scaled(3000);
@@ -177,7 +177,7 @@ fn a_long_value_is_never_a_mixture_of_two() {
 }
 
 /// Changes a byte in the middle of a value, and at its end, in the region's file.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_damaged_long_value_is_refused() {
     let server = ServerProcess::start_with_file("--memory 32MiB");
     let file = std::fs::File::options().read(true).write(true).open(server.region_file());
@@ -211,7 +211,7 @@ fn a_damaged_long_value_is_refused() {
 }
 
 /// The price is that of other long values, on every fabric. Over RDMA no byte is copied.
-#[test]
+#[on(each, rdma_in_soak)]
 fn registered_buffers_bring_values_of_all_lengths() {
     let server = ServerProcess::start("--memory 256MiB --value-bytes-max 20971520");
     let client = server.client();
@@ -251,7 +251,7 @@ fn registered_buffers_bring_values_of_all_lengths() {
     assert!(session.get_into("absent", &mut buffer).unwrap().is_none());
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn several_values_are_read_into_the_memory_of_the_caller() {
     let server = ServerProcess::start("--memory 128MiB --value-bytes-max 20971520");
     let mut session = server.session();
@@ -276,7 +276,7 @@ fn several_values_are_read_into_the_memory_of_the_caller() {
 
 /// Eight operations at cached locations have one doorbell, except on shared memory, where nothing
 /// waits for one. Targets are as long as their values, longer and a little too short.
-#[test]
+#[on(each, rdma)]
 fn long_values_of_several_keys_share_a_doorbell() {
     const KEYS: usize = 8;
     let server = ServerProcess::start("--memory 128MiB --grace-ms 50");
@@ -332,7 +332,7 @@ fn long_values_of_several_keys_share_a_doorbell() {
 }
 
 /// Other sessions replace and delete the values meanwhile, so that cached locations are wrong.
-#[test]
+#[on(each, rdma_in_soak)]
 fn several_long_values_are_whole_while_others_change_them() {
     const KEYS: u64 = 16;
     const BYTES: usize = 20_000;

@@ -5,6 +5,10 @@
     reason = "a test fails where it panics, and may talk"
 )]
 
+// `#[on(...)]`, which stands on each test in the place of `#[test]`.
+#[macro_use]
+extern crate farside_test_fabrics;
+
 mod allocations;
 mod async_client;
 mod balance;

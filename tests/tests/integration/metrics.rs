@@ -9,14 +9,11 @@ mod scrape;
 
 use std::time::Duration;
 
-use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, left_out_without_shm, scaled,
-    wait_until,
-};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, device, fill, is_over_shm, scaled, wait_until};
 pub(crate) use scrape::METRICS;
 use scrape::Scrape;
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn metrics_show_what_clients_and_the_server_do() {
     let server = ServerProcess::start(&format!("--memory 64MiB {METRICS}"));
     let empty = Scrape::of(&server);
@@ -70,7 +67,7 @@ pub(crate) fn wait_for(server: &ServerProcess, mut holds: impl FnMut(&Scrape) ->
 }
 
 /// An index of more subtables than a sample has.
-#[test]
+#[on(shm)]
 fn the_estimate_of_the_keys_in_a_large_index_is_within_five_percent() {
     let server = ServerProcess::start(&format!("--memory 128MiB {METRICS}"));
     let mut session = server.session();
@@ -86,7 +83,7 @@ fn the_estimate_of_the_keys_in_a_large_index_is_within_five_percent() {
     assert!((estimate / expected - 1.0).abs() < 0.05, "{estimate} for {expected}");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_lost_client_a_refused_one_and_an_expired_value_are_counted() {
     let config = "secret = \"right\"\nclients_max = 9\n";
     let server = ServerProcess::start_with_config(config, &format!("--memory 16MiB {METRICS}"));
@@ -115,11 +112,9 @@ fn a_lost_client_a_refused_one_and_an_expired_value_are_counted() {
     assert_eq!(fences.iter().map(|(_, count)| count).sum::<f64>(), 1.0, "{fences:?}");
 }
 
-#[test]
+// On shared memory only: it is about the region file.
+#[on(shm)]
 fn metrics_of_the_next_server_on_a_region_begin_anew() {
-    if left_out_without_shm("it is about the region file") {
-        return;
-    }
     let mut server = ServerProcess::start_with_file(&format!("--memory 32MiB {METRICS}"));
     fill(&mut server.session(), 0..1000, |_| b"value");
     assert!(Scrape::of(&server).value("farside_index_splits_total") > 0.0);

@@ -272,7 +272,7 @@ impl Model {
     }
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn any_sequence_of_operations_has_the_results_of_a_hash_map() {
     let server = ServerProcess::start("--memory 128MiB --grace-ms 5");
     let clients = [0, 1 << 20].map(|cache_bytes| {

@@ -13,7 +13,7 @@ use crate::verb_counts::{price, server, uncached};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_modification_costs_one_round_trip_more_than_a_get() {
     let server = server();
     let session = &mut server.session();
@@ -74,7 +74,7 @@ fn a_modification_costs_one_round_trip_more_than_a_get() {
     assert_eq!(price(session, absent), (4, 4, 0, 0), "one READ for each, of an absent key");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn the_version_of_a_cached_key_costs_a_read_of_8_bytes() {
     let server = server();
     let [session, other] = &mut [server.session(), server.session()];
@@ -96,7 +96,7 @@ fn the_version_of_a_cached_key_costs_a_read_of_8_bytes() {
     assert!((session.counters() - before).read_bytes > 1000);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn several_keys_share_a_doorbell() {
     let server = server();
     let session = &mut server.session();
@@ -113,7 +113,7 @@ fn several_keys_share_a_doorbell() {
     assert!(cost.doorbells <= 4 + 1, "{cost:?}");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn results_are_those_that_the_documentation_says() {
     let server = ServerProcess::start("--memory 32MiB --value-bytes-max 1000");
     let session = &mut server.session();
@@ -156,7 +156,7 @@ fn results_are_those_that_the_documentation_says() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_prefix_selects_keys_of_scans_and_deletes() {
     let server = server();
     let session = &mut server.session();
@@ -173,7 +173,7 @@ fn a_prefix_selects_keys_of_scans_and_deletes() {
     assert!(matches!(refused, Err(Error::Operation(Denied))));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn concurrent_increments_and_appends_are_all_there() {
     let each = 10 * scaled(50) as i64;
     let server = server();
@@ -198,7 +198,7 @@ fn concurrent_increments_and_appends_are_all_there() {
 }
 
 /// Each client has its own session of the server, so nothing is combined before the slot.
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_key_that_many_clients_increment_is_not_given_up() {
     let server = server();
     let each = scaled(60) as i64;
@@ -217,7 +217,7 @@ fn a_key_that_many_clients_increment_is_not_given_up() {
     assert_eq!(server.session().get("sum").unwrap().unwrap(), sum.as_str());
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_pipeline_has_all_operations() {
     let server = server();
     let mut session = server.session();
@@ -247,7 +247,7 @@ fn a_pipeline_has_all_operations() {
     assert!(pipeline.wait().unwrap().result.unwrap().applied);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn sessions_of_a_client_fetch_a_value_once() {
     let server = server();
     let client = server.client();
@@ -275,7 +275,7 @@ fn sessions_of_a_client_fetch_a_value_once() {
     assert_eq!(session.get_or_fetch("other", HOUR, fail).unwrap(), b"fetched");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_fetched_value_that_cannot_be_stored_is_returned() {
     let server = server();
     let mut session = server.client().session().unwrap();
@@ -297,7 +297,7 @@ fn a_fetched_value_that_cannot_be_stored_is_returned() {
     assert!(matches!(denied, Err(Error::Operation(Denied))), "{denied:?}");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_watch_returns_when_a_key_changes() {
     let server = server();
     let mut session = server.session();

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use farside::{Client, ConnectError, Error, Role};
 use farside_tests::network::Network;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, blocks_with_clients, left_out_over_rdma, left_out_without_netem,
-    network_or_left_out, wait_until,
+    ServerProcess, TEST_TIMEOUT, blocks_with_clients, left_out_without_netem, network_or_left_out,
+    wait_until,
 };
 
 use crate::histories::run::Plan;
@@ -61,7 +61,7 @@ fn wait_until_freed(network: &Network, clients: u64) {
     });
 }
 
-#[test]
+#[on(shm)]
 fn a_short_outage_interrupts_calls_and_no_more() {
     let Some((network, server)) = hosts() else { return };
     let client = server.client();
@@ -115,17 +115,17 @@ fn outlast(fail: Fail, outage: Duration) {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm)]
 fn a_client_outlasts_a_cable_that_is_out_for_long() {
     outlast(Network::pull_cable, LONG_OUTAGE);
 }
 
-#[test]
+#[on(shm)]
 fn a_client_outlasts_a_long_loss_of_packets() {
     outlast(Network::lose_packets, LONG_OUTAGE);
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "the network is out for a minute, twice; run by make soak"]
 fn a_client_outlasts_a_very_long_outage() {
     outlast(Network::pull_cable, VERY_LONG_OUTAGE);
@@ -133,7 +133,7 @@ fn a_client_outlasts_a_very_long_outage() {
 }
 
 /// Guards against attempts to connect that pause for as long as the outage has lasted.
-#[test]
+#[on(shm)]
 #[ignore = "takes half a minute; run by make soak"]
 fn a_client_reconnects_soon_after_an_outage_however_long_it_waits() {
     const OUTAGE: Duration = Duration::from_secs(26);
@@ -153,7 +153,7 @@ fn a_client_reconnects_soon_after_an_outage_however_long_it_waits() {
 }
 
 /// After a question that was not acknowledged, the system names the missing route as the cause.
-#[test]
+#[on(shm)]
 fn a_host_that_is_not_reached_is_called_silent() {
     let Some(network) = network_or_left_out() else { return };
     // The server waits for an answer longer than the system for the host.
@@ -168,11 +168,9 @@ fn a_host_that_is_not_reached_is_called_silent() {
 
 /// Resets each connection of a client alone, its control channel first. Then resets all together,
 /// again and again.
-#[test]
+// Not over RDMA: a server that listens at rdma:// listens nowhere else.
+#[on(shm)]
 fn a_client_whose_connections_are_reset_reconnects() {
-    if left_out_over_rdma("a server that listens at rdma:// listens nowhere else") {
-        return;
-    }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -225,17 +223,17 @@ fn replace_server(fail: Fail, restarts_host: bool) {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm)]
 fn a_client_finds_the_server_that_replaced_a_killed_one_during_an_outage() {
     replace_server(Network::lose_packets, false);
 }
 
-#[test]
+#[on(shm)]
 fn a_client_finds_the_server_of_a_host_that_restarted_during_an_outage() {
     replace_server(Network::pull_cable, true);
 }
 
-#[test]
+#[on(shm)]
 fn calls_end_when_the_network_is_gone_for_good() {
     let Some((network, server)) = hosts() else { return };
     let client = server.client();
@@ -269,7 +267,7 @@ fn record_histories(netem: Option<&'static str>, round: Duration, total: Duratio
     assert!(figures.outages > 0, "{figures}");
 }
 
-#[test]
+#[on(shm)]
 fn histories_over_a_network_with_outages_are_linearizable() {
     if network_or_left_out().is_some() {
         record_histories(None, HISTORY_TIME, HISTORY_TIME);
@@ -291,14 +289,14 @@ fn can_be_bad() -> bool {
     true
 }
 
-#[test]
+#[on(shm)]
 fn histories_over_a_slow_network_that_loses_packets_are_linearizable() {
     if can_be_bad() {
         record_histories(Some(BAD_NETWORK), HISTORY_TIME, HISTORY_TIME);
     }
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak() {
     let netem = can_be_bad().then_some(BAD_NETWORK);
@@ -307,7 +305,7 @@ fn soak() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn a_value_that_is_lost_is_noticed() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut writer = Writer::new(&server.client(), 0);
@@ -318,9 +316,9 @@ fn a_value_that_is_lost_is_noticed() {
     assert!(std::panic::catch_unwind(check).is_err());
 }
 
-#[test]
+#[on(shm)]
 fn a_machine_without_ip_leaves_these_tests_out() {
-    let test = "network::calls_end_when_the_network_is_gone_for_good";
+    let test = "network::calls_end_when_the_network_is_gone_for_good::shm";
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let output = command.args(["--exact", test]).env("PATH", "/nowhere").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

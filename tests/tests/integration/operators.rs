@@ -47,7 +47,7 @@ fn own_id(client: &Client) -> u16 {
     clients.iter().find(|client| client.is_asking).unwrap().id
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn clients_are_listed_with_what_they_say_of_themselves() {
     let server = ServerProcess::start("--memory 32MiB");
     let (writer, reader) = (server.client(), server.client_builder().role(Role::Reader));
@@ -94,7 +94,7 @@ fn clients_are_listed_with_what_they_say_of_themselves() {
 }
 
 /// One message has room for 256 clients.
-#[test]
+#[on(each)]
 fn a_long_list_comes_in_several_messages() {
     let server = ServerProcess::start("--memory 32MiB");
     let clients: Vec<_> = (0..CLIENTS_PER_MESSAGE_MAX + 2).map(|_| server.client()).collect();
@@ -104,7 +104,7 @@ fn a_long_list_comes_in_several_messages() {
     assert_eq!(listed(&server).len(), clients.len());
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_stopped_client_is_listed_and_nothing_hangs() {
     let server = ServerProcess::start(&format!("--memory 32MiB {METRICS}"));
     let _client = server.client();
@@ -129,7 +129,7 @@ fn a_stopped_client_is_listed_and_nothing_hangs() {
     assert_eq!(listed(&server)[1]["description"]["program"], "kv-cli");
 }
 
-#[test]
+#[on(each, rdma)]
 fn a_kick_fences_one_client_which_comes_back_under_a_new_id() {
     let server = ServerProcess::start("--memory 32MiB");
     let (kicked, other) = (server.client(), server.client());
@@ -160,7 +160,7 @@ fn a_kick_fences_one_client_which_comes_back_under_a_new_id() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_reader_cannot_kick() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
@@ -212,7 +212,7 @@ fn assert_finds_the_hot_key(lines: &[String]) {
     assert!(percent > 50.0, "{lines:?}");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn hot_finds_a_key_that_is_read_more_than_others() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
@@ -236,7 +236,7 @@ fn hot_finds_a_key_that_is_read_more_than_others() {
 }
 
 /// The server asks for both kinds of reports, and each has its own use.
-#[test]
+#[on(each, rdma_in_soak)]
 fn hot_works_while_the_server_evicts() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let client = server.client();
@@ -264,7 +264,7 @@ fn hot_works_while_the_server_evicts() {
     assert!(after.reads_found > before.reads_found, "{before:?} {after:?}");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn in_a_cluster_each_shard_has_clients_of_its_own() {
     let (cluster, servers) = TestCluster::with_servers(2);
     let client = servers[0].client();
@@ -300,7 +300,7 @@ fn hot_keys_of(server: &ServerProcess, session: &mut farside::Session) -> Vec<St
     output.lines().map(str::to_owned).collect()
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn top_shows_memory_rates_and_clients_once() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = server.client();
@@ -379,7 +379,7 @@ impl TestTerminal {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn top_gives_the_terminal_back_as_it_was() {
     let server = ServerProcess::start("--memory 32MiB");
     let ends: [(&str, &[u8], Option<Signal>, i32); 3] = [

@@ -25,7 +25,7 @@ fn is_pinned(session: &mut Session, key: &str) -> bool {
     pins(session)[key]
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn every_way_to_store_can_pin_at_the_same_price() {
     let server = server();
     let session = &mut server.session();
@@ -56,7 +56,7 @@ fn every_way_to_store_can_pin_at_the_same_price() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_put_replaces_the_pin_and_what_keeps_the_ttl_keeps_it() {
     let server = server();
     let session = &mut server.session();
@@ -109,7 +109,7 @@ fn a_put_replaces_the_pin_and_what_keeps_the_ttl_keeps_it() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn pins_survive_kv_cli_snapshots_and_restores() {
     let server = ServerProcess::start("--memory 32MiB");
     server.cli(&["put", "pinned", "1", "--pinned"]).expect(0, "");
@@ -135,7 +135,7 @@ fn pins_survive_kv_cli_snapshots_and_restores() {
     assert!(!is_pinned(&mut server.session(), "loaded"));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_cluster_stores_pinned_values() {
     let (_cluster, servers) = TestCluster::with_servers(2);
     let seeds: Vec<_> = servers.iter().map(ServerProcess::address).collect();
@@ -162,7 +162,7 @@ fn flood(session: &mut Session, round: u64) {
     fill(session, round << 32..(round << 32) + total, |_| [7; 1000]);
 }
 
-#[test]
+#[on(any)]
 fn a_flood_evicts_no_pinned_value() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let client = server.client();
@@ -214,7 +214,7 @@ fn a_flood_evicts_no_pinned_value() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn a_cache_full_of_pinned_values_refuses_others_and_says_why() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let mut session = server.session();
@@ -242,7 +242,7 @@ fn a_cache_full_of_pinned_values_refuses_others_and_says_why() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_pinned_value_expires_all_the_same() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 10 --evict");
     let client = server.client();

@@ -16,21 +16,18 @@ use farside_control::{
     Role, SecretKey, Welcome,
 };
 use farside_tests::handshake::{self, RawClient};
-use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, left_out_without_shm};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address};
 
 const CONFIG: &str = "secret = 'writers'\nreader_secret = 'readers'\n";
 /// The length of a message's length, over TCP.
 const LENGTH_BYTES: usize = 4;
 
 /// Returns a server at a socket and at a port, and the port's address.
-fn server_at_port() -> Option<(ServerProcess, SocketAddr)> {
-    if left_out_without_shm("it uses a port itself") {
-        return None;
-    }
+fn server_at_port() -> (ServerProcess, SocketAddr) {
     let tcp = free_tcp_address();
     let options = format!("--memory 16MiB --listen {tcp}");
     let server = ServerProcess::start_with_config(CONFIG, &options);
-    Some((server, tcp.parse::<Address>().unwrap().resolve(TEST_TIMEOUT).unwrap()[0]))
+    (server, tcp.parse::<Address>().unwrap().resolve(TEST_TIMEOUT).unwrap()[0])
 }
 
 fn writer(address: SocketAddr) -> Result<Client, SetupError> {
@@ -100,9 +97,9 @@ fn check_served(session: &mut Session) {
     assert_eq!(*session.get("key").unwrap().unwrap(), *b"value");
 }
 
-#[test]
+#[on(shm)]
 fn a_recorded_connection_makes_neither_a_client_nor_a_session() {
-    let Some((server, address)) = server_at_port() else { return };
+    let (server, address) = server_at_port();
     let eavesdropper = Eavesdropper::before(address);
     let client = writer(eavesdropper.address).unwrap();
     let mut session = client.session().unwrap();
@@ -144,9 +141,9 @@ fn a_recorded_connection_makes_neither_a_client_nor_a_session() {
 }
 
 /// The key of a session follows from the nonces of its client's own connection.
-#[test]
+#[on(shm)]
 fn a_client_cannot_open_sessions_of_another_with_the_same_secret() {
-    let Some((_server, address)) = server_at_port() else { return };
+    let (_server, address) = server_at_port();
     let connect = || RawClient::connect(address, Role::Reader, &SecretKey::of("readers")).unwrap();
     let (victim, thief) = (connect(), connect());
     let client_id = victim.welcome.client_id;
@@ -183,9 +180,9 @@ fn deceive(challenge: impl FnOnce(&[u8]) -> Vec<u8> + Send) -> ([Vec<u8>; 2], St
     })
 }
 
-#[test]
+#[on(shm)]
 fn an_imposter_gets_no_proof() {
-    let Some((_server, address)) = server_at_port() else { return };
+    let (_server, address) = server_at_port();
     // An imposter that makes up its proofs, one that knows the readers' secret only, and one that
     // repeats the server's answer to an earlier hello.
     let with = |secret: &str| {
@@ -214,7 +211,7 @@ fn an_imposter_gets_no_proof() {
 }
 
 /// Over each fabric.
-#[test]
+#[on(each, rdma_in_soak)]
 fn both_sides_have_the_same_secret_or_none() {
     for (config, secret, says) in [
         ("", None, None),
@@ -243,9 +240,9 @@ fn both_sides_have_the_same_secret_or_none() {
 }
 
 /// The server replaces its nonce after 1024 sessions, or 5 seconds.
-#[test]
+#[on(shm)]
 fn a_session_opens_although_the_server_has_replaced_its_nonce() {
-    let Some((_server, address)) = server_at_port() else { return };
+    let (_server, address) = server_at_port();
     let client = writer(address).unwrap();
     for _ in 0..1100 {
         drop(client.session().unwrap());

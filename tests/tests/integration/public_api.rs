@@ -164,7 +164,7 @@ fn list(items: &[Item], name: &str) -> String {
         .collect()
 }
 
-#[test]
+#[on(shm)]
 fn the_list_of_the_public_api_is_current() {
     let names = ["layout", "fabric", "metrics", "protocol", "control", "config", "../client"];
     let crates = names.map(|name| {
@@ -202,7 +202,7 @@ fn the_list_of_the_public_api_is_current() {
 }
 
 /// A change of each kind changes the list.
-#[test]
+#[on(shm)]
 fn the_list_has_what_is_public() {
     let list = |text: &str| list(&syn::parse_file(text).unwrap().items, "A");
     let shown = list(

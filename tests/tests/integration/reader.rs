@@ -7,7 +7,7 @@ use farside::OperationError::Denied;
 use farside::{Client, Error, Role, SetupError};
 use farside_tests::ServerProcess;
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_reader_reads_and_is_denied_the_rest() {
     let server = ServerProcess::start("--memory 32MiB");
     server.session().put(b"key", b"value").unwrap();
@@ -31,7 +31,7 @@ fn a_reader_reads_and_is_denied_the_rest() {
     assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn the_secret_decides_whether_a_client_may_write() {
     let config = "secret = 'writers'\nreader_secret = 'readers'\n";
     let server = ServerProcess::start_with_config(config, "--memory 32MiB");

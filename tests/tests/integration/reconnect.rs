@@ -9,12 +9,12 @@ use farside::ConnectError::Unreachable;
 use farside::{Contact, Error};
 use farside_fabric::Intercept;
 use farside_tests::faults::Fence;
-use farside_tests::{ServerProcess, device, fill, left_out_over_tcp, short_timeout};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, device, fill, is_over_tcp, short_timeout};
 use rustix::process::{Pid, Signal, kill_process};
 
 const KEYS: u64 = 1000;
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let timeout = short_timeout();
@@ -29,10 +29,7 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
             Ok(value) => assert_eq!(*value.unwrap(), *b"value"),
             Err(error) => break error,
         }
-        assert!(
-            started.elapsed() < timeout + Duration::from_secs(5),
-            "the server's death was not noticed"
-        );
+        assert!(started.elapsed() < timeout + TEST_TIMEOUT, "the server's death was not noticed");
     };
     assert!(matches!(error, Error::Connect(Unreachable { contact: Contact::Lost, .. })), "{error}");
     assert!(error.to_string().contains("answered, then went away"), "{error}");
@@ -45,7 +42,7 @@ fn a_server_that_stays_away_is_unreachable_within_the_timeout() {
 }
 
 /// A session that fails and tries again must not prolong the wait of others.
-#[test]
+#[on(each, rdma)]
 fn sessions_of_a_lost_server_fail_together() {
     const ATTEMPTS_MAX: u64 = 20;
     let mut server = ServerProcess::start("--memory 32MiB");
@@ -111,7 +108,7 @@ impl FenceAt {
 }
 
 /// The connection is lost at each chain of a batch in turn, as when a client was stopped too long.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_batch_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 12;
     let server = ServerProcess::start("--memory 32MiB");
@@ -135,14 +132,22 @@ fn a_batch_whose_connection_is_lost_continues_on_the_next() {
         let outcomes = batch.run().unwrap();
         let was_reached = fence.was_reached();
         fence.set(u64::MAX);
+        let mut unknown = Vec::new();
         for (number, outcome) in outcomes.into_iter().enumerate() {
-            let outcome = outcome.unwrap();
+            let outcome = match outcome {
+                // Over TCP the answer of a chain that was in flight may be lost.
+                Err(error) if is_over_tcp() && error.is_indeterminate() => {
+                    unknown.push([&read, &replaced, &new][number % 3][number / 3].clone());
+                    continue;
+                }
+                outcome => outcome.unwrap(),
+            };
             assert!(outcome.applied, "operation {number}, fenced after {before}: {outcome:?}");
             if number % 3 == 0 {
                 assert_eq!(outcome.value.unwrap(), b"old");
             }
         }
-        for key in replaced.iter().chain(&new) {
+        for key in replaced.iter().chain(&new).filter(|key| !unknown.contains(key)) {
             assert_eq!(*session.get(key).unwrap().unwrap(), *b"new");
         }
         if !was_reached {
@@ -153,14 +158,12 @@ fn a_batch_whose_connection_is_lost_continues_on_the_next() {
     server.assert_verifies();
 }
 
-#[test]
+// Not over TCP: a dead server answers no chain that is on its way.
+#[on(shm, rdma_in_soak)]
 fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
     const KEYS: u64 = 12;
     const CHAINS_BEFORE: u64 = 5;
     const DEPTH: u16 = 4;
-    if left_out_over_tcp("a dead server answers no chain that is on its way") {
-        return;
-    }
     let server = ServerProcess::start("--memory 32MiB");
     let pid = Pid::from_raw(server.pid().cast_signed()).unwrap();
     let fence = FenceAt::new(move || kill_process(pid, Signal::KILL).unwrap());
@@ -188,7 +191,7 @@ fn a_batch_whose_server_dies_returns_the_results_that_it_has() {
 }
 
 /// The connection is lost at each chain of a scan in turn, as when a client was stopped too long.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_scan_whose_connection_is_lost_continues_on_the_next() {
     const KEYS: u64 = 40;
     let server = ServerProcess::start("--memory 32MiB --index 64KiB");
@@ -211,7 +214,7 @@ fn a_scan_whose_connection_is_lost_continues_on_the_next() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_scan_ends_with_its_region() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let client = server.client();

@@ -12,8 +12,7 @@ use std::process::{Command, Stdio};
 use farside_fabric::rdma::preflight;
 use farside_tests::command::CommandOutput;
 use farside_tests::{
-    OTHER_USER, RDMA_GRACE_MS, ServerProcess, binary, device_or_left_out, left_out,
-    left_out_without_root, new_address,
+    OTHER_USER, RDMA_GRACE_MS, ServerProcess, binary, left_out, left_out_without_root, new_address,
 };
 
 /// Runs `program <arguments>` without a user's config file, and prints its stderr. `timeout` ends a
@@ -47,7 +46,7 @@ const COMMANDS: [(&str, &[&str]); 4] = [
     ("kv-bench", &["ycsb", "--workload", "c", "--records", "10", "--seconds", "0.1"]),
 ];
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_wrong_secret_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let server_config = "secret = 'open sesame'\n";
@@ -70,7 +69,7 @@ fn a_wrong_secret_is_refused() {
     assert!(warning.is_some_and(|line| line.contains("WARN")), "{log}");
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn an_address_at_which_no_server_listens_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let unused = new_address(folder.path());
@@ -81,7 +80,7 @@ fn an_address_at_which_no_server_listens_is_reported() {
 }
 
 /// Words that users of other programs try, and mistakes in arguments.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_command_line_that_is_nearly_right_is_explained() {
     const NONE: &str = "shm:///nowhere/kv.sock";
     let more = "(kv-cli --help tells more)";
@@ -130,7 +129,7 @@ fn a_command_line_that_is_nearly_right_is_explained() {
 }
 
 /// A program that speaks another protocol answers once it has read a line, as kv-resp does.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_program_that_is_no_server_is_recognised() {
     let folder = tempfile::tempdir().unwrap();
     for (answer, text) in [
@@ -173,7 +172,7 @@ fn a_program_that_is_no_server_is_recognised() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_socket_that_the_user_may_not_use_is_reported() {
     if left_out_without_root("only root can become another user") {
         return;
@@ -198,7 +197,7 @@ fn a_socket_that_the_user_may_not_use_is_reported() {
 }
 
 /// Either the machine has no RDMA device, or the program was built without RDMA.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_missing_device_is_reported() {
     if !preflight().devices.is_empty() {
         left_out("where there is RDMA", "it is about a machine without");
@@ -217,9 +216,8 @@ fn a_missing_device_is_reported() {
     output.expect_line(1, &[&["kv-server: "], advice].concat());
 }
 
-#[test]
+#[on(rdma_in_soak)]
 fn an_address_without_a_device_is_refused() {
-    let Some(_) = device_or_left_out() else { return };
     let listen = |address: &str| run("kv-server", &["--listen", address, "--memory", "16MiB"]);
     let route = &["cannot be reached through an RDMA device", "rdma link"];
     listen("rdma://203.0.113.1:7400").expect_line(1, route);
@@ -231,9 +229,8 @@ fn an_address_without_a_device_is_refused() {
 }
 
 /// Needs `setpriv`, and root's right to drop capabilities.
-#[test]
+#[on(rdma)]
 fn a_low_limit_on_pinned_memory_is_reported() {
-    let Some(_) = device_or_left_out() else { return };
     let limited = |program: &str, arguments: &[&str]| {
         let script = "ulimit -l 64; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \
                       timeout 60 \"$0\" \"$@\"";
@@ -254,9 +251,8 @@ fn a_low_limit_on_pinned_memory_is_reported() {
 }
 
 /// T_word would be 0 (docs/protocol.md), so the client could not update any key. It may still read.
-#[test]
+#[on(rdma_in_soak)]
 fn a_client_whose_writes_may_arrive_too_late_can_only_read() {
-    let Some(_) = device_or_left_out() else { return };
     let server = ServerProcess::start("--memory 16MiB");
     server.cli(&["put", "key", "value"]).succeeded();
     let folder = tempfile::tempdir().unwrap();

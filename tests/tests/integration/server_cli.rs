@@ -33,7 +33,7 @@ pub(crate) fn address(folder: &Path) -> String {
     format!("shm://{}", folder.join("kv.sock").display())
 }
 
-#[test]
+#[on(any)]
 fn a_socket_in_use_is_reported() {
     let running = ServerProcess::start("--memory 16MiB");
     running.session().put(b"key", b"value").unwrap();
@@ -49,7 +49,7 @@ fn a_socket_in_use_is_reported() {
     output.expect_line(1, &["listens at"]);
 }
 
-#[test]
+#[on(any)]
 fn a_path_that_cannot_be_a_socket_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kv.sock");
@@ -82,7 +82,7 @@ fn server_of_a_user(folder: &Path, arguments: &str) -> CommandOutput {
     CommandOutput::of(command.stdin(Stdio::null()))
 }
 
-#[test]
+#[on(any)]
 fn a_socket_in_a_write_protected_folder_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let closed = folder.path().join("closed");
@@ -93,7 +93,7 @@ fn a_socket_in_a_write_protected_folder_is_refused() {
     output.expect_line(1, &["closed/kv.sock", "may not write there"]);
 }
 
-#[test]
+#[on(any)]
 fn a_port_that_the_user_may_not_take_is_refused() {
     let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap();
     if first.trim().parse::<u16>().unwrap() <= 81 {
@@ -151,7 +151,7 @@ impl Drop for Cgroup {
     }
 }
 
-#[test]
+#[on(any)]
 fn more_memory_than_the_cgroup_allows_is_refused() {
     let Some(cgroup) = Cgroup::with_memory(128 << 20) else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn more_memory_than_the_cgroup_allows_is_refused() {
     assert!(memory.contains(&limit) && memory.contains("MiB available"), "{memory}");
 }
 
-#[test]
+#[on(any)]
 fn files_of_another_user_are_refused() {
     if left_out_without_root("only root can create files of another user") {
         return;
@@ -202,7 +202,7 @@ fn files_of_another_user_are_refused() {
     }
 }
 
-#[test]
+#[on(any)]
 fn more_memory_than_is_available_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
@@ -232,7 +232,7 @@ fn start_on(file: &Path, more: &str) -> CommandOutput {
 }
 
 /// Reading a hole through a mapping would fill it, or kill the process if the disk is full.
-#[test]
+#[on(any)]
 fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
     use std::os::unix::fs::MetadataExt;
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -245,7 +245,7 @@ fn the_holes_of_a_file_that_is_no_region_are_not_filled() {
     assert_eq!((found.len(), found.blocks()), (16 << 20, 0));
 }
 
-#[test]
+#[on(any)]
 fn a_new_region_that_cannot_be_created_leaves_no_zeros() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = folder.path().join("region");
@@ -254,7 +254,7 @@ fn a_new_region_that_cannot_be_created_leaves_no_zeros() {
     assert_eq!(fs::metadata(&file).map_or(0, |metadata| metadata.len()), 0);
 }
 
-#[test]
+#[on(any)]
 fn a_region_file_beyond_the_file_size_limit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("region");
@@ -266,7 +266,7 @@ fn a_region_file_beyond_the_file_size_limit_is_refused() {
     assert!(!file.exists());
 }
 
-#[test]
+#[on(any)]
 fn a_region_file_in_use_by_a_server_is_refused() {
     let running = ServerProcess::start_with_file("--memory 16MiB");
     running.session().put(b"key", b"value").unwrap();
@@ -277,7 +277,7 @@ fn a_region_file_in_use_by_a_server_is_refused() {
     running.assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn each_mistake_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
@@ -317,7 +317,7 @@ fn each_mistake_is_reported_in_one_line() {
     }
 }
 
-#[test]
+#[on(any)]
 fn settings_are_checked_without_a_start() {
     let folder = tempfile::tempdir().unwrap();
     let listen = address(folder.path());
@@ -331,7 +331,7 @@ fn settings_are_checked_without_a_start() {
     unknown.expect_line(1, &["server.toml:2", "log_level"]);
 }
 
-#[test]
+#[on(any)]
 fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("server.toml");
@@ -360,7 +360,7 @@ fn a_config_file_with_a_secret_that_others_can_read_is_reported() {
     strict().expect_line(1, &["none/kv.sock", "create it first"]);
 }
 
-#[test]
+#[on(any)]
 fn an_address_at_which_everybody_may_write_is_reported() {
     let loopback = free_tcp_address();
     let open = free_tcp_address().replace("127.0.0.1", "0.0.0.0");
@@ -374,7 +374,7 @@ fn an_address_at_which_everybody_may_write_is_reported() {
     }
 }
 
-#[test]
+#[on(any)]
 fn an_index_size_for_an_existing_region_is_reported_as_unused() {
     let mut running = region_file();
     running.restart();

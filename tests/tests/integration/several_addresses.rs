@@ -8,9 +8,7 @@ use farside::Client;
 use farside_control::attach::Attached;
 use farside_fabric::{Buffer, Completion, Fabric, LaneId, Nanos, RegionIndex, Verb};
 use farside_tests::engine::attach;
-use farside_tests::{
-    ServerProcess, StopOnDrop, device_or_left_out, free_tcp_address, left_out_without_shm, scaled,
-};
+use farside_tests::{ServerProcess, StopOnDrop, free_tcp_address, scaled};
 
 const REGION: RegionIndex = RegionIndex::FIRST;
 
@@ -26,22 +24,17 @@ fn client(address: &str) -> Client {
     Client::builder().server(address).connect().unwrap()
 }
 
-#[test]
+// On shared memory only: it uses two fabrics itself.
+#[on(shm)]
 fn clients_of_both_fabrics_count_together() {
-    if left_out_without_shm("it uses two fabrics itself") {
-        return;
-    }
     let (server, shm, tcp) = server();
     count_together(&server, [&shm, &tcp]);
 }
 
 /// A device's compare-and-swaps and a processor's do not exclude each other, so all of them have to
 /// go through the device.
-#[test]
+#[on(rdma)]
 fn clients_over_rdma_and_tcp_count_together() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let (server, rdma, tcp) = server();
     count_together(&server, [&rdma, &tcp]);
 }
@@ -84,11 +77,8 @@ fn raise_a_word(address: &str, lanes: u16, time: Duration) -> (u64, u64) {
 
 /// If a thread of the server swapped the word itself, a device in the middle of a swap would undo
 /// that.
-#[test]
+#[on(rdma)]
 fn no_swap_over_tcp_gets_lost_beside_a_device() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let (_server, rdma, tcp) = server();
     // The server soon fences a client that does not answer its questions.
     let time = Duration::from_secs(2);
@@ -145,12 +135,10 @@ fn count_together(server: &ServerProcess, addresses: [&str; 2]) {
 
 /// Guards against numbers of connections that two listeners give twice: then the end of one session
 /// ended others.
-#[test]
+// On shared memory only: it uses two ports itself.
+#[on(shm)]
 fn sessions_at_one_port_may_end_without_harm_to_those_at_another() {
     const SESSIONS: usize = 16;
-    if left_out_without_shm("it uses two ports itself") {
-        return;
-    }
     let ports = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let [one, other] = ports.map(|port| format!("tcp://{}", port.local_addr().unwrap()));
     let server = ServerProcess::start(&format!("--memory 32MiB --listen {one} --listen {other}"));
@@ -168,11 +156,9 @@ fn sessions_at_one_port_may_end_without_harm_to_those_at_another() {
     server.assert_verifies();
 }
 
-#[test]
+// On shared memory only: it uses two fabrics itself.
+#[on(shm)]
 fn a_client_uses_the_best_address_that_answers() {
-    if left_out_without_shm("it uses two fabrics itself") {
-        return;
-    }
     let (server, shm, tcp) = server();
     let put = |addresses: &str| {
         let mut session = client(addresses).session().unwrap();
@@ -194,11 +180,8 @@ fn a_client_uses_the_best_address_that_answers() {
     put(&format!("{tcp},rdma://192.0.2.1:7400,shm:///nowhere/kv.sock"));
 }
 
-#[test]
+#[on(rdma_in_soak)]
 fn a_client_prefers_rdma_to_tcp() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let (server, rdma, tcp) = server();
     let mut over_tcp = client(&tcp).session().unwrap();
     over_tcp.put("key", "value").unwrap();
@@ -218,11 +201,9 @@ fn a_client_prefers_rdma_to_tcp() {
     assert_eq!(*best.get("key").unwrap().unwrap(), *b"value");
 }
 
-#[test]
+// On shared memory only: it uses two fabrics itself.
+#[on(shm)]
 fn addresses_that_no_executor_can_serve_are_refused() {
-    if left_out_without_shm("it uses two fabrics itself") {
-        return;
-    }
     let refused = |listen: &str| {
         let output = farside_tests::command::CommandOutput::of(
             farside_tests::command::command("kv-server").args(["--listen", listen]),

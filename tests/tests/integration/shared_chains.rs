@@ -20,7 +20,7 @@ fn stored(data: &[u8], outcome: &Outcome) -> bool {
     outcome.value.as_deref() == Some(data)
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn gets_of_a_key_read_once_and_puts_write_once() {
     let server = server();
     let session = &mut server.session();
@@ -58,7 +58,7 @@ fn gets_of_a_key_read_once_and_puts_write_once() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn operations_that_need_their_own_result_share_no_chain() {
     let server = server();
     let session = &mut server.session();
@@ -79,7 +79,7 @@ fn operations_that_need_their_own_result_share_no_chain() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_shared_result_stays_until_every_operation_has_taken_it() {
     let server = server();
     let session = &mut server.session();
@@ -97,7 +97,7 @@ fn a_shared_result_stays_until_every_operation_has_taken_it() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_get_does_not_share_a_read_that_was_posted_before_it() {
     let server = server();
     let client = server.client();
@@ -125,7 +125,7 @@ fn a_get_does_not_share_a_read_that_was_posted_before_it() {
     assert_eq!(found.as_deref(), Some(&b"new"[..]));
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn if_a_shared_chain_fails_each_operation_has_its_own_result() {
     let server = ServerProcess::start("--memory 8MiB");
     let session = &mut server.session();

@@ -14,8 +14,8 @@ use farside_control::{Challenge, Purpose, Role, SecretKey};
 use farside_tests::engine::connect_options;
 use farside_tests::handshake::{self, RawClient};
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, binary, example, free_tcp_address, left_out_without_shm,
-    raise_descriptor_limit, wait_until,
+    ServerProcess, TEST_TIMEOUT, binary, example, free_tcp_address, raise_descriptor_limit,
+    wait_until,
 };
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
@@ -29,13 +29,10 @@ const GREETING_BYTES_MAX: u64 = 8 << 20;
 const RECORD_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns a server at a socket and at a port, and the port's address.
-fn server_at_port() -> Option<(ServerProcess, String)> {
-    if left_out_without_shm("it uses a port itself") {
-        return None;
-    }
+fn server_at_port() -> (ServerProcess, String) {
     let tcp = free_tcp_address();
     let server = ServerProcess::start(&format!("--memory 32MiB --listen {tcp}"));
-    Some((server, tcp))
+    (server, tcp)
 }
 
 fn client(tcp: &str) -> Client {
@@ -94,9 +91,9 @@ impl Drop for Attack {
     }
 }
 
-#[test]
+#[on(shm)]
 fn a_thousand_connections_without_a_request_keep_no_client_out() {
-    let Some((server, tcp)) = server_at_port() else { return };
+    let (server, tcp) = server_at_port();
     let mut session = client(&tcp).session().unwrap();
     check_served(&tcp, &mut session);
     let (before, bytes_before) = (server.descriptors().len(), server.own_bytes());
@@ -115,9 +112,9 @@ fn a_thousand_connections_without_a_request_keep_no_client_out() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm)]
 fn a_silent_connection_is_closed_although_no_other_comes() {
-    let Some((server, tcp)) = server_at_port() else { return };
+    let (server, tcp) = server_at_port();
     let before = server.descriptors().len();
     let connect = || TcpStream::connect(socket_address(&tcp)).unwrap();
     let mut silent: Vec<_> = (0..10).map(|_| connect()).collect();
@@ -134,9 +131,9 @@ fn a_silent_connection_is_closed_although_no_other_comes() {
     wait_until_back(&server, before);
 }
 
-#[test]
+#[on(shm)]
 fn a_thousand_sessions_with_half_a_record_cost_no_more_than_they_send() {
-    let Some((server, tcp)) = server_at_port() else { return };
+    let (server, tcp) = server_at_port();
     raise_descriptor_limit();
     let mut session = client(&tcp).session().unwrap();
     let reader = RawClient::connect(socket_address(&tcp), Role::Reader, &SecretKey::NONE).unwrap();
@@ -183,9 +180,9 @@ fn limit_descriptors(server: &ServerProcess, more: u64) -> u64 {
     limit
 }
 
-#[test]
+#[on(shm)]
 fn a_server_out_of_descriptors_closes_silent_connections_first() {
-    let Some((server, tcp)) = server_at_port() else { return };
+    let (server, tcp) = server_at_port();
     let limit = limit_descriptors(&server, 20);
     let connect = |_| TcpStream::connect(socket_address(&tcp)).unwrap();
     let silent: Vec<_> = (0..100).map(connect).collect();
@@ -199,10 +196,10 @@ fn a_server_out_of_descriptors_closes_silent_connections_first() {
 
 /// Readers open as many sessions as the server lets them, then a writer does. An operator still
 /// comes in, and disconnects the reader.
-#[test]
+#[on(shm)]
 fn sessions_leave_descriptors_to_writers_and_to_operators() {
     const DESCRIPTORS: usize = 128;
-    let Some((server, tcp)) = server_at_port() else { return };
+    let (server, tcp) = server_at_port();
     limit_descriptors(&server, DESCRIPTORS as u64);
     let take_all = |role| {
         let mut options = connect_options(&tcp, role, SecretKey::NONE);
@@ -233,7 +230,7 @@ fn sessions_leave_descriptors_to_writers_and_to_operators() {
 }
 
 /// The system often allows a process 1024 descriptors at first, and lets it have more.
-#[test]
+#[on(shm, rdma_in_soak)]
 fn a_server_takes_as_many_descriptors_as_it_may() {
     let folder = tempfile::tempdir().unwrap();
     let listen = format!("shm://{}", folder.path().join("kv.sock").display());

@@ -7,9 +7,7 @@ use std::process::Command;
 use farside::{Client, Role};
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::engine::attach;
-use farside_tests::{
-    ServerProcess, binary, device, device_or_left_out, free_tcp_address, new_address,
-};
+use farside_tests::{ServerProcess, binary, device, free_tcp_address, new_address};
 
 const CONFIG: &str = "[rdma]\nmr_slice = \"8MiB\"\n";
 /// The longest values, whose blocks take two chunks.
@@ -19,11 +17,8 @@ fn value(seed: u64) -> Vec<u8> {
     (0..VALUE_BYTES).map(|at| (at as u64 * 31 + seed * 7 + (at as u64 >> 9)) as u8).collect()
 }
 
-#[test]
+#[on(rdma)]
 fn clients_use_a_whole_region_that_is_registered_in_slices() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let tcp = free_tcp_address();
     // In emulation a READ of 4 MiB takes longer than the default GRACE.
     let arguments =
@@ -68,11 +63,8 @@ fn clients_use_a_whole_region_that_is_registered_in_slices() {
 }
 
 /// The welcome has the slices, and a whole region has none.
-#[test]
+#[on(rdma)]
 fn the_welcome_names_the_slices() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let sliced = ServerProcess::start_with_config(CONFIG, "--memory 34MiB");
     let rkeys = attach(&sliced.address()).welcome.rkeys;
     assert_eq!(rkeys.slice_bytes, 8 << 20);
@@ -81,11 +73,8 @@ fn the_welcome_names_the_slices() {
     assert_eq!(attach(&whole.address()).welcome.rkeys.slice_bytes, 0);
 }
 
-#[test]
+#[on(rdma_in_soak)]
 fn too_many_slices_are_one_clear_line() {
-    if device_or_left_out().is_none() {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("server.toml");
     fs::write(&file, CONFIG).unwrap();
@@ -101,7 +90,7 @@ fn too_many_slices_are_one_clear_line() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn doctor_measures_the_device_or_says_why_not() {
     let doctor = |arguments: &[&str]| {
         let mut doctor = command("kv-cli");

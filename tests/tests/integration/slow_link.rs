@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farside::OperationError::Contended;
 use farside::{Error, Session};
 use farside_bench_compare::emulation::{Link, wrap};
-use farside_tests::{ServerProcess, fill, left_out_without_shm, self_describing};
+use farside_tests::{ServerProcess, fill, self_describing};
 
 const BYTES_PER_S: u64 = 25_000_000;
 /// The size of a value. With key and header it fills a block of 512 KiB, which a GET without a
@@ -20,11 +20,9 @@ const BYTES: usize = (512 << 10) - 64;
 /// As many keys as GETs in flight: GETs of one key would share a READ.
 const KEYS: u64 = 256;
 
-#[test]
+// On shared memory only: the network is emulated, on the clock of the test.
+#[on(shm)]
 fn large_values_are_read_once_at_any_depth() {
-    if left_out_without_shm("the network is emulated, on the clock of the test") {
-        return;
-    }
     let server = ServerProcess::start("--memory 192MiB --grace-ms 100");
     let mut writer = server.session();
     fill(&mut writer, 0..KEYS, |key| self_describing::value(key, 0, 0, BYTES));
@@ -74,11 +72,9 @@ fn assert_read_once(server: &ServerProcess, depth: u16, is_cached: bool) {
 }
 
 /// The value takes 200 ms: more than twice as long as an operation trusts its READ.
-#[test]
+// On shared memory only: the network is emulated, on the clock of the test.
+#[on(shm)]
 fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
-    if left_out_without_shm("the network is emulated, on the clock of the test") {
-        return;
-    }
     const LARGE: usize = 1_000_000;
     let server = ServerProcess::start("--memory 64MiB --grace-ms 100");
     server.session().put(b"large", self_describing::value(0, 0, 0, LARGE)).unwrap();
@@ -96,11 +92,9 @@ fn a_get_of_a_value_that_cannot_arrive_in_time_fails() {
 
 /// All GETs start at once, before the sizes are known. Only two values arrive before the other
 /// GETs' windows are too old, so the last GETs READ their windows some thirty times.
-#[test]
+// On shared memory only: the network is emulated, on the clock of the test.
+#[on(shm)]
 fn the_first_gets_of_a_deep_pipeline_all_succeed() {
-    if left_out_without_shm("the network is emulated, on the clock of the test") {
-        return;
-    }
     const LARGE: usize = 1_000_000;
     const DEPTH: u16 = 64;
     let server = ServerProcess::start("--memory 128MiB --grace-ms 100");

@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
-use farside_tests::{ServerProcess, fill, left_out_without_shm, self_describing};
+use farside_tests::{ServerProcess, fill, self_describing};
 
 use crate::slow_link::get_in_turn;
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_pipeline_with_a_slow_caller_loses_nothing() {
     const KEYS: u64 = 60;
     /// Longer than a posted chain may wait.
@@ -47,11 +47,9 @@ fn a_pipeline_with_a_slow_caller_loses_nothing() {
     }
 }
 
-#[test]
+// On shared memory only: it moves a gigabyte and is about doorbells of shm.
+#[on(shm)]
 fn values_are_read_once_even_with_more_in_flight_than_grace_allows() {
-    if left_out_without_shm("it moves a gigabyte and is about doorbells of shm") {
-        return;
-    }
     const BYTES: usize = 256 << 10;
     /// As many keys as GETs in flight: GETs of one key would share a READ.
     const KEYS: u64 = 512;

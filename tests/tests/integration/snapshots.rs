@@ -29,7 +29,7 @@ fn restored(snapshot: &Path, memory: &str) -> ServerProcess {
 
 /// Writers number their values. Each key's number in the snapshot is at least the last acknowledged
 /// one when the snapshot began, and at most the last begun one when it ended.
-#[test]
+#[on(any)]
 fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
     let keys = scaled(3000).max(100);
     let server = ServerProcess::start("--memory 64MiB");
@@ -96,7 +96,7 @@ fn a_snapshot_under_load_has_a_value_that_each_key_had_meanwhile() {
     }
 }
 
-#[test]
+#[on(any)]
 fn a_restore_keeps_expiry_times_binary_keys_and_large_values() {
     let server = ServerProcess::start("--memory 64MiB");
     let mut session = server.session();
@@ -155,7 +155,7 @@ fn assert_refused(folder: &Path, snapshot: &Path, memory: &str, why: &str) {
     assert!(names.is_empty(), "files after a refusal: {names:?}");
 }
 
-#[test]
+#[on(any)]
 fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
     let server = ServerProcess::start("--memory 64MiB");
     let mut session = server.session();
@@ -187,7 +187,7 @@ fn a_damaged_snapshot_is_refused_and_leaves_no_region_file() {
 }
 
 /// A value beyond the default limit is restored by a server that has no flag for it.
-#[test]
+#[on(any)]
 fn the_limits_of_a_region_are_restored_with_it() {
     let server =
         ServerProcess::start("--memory 32MiB --key-bytes-max 2000 --value-bytes-max 2000000");
@@ -217,7 +217,7 @@ fn the_limits_of_a_region_are_restored_with_it() {
     }
 }
 
-#[test]
+#[on(any)]
 fn a_restored_region_file_goes_on_as_any_other() {
     let server = ServerProcess::start("--memory 32MiB");
     let mut session = server.session();
@@ -237,7 +237,7 @@ fn a_restored_region_file_goes_on_as_any_other() {
     assert_eq!(*next.session().get(b"key").unwrap().unwrap(), *b"value");
 }
 
-#[test]
+#[on(any)]
 fn a_region_file_is_verified_without_a_server() {
     let mut server = ServerProcess::start_with_file("--memory 32MiB");
     let mut session = server.session();
@@ -286,7 +286,7 @@ fn a_region_file_is_verified_without_a_server() {
     server.wait_for_log("FS-019 skipped the damaged slot");
 }
 
-#[test]
+#[on(any)]
 fn a_snapshot_shows_while_it_is_taken() {
     let server = ServerProcess::start("--memory 16MiB");
     let (taking, observer) = (server.client(), server.client());
@@ -314,7 +314,7 @@ fn a_snapshot_shows_while_it_is_taken() {
 
 /// kv-cli counts the keys with a second client, only for the progress bar. Here the server has no
 /// room for this client.
-#[test]
+#[on(any)]
 fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
     let server = ServerProcess::start_with_config("clients_max = 2\n", "--memory 16MiB");
     let observer = server.client();

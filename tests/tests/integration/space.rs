@@ -9,7 +9,7 @@ use farside_tests::{
     ServerProcess, TEST_TIMEOUT, device, fill, fill_up, scaled, self_describing, wait_until,
 };
 
-#[test]
+#[on(shm, tcp_in_soak, rdma_in_soak)]
 fn blocks_that_one_client_freed_can_be_used_by_the_next() {
     let server = ServerProcess::start("--memory 16MiB --index 2MiB");
     // Over RDMA, where each PUT takes long, fewer of them fill the heap.
@@ -26,7 +26,7 @@ fn blocks_that_one_client_freed_can_be_used_by_the_next() {
     fill(&mut session, 0..stored, |_| vec![2; bytes]);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_full_heap_is_reported_and_a_delete_makes_room() {
     let server = ServerProcess::start("--memory 16MiB --index 2MiB");
     let mut session = server.session();
@@ -53,7 +53,7 @@ fn a_full_heap_is_reported_and_a_delete_makes_room() {
 }
 
 /// Blocks and the index use the same chunks: either may be the first to find none.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_region_full_of_keys_says_so() {
     let server = ServerProcess::start("--memory 16MiB");
     let mut session = server.session();
@@ -81,7 +81,7 @@ fn a_region_full_of_keys_says_so() {
     server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_small_region_takes_ten_million_overwrites() {
     let server = ServerProcess::start("--memory 16MiB --index 1MiB");
     let mut session = server.session();
@@ -99,7 +99,7 @@ fn a_small_region_takes_ten_million_overwrites() {
 }
 
 /// Chunks of other sizes are free, but can serve this one only 288 x GRACE later.
-#[test]
+#[on(shm, tcp_in_soak, rdma_in_soak)]
 fn an_emptied_store_says_when_it_has_room_for_other_sizes() {
     let server = ServerProcess::start("--memory 16MiB --index 2MiB");
     let mut session = server.session();

@@ -16,9 +16,7 @@ use farside_fabric::shm::Connection;
 use farside_fabric::tcp;
 use farside_layout::SizeClass;
 use farside_tests::engine::connect_options;
-use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, device_or_left_out, handshake, is_over_tcp, scaled,
-};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, handshake, is_over_tcp, scaled};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -127,7 +125,7 @@ fn legitimate_client(server: &ServerProcess) -> farside::Client {
     client
 }
 
-#[test]
+#[on(each, rdma)]
 fn no_invalid_connect_request_harms_a_server() {
     let (server, _) = guarded();
     let client = legitimate_client(&server);
@@ -185,7 +183,7 @@ fn no_invalid_connect_request_harms_a_server() {
     legitimate_client(&server);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn an_invalid_message_harms_only_its_sender() {
     let (server, options) = guarded();
     let client = legitimate_client(&server);
@@ -230,9 +228,8 @@ fn an_invalid_message_harms_only_its_sender() {
 }
 
 /// A reader sees every lease in the region, and must not open sessions of another client with it.
-#[test]
+#[on(rdma_in_soak)]
 fn a_reader_cannot_open_sessions_of_another_client() {
-    let Some(_) = device_or_left_out() else { return };
     let (server, options) = guarded();
     let victim = options.attach(options.timeout).unwrap();
     let Welcome { client_id, lease, .. } = victim.welcome;

@@ -3,6 +3,7 @@
 //! that documents name exist. Crates use only lower ones. Prose has short sentences and plain
 //! words, and commit subjects are short. What pages and invariants need is in `tidy/`.
 
+mod fabrics;
 mod invariants;
 mod pages;
 
@@ -69,7 +70,7 @@ fn report(rule: &str, broken: &[String]) {
     assert!(broken.is_empty(), "{rule}:\n{}\n", broken.join("\n"));
 }
 
-#[test]
+#[on(shm)]
 fn rust_files_are_short_narrow_and_ascii() {
     let mut broken = Vec::new();
     for (path, content) in with_extension(".rs") {
@@ -105,7 +106,7 @@ const TRACES: &[&str] = &[
     concat!("FIX", "ME"),
 ];
 
-#[test]
+#[on(shm)]
 fn no_file_names_a_machine_or_workplace() {
     let mut broken = Vec::new();
     for path in files() {
@@ -183,7 +184,7 @@ fn resolve(from: &str, link: &str) -> String {
     parts.join("/")
 }
 
-#[test]
+#[on(shm)]
 fn documents_name_only_what_is_there() {
     let files = files();
     let mut broken = Vec::new();
@@ -216,7 +217,7 @@ fn is_unsafe(content: &str) -> bool {
         .any(|mark| content.contains(mark))
 }
 
-#[test]
+#[on(shm)]
 fn every_file_with_unsafe_code_is_listed() {
     let page = read("docs/testing.md");
     let (_, list) = page.split_once("## Where `unsafe` is").expect("the heading is there");
@@ -232,7 +233,7 @@ fn every_file_with_unsafe_code_is_listed() {
 
 /// The layers of crates, the lowest first: a crate uses only crates of lower layers.
 const LAYERS: [&[&str]; 8] = [
-    &["layout", "fabric", "snapshot", "metrics", "linearizability"],
+    &["layout", "fabric", "snapshot", "metrics", "linearizability", "test-fabrics"],
     &["protocol", "control"],
     &["config", "cluster"],
     &["client", "server"],
@@ -270,7 +271,7 @@ fn arrows_upwards(manifest: &str) -> Vec<String> {
 }
 
 /// Then there is no cycle, and neither client nor server imports the other, not even in tests.
-#[test]
+#[on(shm)]
 fn crates_use_only_what_is_below_them() {
     let manifests: Vec<_> =
         with_extension(".toml").filter(|(path, _)| path.ends_with("/Cargo.toml")).collect();
@@ -359,7 +360,7 @@ fn module_docs(content: &str) -> String {
     content.lines().map(|line| text(line) + "\n").collect()
 }
 
-#[test]
+#[on(shm)]
 fn sentences_are_short() {
     let is_page =
         |path: &str| path.starts_with("docs/") || ["README.md", "ARCHITECTURE.md"].contains(&path);
@@ -398,7 +399,7 @@ fn refused_words(content: &str) -> Vec<String> {
     found
 }
 
-#[test]
+#[on(shm)]
 fn words_are_plain() {
     let files = [".rs", ".md", ".sh", ".toml"].into_iter().flat_map(with_extension);
     let is_own = |path: &str| path.ends_with("/tidy.rs") || path.starts_with("bench/results/");
@@ -415,7 +416,7 @@ fn is_subject(subject: &&str) -> bool {
 }
 
 /// Checks the commits since the rule began: a shallow checkout has some of them, an archive none.
-#[test]
+#[on(shm)]
 fn commit_subjects_are_short() {
     let arguments = ["log", "--no-merges", "--since=2026-11-24T14:00:00Z", "--format=%s"];
     match Command::new("git").args(arguments).current_dir(root()).output() {
@@ -429,7 +430,7 @@ fn commit_subjects_are_short() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn prose_can_be_refused() {
     let text = "# Heading of four words\nOne `a b c` here. Two words (see\n[b](c))! 3 words.\n\n\
         - An item\n2. Another, e.g. this.\n\n    code is none\n| nor | a table |\n\
@@ -457,7 +458,7 @@ fn prose_can_be_refused() {
     assert!(is_subject(&&*"a".repeat(72)) && !is_subject(&&*"a".repeat(73)) && !is_subject(&"A."));
 }
 
-#[test]
+#[on(shm)]
 fn the_helpers_find_what_breaks_a_rule() {
     assert_eq!(links("a [b](c.md#d), [e](http://f) `g`"), ["c.md#d", "http://f"]);
     assert_eq!(quoted("a `b/c.rs` d `e`\n```\nf `g`\n```\n`h`"), ["b/c.rs", "e", "h"]);

@@ -6,9 +6,7 @@ use std::process::Command;
 
 use farside::{Client, ConnectError, SetupError, TlsError, TlsFiles};
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, free_tcp_address, left_out_without_shm, wait_until,
-};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, wait_until};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustix::process::Signal;
 
@@ -74,11 +72,9 @@ fn tls_error(result: Result<Client, SetupError>) -> TlsError {
     }
 }
 
-#[test]
+// On shared memory only: it uses two fabrics itself.
+#[on(shm)]
 fn the_library_and_the_commands_use_an_encrypted_connection() {
-    if left_out_without_shm("it uses two fabrics itself") {
-        return;
-    }
     let encrypted = EncryptedServer::start(false);
     let mut session = encrypted.connect(encrypted.files()).unwrap().session().unwrap();
     let long: Vec<u8> = (0..1_000_000_u32).map(|byte| byte as u8).collect();
@@ -125,11 +121,9 @@ fn the_library_and_the_commands_use_an_encrypted_connection() {
     encrypted.server.assert_verifies();
 }
 
-#[test]
+// On shared memory only: it uses a fabric itself.
+#[on(shm)]
 fn a_client_that_may_not_come_in_gets_one_line() {
-    if left_out_without_shm("it uses a fabric itself") {
-        return;
-    }
     let encrypted = EncryptedServer::start(true);
     let error = tls_error(encrypted.connect(encrypted.files()));
     assert!(matches!(error, TlsError::Client(_)), "{error}");
@@ -149,11 +143,9 @@ fn a_client_that_may_not_come_in_gets_one_line() {
     get(&member).expect(1, b"");
 }
 
-#[test]
+// On shared memory only: it uses a fabric itself.
+#[on(shm)]
 fn a_new_certificate_is_used_after_sighup() {
-    if left_out_without_shm("it uses a fabric itself") {
-        return;
-    }
     let encrypted = EncryptedServer::start(false);
     let path = |name: &str| -> PathBuf { encrypted.folder.path().join(name) };
     let old = path("old.pem");
@@ -187,11 +179,9 @@ fn a_new_certificate_is_used_after_sighup() {
     encrypted.connect(encrypted.files()).unwrap();
 }
 
-#[test]
+// On shared memory only: it uses a fabric itself.
+#[on(shm)]
 fn a_server_with_half_a_certificate_does_not_start() {
-    if left_out_without_shm("it uses a fabric itself") {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     write_certificate(folder.path());
     let start = |listen: &str, keys: &[(&str, &str)]| {

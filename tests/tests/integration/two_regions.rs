@@ -102,7 +102,7 @@ fn word_of(region: &OpenRegion) -> u64 {
     region.format.region_bytes - 8
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn one_future_works_on_one_region_and_then_on_another() {
     let session = Session::open();
     let Session { regions, engine, .. } = &session;
@@ -139,7 +139,7 @@ fn one_future_works_on_one_region_and_then_on_another() {
     session.servers.iter().for_each(ServerProcess::assert_verifies);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_half_done_change_is_reported_as_half_done() {
     let mut session = Session::open();
     session.lose(1);
@@ -167,7 +167,7 @@ fn a_half_done_change_is_reported_as_half_done() {
 }
 
 /// A server comes back with its region file. Meanwhile the other region has a chain in flight.
-#[test]
+#[on(each, rdma_in_soak)]
 fn the_region_of_a_restarted_server_takes_the_place_of_its_former_one() {
     let start = || ServerProcess::start_with_file("--memory 32MiB");
     let mut session = Session::at([start(), start()]);
@@ -199,7 +199,7 @@ fn the_region_of_a_restarted_server_takes_the_place_of_its_former_one() {
     session.servers.iter().for_each(ServerProcess::assert_verifies);
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_session_reaches_its_servers_over_one_fabric() {
     let server = ServerProcess::start("--memory 32MiB");
     // Without its control channel the server would not know this client any more.
@@ -213,7 +213,7 @@ fn a_session_reaches_its_servers_over_one_fabric() {
 
 /// A pipeline waits for the completion of a PUT that it has posted. The trust in the server may end
 /// just before the post, because another thread ends it.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_put_completes_if_the_trust_ends_while_it_is_posted() {
     let session = Session::open();
     let (endpoint, handle) = (&session.engine.endpoint, session.engine.at(&session.regions[0]));

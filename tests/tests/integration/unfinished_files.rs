@@ -38,7 +38,7 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn an_unfinished_snapshot_or_dump_is_removed() {
     let server = with_many_keys();
     let folder = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ fn an_unfinished_snapshot_or_dump_is_removed() {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_stopped_restore_leaves_no_region_file() {
     let server = with_very_many_keys();
     let file = server.folder().join("snapshot");
@@ -78,7 +78,7 @@ fn a_stopped_restore_leaves_no_region_file() {
     assert_eq!(names(folder.path()), [""; 0]);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_server_whose_terminal_closes_stops_cleanly() {
     if is_ignored(Signal::HUP.as_raw()) {
         left_out("under nohup", "SIGHUP is ignored");

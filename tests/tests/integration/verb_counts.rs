@@ -48,7 +48,7 @@ fn key(n: u64) -> [u8; 8] {
     n.to_le_bytes()
 }
 
-#[test]
+#[on(each, rdma)]
 fn a_get_costs_one_round_trip_cached_and_two_uncached() {
     let server = server();
     let session = &mut session(&server);
@@ -66,7 +66,7 @@ fn a_get_costs_one_round_trip_cached_and_two_uncached() {
     }
 }
 
-#[test]
+#[on(each, rdma)]
 fn a_cached_put_or_delete_of_an_existing_key_costs_one_round_trip() {
     let server = server();
     let session = &mut session(&server);
@@ -83,7 +83,7 @@ fn a_cached_put_or_delete_of_an_existing_key_costs_one_round_trip() {
 }
 
 /// Another client has its own cache.
-#[test]
+#[on(each, rdma)]
 fn sessions_of_one_client_share_cached_locations() {
     let server = server();
     let client = server.client();
@@ -104,7 +104,7 @@ fn sessions_of_one_client_share_cached_locations() {
 }
 
 /// Splits create subtables in new memory, whose slots were never used.
-#[test]
+#[on(each, rdma)]
 fn most_inserts_into_a_growing_index_use_new_slots() {
     let server = ServerProcess::start("--memory 64MiB");
     let session = &mut session(&server);
@@ -118,7 +118,7 @@ fn most_inserts_into_a_growing_index_use_new_slots() {
     assert!(inserts > 5 * KEYS, "{inserts} INSERTs into new slots");
 }
 
-#[test]
+#[on(each, rdma)]
 fn conditional_operations_cost_what_the_price_list_says() {
     let server = server();
     let session = &mut session(&server);
@@ -139,7 +139,7 @@ fn conditional_operations_cost_what_the_price_list_says() {
     assert_eq!(price(session, update), (1, 1, 0, 0));
 }
 
-#[test]
+#[on(each, rdma)]
 fn a_batch_rings_one_doorbell() {
     let server = server();
     let session = &mut session(&server);
@@ -151,7 +151,7 @@ fn a_batch_rings_one_doorbell() {
     assert_eq!((cost.doorbells, cost.round_trips, cost.reads), (1, 32, 32));
 }
 
-#[test]
+#[on(each, rdma)]
 fn pipelined_operations_count_their_own_verbs() {
     let server = server();
     let session = &mut session(&server);
@@ -168,7 +168,7 @@ fn pipelined_operations_count_their_own_verbs() {
     assert_eq!(seen, [(get, 1), (insert, 3)]);
 }
 
-#[test]
+#[on(each, rdma)]
 fn a_ticket_has_its_own_lane_and_completions_count_each_verb_once() {
     const DEPTH: u16 = 4;
     let server = server();

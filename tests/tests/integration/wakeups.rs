@@ -3,18 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use farside_tests::{RDMA_GRACE_MS, ServerProcess, device, fill, left_out_over_tcp, scaled};
+use farside_tests::{RDMA_GRACE_MS, ServerProcess, device, fill, scaled};
 use rustix::process::Signal;
 
 const KEYS: u64 = 1000;
 /// The interval at which the server asks its clients' processes over RDMA.
 const ROLL_CALL: Duration = Duration::from_millis(8 * RDMA_GRACE_MS);
 
-#[test]
+// Not over TCP: the server executes the verbs.
+#[on(shm, rdma)]
 fn the_server_sleeps_during_two_hundred_thousand_operations() {
-    if left_out_over_tcp("the server executes the verbs") {
-        return;
-    }
     // Over RDMA the server probes its clients' hosts once a second, which this config turns off. It
     // always asks their processes every 8 x GRACE.
     // Metrics wake nothing either while no one reads them.
@@ -47,11 +45,9 @@ fn the_server_sleeps_during_two_hundred_thousand_operations() {
 }
 
 /// The server of a full cache asks clients what they have read, but only while it evicts.
-#[test]
+// Not over TCP: the server executes the verbs.
+#[on(shm, rdma_in_soak)]
 fn the_server_of_a_full_cache_sleeps_while_clients_read() {
-    if left_out_over_tcp("the server executes the verbs") {
-        return;
-    }
     let arguments = "--memory 16MiB --grace-ms 10 --evict";
     let server = ServerProcess::start_with_config("probe_ms = 0\n", arguments);
     let client = server.client();
@@ -85,11 +81,9 @@ fn assert_sleeps_in_a_round(server: &ServerProcess, mut round: impl FnMut()) {
     assert!(woke.len() < 5, "threads of kv-server woke, in each round: {woke:?}");
 }
 
-#[test]
+// Not over TCP: the server executes the verbs.
+#[on(shm, rdma_in_soak)]
 fn sessions_keep_working_while_the_server_is_stopped() {
-    if left_out_over_tcp("the server executes the verbs") {
-        return;
-    }
     let server = ServerProcess::start("--memory 64MiB --index 4MiB");
     let mut session = server.session();
     fill(&mut session, 0..KEYS, |_| b"before");

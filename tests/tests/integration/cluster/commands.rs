@@ -9,7 +9,7 @@ fn cluster(arguments: &[&str]) -> CommandOutput {
     CommandOutput::of(command("kv-cli").arg("cluster").args(arguments))
 }
 
-#[test]
+#[on(any)]
 fn an_operator_makes_shows_checks_and_removes_a_cluster() {
     let folder = tempfile::tempdir().unwrap();
     let uri = format!("file://{}", folder.path().join("records").display());
@@ -36,7 +36,7 @@ fn an_operator_makes_shows_checks_and_removes_a_cluster() {
     assert_eq!(cluster(&["check", &uri]).code, Some(5));
 }
 
-#[test]
+#[on(any)]
 fn a_cluster_with_servers_is_shown_and_not_destroyed() {
     let (test_cluster, servers) = TestCluster::with_servers(2);
     let uri = test_cluster.uri();
@@ -69,7 +69,7 @@ fn a_cluster_with_servers_is_shown_and_not_destroyed() {
     }
 }
 
-#[test]
+#[on(any)]
 fn verify_and_stat_wait_for_a_shard_without_a_server_and_say_why_it_is_missing() {
     let test_cluster = TestCluster::create(2);
     let first = test_cluster.start("");
@@ -96,7 +96,7 @@ fn verify_and_stat_wait_for_a_shard_without_a_server_and_say_why_it_is_missing()
 }
 
 /// Frozen servers delay the others by nothing, and are named.
-#[test]
+#[on(any)]
 fn gc_collects_beside_frozen_servers_and_names_them() {
     let (_cluster, mut servers) = TestCluster::with_servers(3);
     let client = servers[0].client();
@@ -113,7 +113,7 @@ fn gc_collects_beside_frozen_servers_and_names_them() {
 }
 
 /// The server is frozen when its shard is given up, and thawed afterwards.
-#[test]
+#[on(any)]
 fn a_shard_whose_server_is_frozen_is_given_up_and_a_spare_takes_it() {
     let (test_cluster, mut servers) = TestCluster::with_servers(1);
     let uri = test_cluster.uri();
@@ -140,7 +140,7 @@ fn a_shard_whose_server_is_frozen_is_given_up_and_a_spare_takes_it() {
 }
 
 /// A server that runs is told, and ends by itself.
-#[test]
+#[on(any)]
 fn a_shard_is_taken_from_a_server_that_runs() {
     let (test_cluster, mut servers) = TestCluster::with_servers(1);
     let assigned = cluster(&["assign", &test_cluster.uri(), "0", "--empty"]);
@@ -152,7 +152,7 @@ fn a_shard_is_taken_from_a_server_that_runs() {
 }
 
 /// The server that gives the map does not reach the records, and another one was restarted since.
-#[test]
+#[on(any)]
 fn verify_and_stat_reach_a_server_that_is_newer_than_the_map() {
     let test_cluster = TestCluster::create(2);
     let link = test_cluster.folder().join("link");

@@ -16,9 +16,7 @@ use farside_tests::command::{CommandOutput, command};
 use farside_tests::engine::connect_options;
 use farside_tests::etcd_process::{self, Etcd};
 use farside_tests::network::Traffic;
-use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, left_out_over_rdma, network_or_left_out, wait_until,
-};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, network_or_left_out, wait_until};
 use rustix::process::Signal;
 
 /// Longer than the time for which a server may be stopped and still know that it owns its view.
@@ -37,7 +35,7 @@ fn give_away(cluster: &TestCluster) {
     cluster.change(0, |record| record.copies[0].copy.server = Id([9; 16]));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_server_whose_shard_was_given_away_ends_and_says_which_file_can_be_deleted() {
     let (cluster, mut server) = one_shard();
     let mut client = attach(&server, Some(view_of(0, &cluster.shard(0)))).unwrap();
@@ -54,7 +52,7 @@ fn a_server_whose_shard_was_given_away_ends_and_says_which_file_can_be_deleted()
     assert!(matches!(ended, Some(Ok(Some(0)) | Err(_))), "{ended:?}");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_shard_that_is_taken_away_ends_its_server() {
     let (cluster, mut server) = one_shard();
     cluster.change(0, |record| record.revoked = record.copies.pop());
@@ -67,7 +65,7 @@ fn a_shard_that_is_taken_away_ends_its_server() {
     assert!(log.contains("an operator has given up the region in "), "{log}");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_server_that_was_stopped_for_long_answers_no_heartbeat_before_it_has_read_the_records() {
     let (cluster, mut server) = one_shard();
     let mut connection = MapConnection::open(&server);
@@ -85,7 +83,7 @@ fn a_server_that_was_stopped_for_long_answers_no_heartbeat_before_it_has_read_th
     }
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_server_that_was_stopped_for_long_goes_on_if_it_still_owns_its_shard() {
     let (cluster, server) = one_shard();
     let mut connection = MapConnection::open(&server);
@@ -97,7 +95,7 @@ fn a_server_that_was_stopped_for_long_goes_on_if_it_still_owns_its_shard() {
     attach(&server, Some(view_of(0, &cluster.shard(0)))).unwrap();
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_client_with_a_false_map_does_not_end_a_server() {
     let (cluster, mut server) = one_shard();
     let mut connection = MapConnection::open(&server);
@@ -114,7 +112,7 @@ fn a_client_with_a_false_map_does_not_end_a_server() {
     assert!(!server.has_exited());
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_server_that_cannot_examine_a_claim_answers_no_heartbeat() {
     let (cluster, server) = one_shard();
     let view = view_of(0, &cluster.shard(0));
@@ -135,7 +133,7 @@ fn a_server_that_cannot_examine_a_claim_answers_no_heartbeat() {
     wait_until("an answer", TEST_TIMEOUT, || connection.is_answered(3, Duration::from_millis(100)));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_claim_of_a_reader_does_not_stop_a_server_while_the_records_are_away() {
     let (cluster, server) = one_shard();
     let view = view_of(0, &cluster.shard(0));
@@ -151,7 +149,7 @@ fn a_claim_of_a_reader_does_not_stop_a_server_while_the_records_are_away() {
 }
 
 /// `assign` reaches the records, and the server does not.
-#[test]
+#[on(any, rdma_in_soak)]
 fn assign_tells_a_server_that_is_cut_off_from_the_records_alone() {
     let cluster = TestCluster::create(1);
     let link = cluster.folder().join("link");
@@ -163,11 +161,9 @@ fn assign_tells_a_server_that_is_cut_off_from_the_records_alone() {
 }
 
 /// As above, with packets between the server and etcd that are lost.
-#[test]
+#[on(any)]
 fn assign_tells_a_server_that_is_cut_off_from_etcd_alone() {
-    if etcd_process::is_left_out()
-        || left_out_over_rdma("a server behind a network is reached by TCP")
-    {
+    if etcd_process::is_left_out() {
         return;
     }
     let Some(network) = network_or_left_out() else { return };
@@ -195,7 +191,7 @@ fn start_with_secrets(
     server
 }
 
-/// Cuts the server off, and checks who can take its shard away.
+/// Cuts the server off. Then a writer can take its shard away, and a reader cannot.
 fn only_a_writer_assigns(cluster: &TestCluster, server: &ServerProcess, cut_off: impl FnOnce()) {
     let record = cluster.shard(0);
     let client = |secret: &str, role| {

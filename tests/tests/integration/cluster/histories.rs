@@ -17,7 +17,7 @@ mod run;
 use std::time::{Duration, Instant};
 
 use farside_tests::etcd_process::is_left_out;
-use farside_tests::{left_out_over_rdma, network_or_left_out, scaled};
+use farside_tests::{network_or_left_out, scaled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -41,7 +41,7 @@ fn assert_good(figures: &Figures) {
     assert!(figures.failed < figures.operations / 2, "{figures}");
 }
 
-#[test]
+#[on(each)]
 fn of_servers_and_clients_that_are_killed_and_frozen_are_linearizable() {
     const DURATION: Duration = Duration::from_secs(6);
     assert_good(&run(Plan::default(), DURATION, 1));
@@ -50,7 +50,7 @@ fn of_servers_and_clients_that_are_killed_and_frozen_are_linearizable() {
 /// One session of each worker has its operations in pipelines, one in batches, and one in tasks of
 /// an async client. Their connections break before, within and after chains: an operation that had
 /// no effect is run again.
-#[test]
+#[on(each)]
 fn of_many_operations_in_flight_whose_connections_break_are_linearizable() {
     const DURATION: Duration = Duration::from_secs(6);
     let plan = Plan { lanes: Some("lanes"), ..Plan::default() };
@@ -74,28 +74,28 @@ fn soak_of(mode: &'static str) {
     assert!(!total.broken.contains(&0), "{total}");
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_pipelines() {
     soak_of("pipelines");
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_batches() {
     soak_of("batches");
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_async_clients() {
     soak_of("async");
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak() {
-    if is_left_out() || left_out_over_rdma("servers behind a network are reached by TCP") {
+    if is_left_out() {
         return;
     }
     let has_networks = network_or_left_out().is_some();

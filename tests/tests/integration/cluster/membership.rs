@@ -14,8 +14,8 @@ use farside_layout::{SUPERBLOCK_BYTES, Superblock};
 use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of};
 use farside_tests::engine::connect_options;
 use farside_tests::{
-    ServerProcess, TEST_TIMEOUT, left_out_over_rdma, left_out_without_time_namespaces,
-    raise_descriptor_limit, wait_until,
+    ServerProcess, TEST_TIMEOUT, left_out_without_time_namespaces, raise_descriptor_limit,
+    wait_until,
 };
 use rustix::process::Signal;
 
@@ -34,7 +34,7 @@ fn ended(server: &mut ServerProcess) -> (Option<i32>, String) {
     (code, server.log())
 }
 
-#[test]
+#[on(any)]
 fn the_first_servers_take_the_shards_and_further_ones_wait() {
     let (cluster, servers) = TestCluster::with_servers(2);
     let spare = cluster.start("--label rack7");
@@ -81,7 +81,7 @@ fn the_first_servers_take_the_shards_and_further_ones_wait() {
     });
 }
 
-#[test]
+#[on(any)]
 fn a_server_without_a_cluster_knows_of_none() {
     let server = ServerProcess::start("--memory 16MiB --grace-ms 20");
     let view = Some(KnownView { shard: 0, number: 1 });
@@ -97,7 +97,7 @@ fn a_server_without_a_cluster_knows_of_none() {
 
 /// Servers on hosts whose clocks differ by hours. A server that starts again on another host finds
 /// times in its region that lie in its future.
-#[test]
+#[on(any)]
 fn clocks_of_hosts_may_differ_by_hours() {
     if left_out_without_time_namespaces() {
         return;
@@ -126,7 +126,7 @@ fn clocks_of_hosts_may_differ_by_hours() {
     servers[0].assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn a_server_continues_its_shard_at_another_address() {
     let cluster = TestCluster::create(2);
     let file = cluster.folder().join("region");
@@ -159,7 +159,7 @@ fn a_server_continues_its_shard_at_another_address() {
     assert!(cluster.shard(1).is_vacant());
 }
 
-#[test]
+#[on(any)]
 fn a_region_file_of_no_shard_is_refused_unless_it_is_empty() {
     let cluster = TestCluster::create(1);
     let owner = cluster.start("");
@@ -191,11 +191,9 @@ fn a_region_file_of_no_shard_is_refused_unless_it_is_empty() {
     }
 }
 
-#[test]
+// Not over RDMA: each connection registers much memory.
+#[on(any)]
 fn connections_for_the_map_are_bounded() {
-    if left_out_over_rdma("each connection registers much memory") {
-        return;
-    }
     raise_descriptor_limit();
     let cluster = TestCluster::create(1);
     let server = cluster.start("");
@@ -211,7 +209,7 @@ fn is_of_process(record: &ShardRecord) -> bool {
     record.copies.first().is_some_and(|served| matches!(served.memory, Memory::Process { .. }))
 }
 
-#[test]
+#[on(any)]
 fn a_spare_takes_a_shard_only_when_its_data_is_lost() {
     let cluster = TestCluster::create(1);
     let mut first = cluster.start("");

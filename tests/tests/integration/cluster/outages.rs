@@ -157,7 +157,7 @@ impl<'s, 'o> Load<'s, 'o> {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_pipeline_whose_caller_repeats_failures_goes_on_and_recovers() {
     let mut outages = Outages::new();
     let client = outages.client(short_timeout());
@@ -187,7 +187,7 @@ fn a_pipeline_whose_caller_repeats_failures_goes_on_and_recovers() {
 }
 
 /// Waits without end if the server does not come back, so that those lanes stay which may wait.
-#[test]
+#[on(each, rdma_in_soak)]
 fn at_most_a_quarter_of_the_lanes_waits_for_a_shard() {
     let mut outages = Outages::new();
     let client = outages.client(Duration::from_secs(3600));
@@ -257,7 +257,7 @@ fn fill_with_waiting(pipeline: &mut Pipeline<'_>, away: &[String]) {
     }
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn every_kind_of_call_fails_for_its_own_shard_only_and_recovers() {
     let mut outages = Outages::new();
     let client = outages.client(short_timeout());
@@ -295,7 +295,7 @@ fn every_kind_of_call_fails_for_its_own_shard_only_and_recovers() {
 }
 
 /// A batch waits for all its operations, so all of its lanes may wait for a shard.
-#[test]
+#[on(each, rdma_in_soak)]
 fn a_batch_waits_for_a_shard_that_comes_back() {
     let mut outages = Outages::new();
     let client = outages.client(TEST_TIMEOUT);
@@ -311,7 +311,7 @@ fn a_batch_waits_for_a_shard_that_comes_back() {
 }
 
 /// Tasks that repeat failures leave the driver of an async client to all others.
-#[test]
+#[on(each, rdma_in_soak)]
 fn an_async_client_whose_tasks_repeat_failures_goes_on_and_recovers() {
     let mut outages = Outages::new();
     let client = outages.client(short_timeout()).async_client().unwrap();

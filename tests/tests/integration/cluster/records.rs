@@ -12,7 +12,7 @@ use farside_tests::cluster::{MapConnection, TestCluster, attach, view_of, write_
 /// Longer than a server goes on without a read of the records.
 const SEVERAL_READS: Duration = Duration::from_millis(3500);
 
-#[test]
+#[on(any)]
 fn an_idle_cluster_writes_nothing() {
     let (cluster, _servers) = TestCluster::with_servers(2);
     let spare = cluster.start("");
@@ -32,7 +32,7 @@ fn an_idle_cluster_writes_nothing() {
     assert!(connection.receive().is_none(), "the map was not sent again");
 }
 
-#[test]
+#[on(any)]
 fn servers_go_on_without_the_records() {
     let (cluster, mut servers) = TestCluster::with_servers(1);
     let server = &mut servers[0];
@@ -53,7 +53,7 @@ fn servers_go_on_without_the_records() {
     assert!(cluster.shard(0).is_vacant());
 }
 
-#[test]
+#[on(any)]
 fn a_server_that_cannot_say_that_it_stops_stops_anyway() {
     let (cluster, mut servers) = TestCluster::with_servers(1);
     cluster.wait_for_owner(0, &servers[0]);
@@ -61,7 +61,7 @@ fn a_server_that_cannot_say_that_it_stops_stops_anyway() {
     assert_eq!(servers[0].terminate(), Some(0));
 }
 
-#[test]
+#[on(any)]
 fn a_server_waits_for_records_that_cannot_be_read() {
     let cluster = TestCluster::create(1);
     let records = cluster.records_folder().join("records.json");
@@ -80,7 +80,7 @@ fn a_server_waits_for_records_that_cannot_be_read() {
     assert!(!server.has_exited());
 }
 
-#[test]
+#[on(any)]
 fn a_server_without_usable_records_does_not_start_and_says_why() {
     let cluster = TestCluster::create(1);
     let ends_with = |expected: &str| {
@@ -105,12 +105,12 @@ fn a_server_without_usable_records_does_not_start_and_says_why() {
     ends_with("there is no cluster at file:///");
 }
 
-#[test]
+#[on(any)]
 fn a_server_goes_on_if_the_records_become_those_of_another_cluster() {
     let (cluster, mut servers) = TestCluster::with_servers(1);
     let server = &mut servers[0];
     let record = cluster.wait_for_owner(0, server);
-    write_cluster(&*cluster.store, 2, Id([3; 16]));
+    write_cluster(&*cluster.store, 2, Id([3; 16]), 1000);
     server.wait_for_log("are now those of the cluster ");
     attach(server, Some(view_of(0, &record))).unwrap();
     assert!(cluster.shard(0).is_vacant() && cluster.shard(1).is_vacant());
@@ -123,7 +123,7 @@ fn a_server_goes_on_if_the_records_become_those_of_another_cluster() {
     assert!(MapConnection::open(server).is_answered(1, TEST_TIMEOUT));
 }
 
-#[test]
+#[on(any)]
 fn records_from_an_old_backup_change_nothing() {
     let (cluster, mut servers) = TestCluster::with_servers(1);
     let server = &mut servers[0];
@@ -138,7 +138,7 @@ fn records_from_an_old_backup_change_nothing() {
     assert!(!server.has_exited());
 }
 
-#[test]
+#[on(any)]
 fn an_address_of_no_host_is_refused() {
     let cluster = TestCluster::create(1);
     let mut server = cluster.start("--listen tcp://0.0.0.0:17400");

@@ -57,7 +57,7 @@ fn restart(test_cluster: &TestCluster, server: &mut ServerProcess) {
     test_cluster.wait_for_owner(1, server);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn records_from_a_backup_are_noticed_and_repaired() {
     let (test_cluster, mut servers, mut session) = two_shards();
     let records = test_cluster.records_folder().join("records.json");
@@ -104,7 +104,7 @@ fn records_from_a_backup_are_noticed_and_repaired() {
     wait_for_all_keys(&mut session);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_record_with_an_absurd_number_is_damage_and_is_repaired() {
     let (test_cluster, mut servers, mut session) = two_shards();
     test_cluster.change(1, |record| record.number = u64::MAX);
@@ -120,7 +120,7 @@ fn a_record_with_an_absurd_number_is_damage_and_is_repaired() {
     wait_for_all_keys(&mut session);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn an_absurd_number_is_repaired_without_any_server() {
     let test_cluster = TestCluster::create(1);
     let file = test_cluster.folder().join("region");
@@ -137,7 +137,7 @@ fn an_absurd_number_is_repaired_without_any_server() {
 }
 
 /// Without a server that runs, only the operator knows which file is the newest.
-#[test]
+#[on(any, rdma_in_soak)]
 fn after_a_repair_any_file_continues_that_was_not_served_before_the_backup() {
     let test_cluster = TestCluster::create(1);
     let [file, stale] = ["region", "stale"].map(|name| test_cluster.folder().join(name));

@@ -165,7 +165,7 @@ fn shown((applied, number, found, left): &Effect) -> (bool, i64, Option<String>,
     (*applied, *number, text(found), text(left))
 }
 
-#[test]
+#[on(each, rdma_in_soak)]
 fn an_operation_that_is_run_again_at_any_chain_equals_one_run() {
     let hash_key = random_id().unwrap();
     let arguments = "--memory 128MiB --grace-ms 20";

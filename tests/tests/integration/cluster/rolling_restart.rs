@@ -178,12 +178,12 @@ fn rolling_restart(uri: Option<String>) {
     servers[0].1.assert_verifies();
 }
 
-#[test]
+#[on(any)]
 fn loses_no_value_and_shows_no_error_to_a_client_that_repeats() {
     rolling_restart(None);
 }
 
-#[test]
+#[on(any)]
 fn with_records_in_etcd_does_the_same() {
     if !is_left_out() {
         let etcd = Etcd::start(3, &[]);

@@ -76,7 +76,7 @@ fn keys_of(cluster: &TestCluster, shard: u16, numbers: std::ops::Range<u64>) -> 
     numbers.filter(|&number| shard_of(number) == usize::from(shard)).collect()
 }
 
-#[test]
+#[on(any)]
 fn a_snapshot_under_load_is_restored_into_another_number_of_shards() {
     let (cluster, servers) = TestCluster::with_servers(3);
     let mut session = connect(&servers);
@@ -164,7 +164,7 @@ fn stop_within_a_snapshot(mut snapshot: Command, parent: &Path) -> Child {
     panic!("each snapshot was complete before it could be stopped");
 }
 
-#[test]
+#[on(any)]
 fn a_signal_during_a_snapshot_leaves_nothing() {
     let (cluster, servers) = TestCluster::with_servers(3);
     fill_with_long_values(&mut connect(&servers));
@@ -180,7 +180,7 @@ fn a_signal_during_a_snapshot_leaves_nothing() {
 }
 
 /// The command is stopped while it writes, and the server of a shard that is not complete dies.
-#[test]
+#[on(any)]
 fn a_shard_that_dies_during_a_snapshot_leaves_nothing() {
     let (cluster, mut servers) = TestCluster::with_servers(3);
     fill_with_long_values(&mut connect(&servers));
@@ -199,7 +199,7 @@ fn a_shard_that_dies_during_a_snapshot_leaves_nothing() {
     assert_eq!(names(parent.path()), [""; 0]);
 }
 
-#[test]
+#[on(any)]
 fn a_damaged_snapshot_is_refused_before_a_key_is_stored() {
     let (cluster, servers) = TestCluster::with_servers(2);
     fill(&mut connect(&servers));
@@ -253,7 +253,7 @@ fn a_damaged_snapshot_is_refused_before_a_key_is_stored() {
     assert_eq!(count_keys(&mut session), KEYS as usize);
 }
 
-#[test]
+#[on(any)]
 fn only_another_snapshot_is_replaced_by_a_snapshot() {
     let (cluster, servers) = TestCluster::with_servers(2);
     let mut session = connect(&servers);
@@ -286,7 +286,7 @@ fn only_another_snapshot_is_replaced_by_a_snapshot() {
 }
 
 /// The keys of a shard's file are in one shard again, if the cluster is the same.
-#[test]
+#[on(any)]
 fn a_lost_shard_is_restored_from_its_file() {
     let (cluster, mut servers) = TestCluster::with_servers(2);
     let mut session = connect(&servers);
@@ -310,7 +310,7 @@ fn a_lost_shard_is_restored_from_its_file() {
     }
 }
 
-#[test]
+#[on(any)]
 fn expired_values_of_a_file_are_skipped_and_counted() {
     let (cluster, servers) = TestCluster::with_servers(2);
     let file = cluster.folder().join("all.snap");
@@ -366,7 +366,7 @@ impl Load {
 }
 
 /// While the server is down, more input is read than a pipe holds.
-#[test]
+#[on(any)]
 fn a_load_goes_on_when_a_server_restarts() {
     let cluster = TestCluster::create(3);
     let file = |number: usize| cluster.folder().join(format!("region{number}"));
@@ -387,7 +387,7 @@ fn a_load_goes_on_when_a_server_restarts() {
     }
 }
 
-#[test]
+#[on(any)]
 fn a_load_goes_on_when_the_only_server_restarts() {
     let mut server = ServerProcess::start_with_file("--memory 16MiB");
     let mut load = Load::start(std::slice::from_ref(&server), server.folder());
@@ -406,7 +406,7 @@ fn a_load_goes_on_when_the_only_server_restarts() {
     assert!((0..2500).all(|number| session.exists(key(number)).unwrap()));
 }
 
-#[test]
+#[on(any)]
 fn a_load_reports_the_keys_of_a_server_that_stays_down() {
     let (cluster, mut servers) = TestCluster::with_servers(3);
     let missing = keys_of(&cluster, shard_of(&cluster, &servers[1], 3), 0..KEYS);
@@ -431,7 +431,7 @@ fn a_load_reports_the_keys_of_a_server_that_stays_down() {
 }
 
 /// The keys that were stored before are gone, which no operation notices.
-#[test]
+#[on(any)]
 fn a_load_fails_if_a_spare_takes_a_shard_meanwhile() {
     let (cluster, mut servers) = TestCluster::with_servers(2);
     let shard = shard_of(&cluster, &servers[1], 2);

@@ -61,7 +61,7 @@ fn number_of(record: &ShardRecord) -> Id {
 const STALE: &str = "is an older copy of the region of shard 0";
 const COPY: &str = "is a copy of the region file of shard 0";
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_file_whose_copy_was_served_since_is_refused() {
     let (cluster, file, copy) = cluster_and_paths();
     serve_and_put(&cluster, &file, "old");
@@ -75,7 +75,7 @@ fn a_file_whose_copy_was_served_since_is_refused() {
     assert_eq!(value(&serve(&cluster, &copy)), b"new");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_copy_that_was_made_while_the_server_ran_is_refused() {
     let (cluster, file, copy) = cluster_and_paths();
     let mut server = serve(&cluster, &file);
@@ -89,7 +89,7 @@ fn a_copy_that_was_made_while_the_server_ran_is_refused() {
     assert_eq!(value(&serve(&cluster, &file)), b"new");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_moved_file_continues() {
     let (cluster, file, moved) = cluster_and_paths();
     let mut server = serve(&cluster, &file);
@@ -104,7 +104,7 @@ fn a_moved_file_continues() {
     assert_eq!(value(&serve(&cluster, &file)), b"value");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_server_that_was_killed_before_its_commit_does_not_lock_its_file_out() {
     let (cluster, file, _) = cluster_and_paths();
     let mut server = serve(&cluster, &file);
@@ -131,7 +131,7 @@ fn a_server_that_was_killed_before_its_commit_does_not_lock_its_file_out() {
     assert_eq!(numbers(&file)[0], Id([6; 16]));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn of_two_servers_with_copies_one_continues() {
     let (cluster, file, copy) = cluster_and_paths();
     serve_and_put(&cluster, &file, "value");
@@ -147,7 +147,7 @@ fn of_two_servers_with_copies_one_continues() {
     cluster.wait_for_owner(0, &servers[1 - loser]);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn without_a_cluster_a_region_has_no_numbers() {
     let mut server = ServerProcess::start_with_file("--memory 16MiB --grace-ms 20");
     server.session().put("key", "value").unwrap();

@@ -4,7 +4,6 @@ use farside::ConnectError::{self, Unreachable};
 use farside::Error;
 use farside::OperationError::{Indeterminate, Layout};
 use farside_layout::{BLOCK_HEADER_BYTES, INCARNATION_OFFSET, WINDOW_BYTES, block_bytes};
-use farside_tests::left_out_over_tcp;
 
 use super::*;
 
@@ -176,17 +175,17 @@ fn each_window_bit(attempt: impl Fn(&mut Trial<'_>, Bit)) {
     });
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_get_with_a_flipped_bit_in_the_window_returns_no_wrong_value() {
     each_window_bit(|trial, at| drop(trial.get_with_flipped_bit(at)));
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_change_with_a_flipped_bit_in_the_window_stores_no_wrong_value() {
     each_window_bit(|trial, at| trial.change(at));
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_flipped_bit_in_a_block_is_an_error_except_in_the_mark() {
     each_sample(|scene, sample, step| {
         let block = scene.word(scene.slot_of(&sample.key)).block().unwrap();
@@ -212,11 +211,9 @@ fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Operation(Layout(_)) | Error::Connect(ConnectError::Layout(_)))
 }
 
-#[test]
+// Not over TCP: connecting reads no superblock, only opening a session does.
+#[on(shm)]
 fn a_flipped_bit_in_the_superblock_refuses_new_sessions_and_disturbs_no_old_one() {
-    if left_out_over_tcp("connecting reads no superblock, only opening a session does") {
-        return;
-    }
     let (scene, samples) = crowded();
     let sample = &samples[0];
     let client = scene.server.client();
@@ -239,7 +236,7 @@ fn a_flipped_bit_in_the_superblock_refuses_new_sessions_and_disturbs_no_old_one(
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_flipped_bit_in_the_directory_is_noticed() {
     let (scene, samples) = crowded();
     let sample = &samples[0];
@@ -268,7 +265,7 @@ fn a_flipped_bit_in_the_directory_is_noticed() {
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_flipped_bit_in_the_lease_costs_a_connection_and_nothing_else() {
     let (scene, samples) = crowded();
     let Sample { key, value } = &samples[0];

@@ -42,7 +42,7 @@ fn geometry(server: &ServerProcess) -> Geometry {
 }
 
 /// Continuing such a split would overwrite the keys of other subtables.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn an_unfinished_split_that_leads_to_other_subtables_is_refused() {
     let server = region("--memory 8MiB --index 32KiB");
     let whole = std::fs::read(server.region_file()).unwrap();
@@ -66,7 +66,7 @@ fn an_unfinished_split_that_leads_to_other_subtables_is_refused() {
 }
 
 /// The next server either refuses the file in one line, or serves the region; it never panics.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn random_tables_are_refused_or_served() {
     let server = region("--memory 8MiB");
     let whole = std::fs::read(server.region_file()).unwrap();

@@ -152,7 +152,7 @@ fn check_survival(seeds: u64, flood: Flood) {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_survive_a_heap_of_random_bytes() {
     check_survival(3, |scene, random| {
         for chunk in 0..scene.geometry.chunks() {
@@ -167,7 +167,7 @@ fn sessions_survive_a_heap_of_random_bytes() {
     });
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_survive_an_index_of_random_bytes() {
     check_survival(3, |scene, random| {
         for subtable in scene.subtables() {
@@ -176,7 +176,7 @@ fn sessions_survive_an_index_of_random_bytes() {
     });
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_survive_heap_and_index_of_random_bytes() {
     check_survival(3, |scene, random| {
         let heap = scene.geometry.chunk_offset(0).unwrap();
@@ -184,22 +184,22 @@ fn sessions_survive_heap_and_index_of_random_bytes() {
     });
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_survive_slots_of_random_but_possible_words() {
     check_survival(1, Scene::scramble_slots);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_survive_slots_that_point_anywhere() {
     check_survival(3, Scene::scramble_pointers);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_survive_words_that_point_to_other_keys_blocks() {
     check_survival(3, Scene::scramble_keys);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn new_sessions_find_every_key_or_an_error_in_a_random_directory() {
     let scene = filled("64KiB");
     let client = scene.server.client();

@@ -99,7 +99,7 @@ fn assert_unharmed(scene: &Scene, what: &dyn Display) {
     (0..3).for_each(|n| assert!(session.delete(format!("new-{n}")).unwrap()));
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn sessions_free_no_blocks_that_a_forged_head_names() {
     let (scene, mut writer) = with_victims("--memory 128MiB --index 64KiB");
     for variant in 0..4 {
@@ -129,7 +129,7 @@ fn sessions_free_no_blocks_that_a_forged_head_names() {
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_server_frees_no_blocks_that_a_forged_head_of_an_expired_value_names() {
     let (scene, mut writer) = with_victims("--memory 128MiB --index 64KiB");
     writer.put_with_ttl(BAIT, value(2, 2, LONG_BYTES), Duration::from_millis(1)).unwrap();

@@ -16,7 +16,7 @@ fn value_bit(scene: &Scene) -> Bit {
 }
 
 /// A PUT or DELETE relies on the slot's hint, except when its READ took too long.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn storing_or_deleting_a_key_mends_its_damaged_block() {
     let scene = Scene::new("--memory 32MiB --index 8KiB --grace-ms 20");
     let mut session = scene.cold();
@@ -40,7 +40,7 @@ fn storing_or_deleting_a_key_mends_its_damaged_block() {
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_damaged_block_costs_a_scan_few_reads() {
     let scene = Scene::new("--memory 16MiB --index 8KiB");
     let mut session = scene.cold();
@@ -57,7 +57,7 @@ fn a_damaged_block_costs_a_scan_few_reads() {
 }
 
 /// The checksum covers the value as well, which a scan of keys does not read.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_scan_of_keys_proves_them_by_their_hints() {
     let scene = Scene::new("--memory 16MiB --index 8KiB");
     let mut session = scene.cold();
@@ -89,7 +89,7 @@ fn a_scan_of_keys_proves_them_by_their_hints() {
 /// word stores the key again. Its mark of four bytes goes to the word's target, which may be the
 /// middle of another key's block. But no block of another key is freed: reusing the freed blocks
 /// loses no more keys, and no key gets another key's value.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn blocks_that_damage_frees_never_carry_a_value_to_another_key() {
     let scene = Scene::new("--memory 16MiB --index 64KiB --grace-ms 40");
     let mut session = scene.cold();

@@ -35,7 +35,7 @@ fn start() -> (Scene, Client, Session) {
     (scene, client, session)
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     let (scene, client, mut session) = start();
     // Flips a bit of a key in its block.
@@ -66,7 +66,7 @@ fn a_damaged_entry_keeps_only_its_subtable_from_growing() {
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_damaged_forward_keeps_its_subtable_from_growing_and_harms_nothing_else() {
     let (scene, _client, mut session) = start();
     // As if a split took this row's keys to the superblock and to the middle of the heap.
@@ -99,7 +99,7 @@ fn a_damaged_forward_keeps_its_subtable_from_growing_and_harms_nothing_else() {
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn claims_without_an_insert_take_no_room() {
     let (scene, client, mut session) = start();
     let unused = scene.first_slots().filter(|slot| scene.word(*slot) == SlotWord::default());
@@ -115,7 +115,7 @@ fn claims_without_an_insert_take_no_room() {
     scene.server.assert_verifies();
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn unfinished_inserts_of_stopped_clients_do_not_fill_a_subtable() {
     let (scene, client, mut session) = start();
     let block = scene.a_live_word().block().unwrap();

@@ -80,7 +80,7 @@ fn lose_a_client(scene: &Scene) {
     });
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_server_goes_on_whatever_the_words_of_its_index_say() {
     let mut scene = Scene::new("--memory 32MiB --index 1MiB --grace-ms 20");
     let mut session = scene.cold();
@@ -107,7 +107,7 @@ fn a_server_goes_on_whatever_the_words_of_its_index_say() {
 }
 
 /// The hand of a cache, and the chunks that it drains, come by the damaged slots as well.
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_cache_evicts_keys_whatever_the_words_of_its_index_say() {
     let scene = Scene::new("--memory 16MiB --index 1MiB --grace-ms 20 --evict");
     let mut session = scene.cold();

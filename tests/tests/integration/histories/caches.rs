@@ -60,7 +60,7 @@ fn assert_good(figures: &Figures) {
 /// The duration of a round, in which the server walks through the index for expired values.
 const ROUND: Duration = Duration::from_secs(5);
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_full_cache_leaves_linearizable_histories_while_clients_are_killed() {
     let plan = Plan { is_cache: true, kills_workers: true, ..Plan::default() };
     let figures = runs(plan, ROUND, ROUND);
@@ -78,14 +78,14 @@ fn assert_good_with_long(figures: &Figures) {
     assert!(figures.clients_killed > CLIENTS_KILLED_MIN, "{figures}");
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_full_cache_of_long_values_leaves_linearizable_histories_while_clients_die() {
     let plan =
         Plan { is_cache: true, has_long: true, kills_workers: true, faulty: 2, ..Plan::default() };
     assert_good_with_long(&runs(plan, ROUND, ROUND));
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_a_cache_of_long_values() {
     let plan =
@@ -93,7 +93,7 @@ fn soak_of_a_cache_of_long_values() {
     assert_good_with_long(&runs(plan, ROUND, soak_time()));
 }
 
-#[test]
+#[on(each)]
 fn a_history_in_which_a_value_returns_or_outlives_its_expiry_is_refused() {
     let mut run = Run::start(Plan { is_cache: true, ..Plan::default() });
     run.continue_for(ROUND, &mut SmallRng::seed_from_u64(1));
@@ -141,7 +141,7 @@ fn a_history_in_which_a_value_returns_or_outlives_its_expiry_is_refused() {
     assert_eq!(expired.invoke, far);
 }
 
-#[test]
+#[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_a_cache() {
     let plan = Plan { is_cache: true, kills_workers: true, faulty: 1, ..Plan::default() };

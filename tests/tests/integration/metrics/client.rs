@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farside::{Client, Error, MetricsFormat, OperationError, Role, Session, Store};
 use farside_tests::command::CommandOutput;
-use farside_tests::{ServerProcess, left_out_without_shm, short_timeout};
+use farside_tests::{ServerProcess, short_timeout};
 
 use super::files::{documented_in, promtool};
 use super::scrape::Scrape;
@@ -92,7 +92,7 @@ fn expect_operations(scrape: &Scrape, expected: &[(&str, &str, u64)]) {
     }
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn each_kind_of_operation_counts_once_with_what_it_transfers() {
     let server = ServerProcess::start("--memory 256MiB");
     let client = measured(&server);
@@ -141,7 +141,7 @@ fn each_kind_of_operation_counts_once_with_what_it_transfers() {
     expect_traffic(&scrape(&client), &[&session]);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn changes_count_by_whether_they_were_applied() {
     let server = ServerProcess::start("--memory 32MiB");
     let client = measured(&server);
@@ -202,7 +202,7 @@ fn changes_count_by_whether_they_were_applied() {
     assert!(statistics.hits > 0 && statistics.misses > 0);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn pipelines_and_batches_count_like_calls_that_wait() {
     const ROUNDS: u64 = 20;
     let server = ServerProcess::start("--memory 32MiB");
@@ -261,7 +261,7 @@ fn pipelines_and_batches_count_like_calls_that_wait() {
     expect_traffic(&later, &[&session]);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn counts_outlive_their_sessions_and_a_lost_connection() {
     let mut server = ServerProcess::start("--memory 32MiB");
     let client = measured(&server);
@@ -301,7 +301,7 @@ fn counts_outlive_their_sessions_and_a_lost_connection() {
     assert_eq!(last.labelled("farside_client_operations_total", ("result", "error")), 0.0);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn an_operation_that_a_reader_may_not_do_and_one_without_a_server_are_errors() {
     let mut server = ServerProcess::start("--memory 16MiB");
     let builder = server.client_builder().metrics(true).connect_timeout(short_timeout());
@@ -322,7 +322,7 @@ fn an_operation_that_a_reader_may_not_do_and_one_without_a_server_are_errors() {
     assert_eq!(now.retries("conflict"), 0.0);
 }
 
-#[test]
+#[on(shm, tcp_in_soak)]
 fn a_client_without_the_option_has_no_metrics() {
     let server = ServerProcess::start("--memory 16MiB");
     let client = server.client();
@@ -332,11 +332,9 @@ fn a_client_without_the_option_has_no_metrics() {
     }
 }
 
-#[test]
+// On shared memory only: the text is the same.
+#[on(shm)]
 fn promtool_accepts_the_text_and_it_has_no_key() {
-    if left_out_without_shm("the text is the same") {
-        return;
-    }
     let server = ServerProcess::start("--memory 16MiB");
     let client = measured(&server);
     let mut session = client.session().unwrap();
@@ -352,11 +350,9 @@ fn promtool_accepts_the_text_and_it_has_no_key() {
     CommandOutput::with_stdin(&mut command, text.as_bytes()).expect(0, "");
 }
 
-#[test]
+// On shared memory only: the names are the same.
+#[on(shm)]
 fn the_documented_metrics_are_those_of_a_client() {
-    if left_out_without_shm("the names are the same") {
-        return;
-    }
     let server = ServerProcess::start("--memory 16MiB");
     let client = measured(&server);
     client.session().unwrap().put(key(1), "a").unwrap();

@@ -8,31 +8,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_tests::cluster::TestCluster;
 use farside_tests::command::CommandOutput;
-use farside_tests::{ServerProcess, fill, left_out, left_out_without_shm};
+use farside_tests::{ServerProcess, fill, left_out};
 use serde_json::Value;
 
 use super::scrape::{METRICS, OPEN_METRICS, Scrape, metrics};
 use crate::tidy::{read, root};
 
-/// A cache that has evicted keys, so that it has all metrics except those of a cluster. `None` if
-/// the test is left out.
-fn full_cache() -> Option<ServerProcess> {
-    if left_out_without_shm("the names are the same") {
-        return None;
-    }
+/// A cache that has evicted keys, so that it has all metrics except those of a cluster.
+fn full_cache() -> ServerProcess {
     let server = ServerProcess::start(&format!("--memory 16MiB --grace-ms 10 --evict {METRICS}"));
     fill(&mut server.session(), 0..30_000, |_| [1; 1000]);
-    Some(server)
+    server
 }
 
-/// The metrics of a cache, and of a server of a cluster. `None` if the test is left out.
-fn all_metrics() -> Option<Scrape> {
-    let mut all = Scrape::of(&full_cache()?);
+/// The metrics of a cache, and of a server of a cluster.
+fn all_metrics() -> Scrape {
+    let mut all = Scrape::of(&full_cache());
     let cluster = TestCluster::create(1);
     let server = cluster.start(METRICS);
     cluster.wait_for_servers();
     all.merge(Scrape::of(&server));
-    Some(all)
+    all
 }
 
 /// The rows of the first table of metrics behind this heading in docs/operations.md: name, type and
@@ -51,9 +47,9 @@ pub(super) fn documented_in(heading: &str) -> Vec<(String, String, BTreeSet<Stri
     rows.map(row).collect()
 }
 
-#[test]
+#[on(shm)]
 fn the_documented_metrics_are_those_of_a_server() {
-    let Some(all) = all_metrics() else { return };
+    let all = all_metrics();
     let documented = documented_in("\n## Metrics\n");
     assert!(documented.len() > 40, "{documented:?}");
     let exported: Vec<_> = all
@@ -140,9 +136,9 @@ fn selected(text: &str) -> Vec<Selected> {
 /// The labels that Prometheus adds.
 const OF_PROMETHEUS: [&str; 2] = ["job", "instance"];
 
-#[test]
+#[on(shm)]
 fn dashboard_and_alerts_name_only_metrics_that_exist() {
-    let Some(all) = all_metrics() else { return };
+    let all = all_metrics();
     let queries = dashboard_queries();
     assert!(queries.len() > 40, "{queries:?}");
     let alerts = read("config/prometheus/alerts.yml");
@@ -170,7 +166,7 @@ fn dashboard_and_alerts_name_only_metrics_that_exist() {
     assert!(unused.is_empty(), "the dashboard shows none of these: {unused:?}");
 }
 
-#[test]
+#[on(shm)]
 fn metrics_in_queries_are_found() {
     let query = r#"sum by (state) (farside_a{x="1", y!~"$z"}) / farside_b[5m] > process_c"#;
     let (x, y) = (("x", "=", "1"), ("y", "!~", "$z"));
@@ -196,10 +192,10 @@ pub(super) fn promtool(arguments: &[&str]) -> Option<Command> {
 }
 
 /// `promtool check metrics` also checks names against the conventions.
-#[test]
+#[on(shm)]
 fn promtool_accepts_the_text_of_prometheus() {
     let Some(mut command) = promtool(&["check", "metrics"]) else { return };
-    let Some(cache) = full_cache() else { return };
+    let cache = full_cache();
     let checked = CommandOutput::with_stdin(&mut command, metrics(&cache, "").as_bytes());
     checked.expect(0, "");
     // Canaries: it has no eye for what is wrong otherwise.
@@ -213,14 +209,14 @@ fn promtool_accepts_the_text_of_prometheus() {
 }
 
 /// promtool reads OpenMetrics only to make blocks of them, and then every sample needs a time.
-#[test]
+#[on(shm)]
 fn promtool_accepts_open_metrics() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("metrics");
     let (from, into) = (input.to_str().unwrap(), folder.path().join("blocks"));
     let arguments = ["tsdb", "create-blocks-from", "openmetrics", from, into.to_str().unwrap()];
     let Some(mut command) = promtool(&arguments) else { return };
-    let Some(cache) = full_cache() else { return };
+    let cache = full_cache();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let timed = |text: &str| -> String {
         let timed = |line: &str| match line.starts_with('#') {
@@ -245,7 +241,7 @@ fn promtool_accepts_open_metrics() {
     }
 }
 
-#[test]
+#[on(shm)]
 fn promtool_accepts_the_alerts_and_their_tests_pass() {
     const ALERTS: &str = "config/prometheus/alerts.yml";
     const TESTS: &str = "config/prometheus/alerts_test.yml";
@@ -260,7 +256,7 @@ fn promtool_accepts_the_alerts_and_their_tests_pass() {
 }
 
 /// Makes a rule of each query.
-#[test]
+#[on(shm)]
 fn promtool_accepts_the_queries_of_the_dashboard() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yml");

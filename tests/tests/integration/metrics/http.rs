@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use super::scrape::{METRICS, OPEN_METRICS, Scrape, address, ask, connect, metrics};
 use crate::server_cli;
 
-#[test]
+#[on(shm)]
 fn both_formats_have_the_same_samples() {
     let server = ServerProcess::start(&format!("--memory 16MiB {METRICS}"));
     let mut session = server.session();
@@ -30,7 +30,7 @@ fn both_formats_have_the_same_samples() {
     assert_eq!(names(&plain), names(&open));
 }
 
-#[test]
+#[on(shm)]
 fn only_get_of_metrics_is_answered() {
     let server = ServerProcess::start(&format!("--memory 16MiB {METRICS}"));
     for (request, status, text) in [
@@ -55,7 +55,7 @@ fn only_get_of_metrics_is_answered() {
 }
 
 /// A request that comes byte by byte, and several at once.
-#[test]
+#[on(shm)]
 fn a_request_may_come_in_parts() {
     let server = ServerProcess::start(&format!("--memory 16MiB {METRICS}"));
     let mut streams: Vec<_> = (0..8).map(|_| connect(&server)).collect();
@@ -76,7 +76,7 @@ const DESCRIPTORS_MAX: usize = 32 + 8;
 /// The memory that these connections may take.
 const BYTES_MAX: u64 = 4 << 20;
 
-#[test]
+#[on(shm)]
 fn silent_slow_and_garbage_connections_keep_no_one_out() {
     let server = ServerProcess::start(&format!("--memory 32MiB {METRICS}"));
     let mut session = server.session();
@@ -114,7 +114,7 @@ fn silent_slow_and_garbage_connections_keep_no_one_out() {
     wait_until("the descriptors are back", TEST_TIMEOUT, || server.descriptors().len() <= before);
 }
 
-#[test]
+#[on(shm)]
 fn a_server_stops_although_requests_are_pending() {
     let mut server = ServerProcess::start(&format!("--memory 16MiB {METRICS}"));
     let pending: Vec<_> = (0..10).map(|_| connect(&server)).collect();
@@ -130,7 +130,7 @@ fn refused(arguments: &str) -> CommandOutput {
     server_cli::server(&format!("--listen {address} --memory 16MiB {arguments}"))
 }
 
-#[test]
+#[on(shm)]
 fn an_address_that_cannot_be_used_is_reported_in_one_line() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let in_use = other.local_addr().unwrap();
@@ -151,7 +151,7 @@ fn an_address_that_cannot_be_used_is_reported_in_one_line() {
 }
 
 /// The flag overrides the file, and IPv6 works.
-#[test]
+#[on(shm)]
 fn the_config_file_has_the_address_too() {
     let config = "metrics = \"[::1]:0\"\n";
     if TcpListener::bind("[::1]:0").is_err() {

@@ -39,7 +39,7 @@ fn is_same_ttl(request: &str, expected: &str, reply: &str) -> bool {
         && matches!(two, (Some(a), Some(b)) if a > 0 && b > 0 && (a - b).abs() <= 1)
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn replies_are_those_of_redis() {
     let folder = tempfile::tempdir().unwrap();
     let server = ServerProcess::start("--memory 64MiB");
@@ -131,7 +131,7 @@ const STREAMS: &[&[u8]] = &[
     b"*0\r\n$4\r\nQUIT\r\n",
 ];
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn wrong_bytes_end_connections_as_in_redis() {
     let folder = tempfile::tempdir().unwrap();
     let server = ServerProcess::start("--memory 64MiB");

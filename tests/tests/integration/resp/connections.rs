@@ -12,7 +12,7 @@ use super::gateway::{RespServer, request};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn commands_of_a_connection_take_effect_in_order() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway(&server, &["--threads", "2"]);
@@ -52,7 +52,7 @@ fn commands_of_a_connection_take_effect_in_order() {
     assert_eq!(client.rest().escape_ascii().to_string(), expected.escape_ascii().to_string());
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn the_metrics_of_a_gateway_count_what_its_clients_do() {
     let server = ServerProcess::start("--memory 64MiB");
     let address = free_tcp_address();
@@ -78,7 +78,7 @@ fn the_metrics_of_a_gateway_count_what_its_clients_do() {
     assert_eq!(output.code, Some(5));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn long_values_and_refused_ones() {
     let server = ServerProcess::start("--memory 256MiB --value-bytes-max 67108864");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -104,7 +104,7 @@ fn long_values_and_refused_ones() {
     assert!(reply.starts_with(b"-ERR the key is 5000 bytes long"), "{}", reply.escape_ascii());
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn scans_return_every_key_once() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -121,7 +121,7 @@ fn scans_return_every_key_once() {
     assert_eq!(client.say("RANDOMKEY"), "$-1\r\n");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_slow_reader_stops_no_other_client() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -141,7 +141,7 @@ fn a_slow_reader_stops_no_other_client() {
     }
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn clients_get_errors_while_the_server_restarts() {
     let mut server = ServerProcess::start_with_file("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -160,7 +160,7 @@ fn clients_get_errors_while_the_server_restarts() {
     assert_eq!(client.say("GET a"), "$1\r\n3\r\n");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn it_ends_on_a_signal_and_explains_mistakes() {
     let folder = tempfile::tempdir().unwrap();
     let server = ServerProcess::start("--memory 64MiB");

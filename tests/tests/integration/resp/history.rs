@@ -77,7 +77,7 @@ fn answer(record: &mut Record, reply: &[u8]) {
     };
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn commands_on_one_key_are_linearizable() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateways = [1, 2].map(|_| RespServer::gateway(&server, &["--threads", "2"]));

@@ -17,7 +17,7 @@ fn figure(client: &mut RespClient, name: &str) -> u64 {
     number.split([',', '.']).next().unwrap().parse().unwrap()
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn info_has_the_figures_of_the_store() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -39,7 +39,7 @@ fn info_has_the_figures_of_the_store() {
     assert_eq!(client.say("CONFIG GET maxmemory-policy"), policy);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn info_tells_of_a_cache() {
     let server = ServerProcess::start("--memory 64MiB --evict");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -65,7 +65,7 @@ fn read_bytes(metrics: &str) -> u64 {
     line.unwrap_or_else(|| panic!("{response}")).parse().unwrap()
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn commands_on_all_keys_read_no_values() {
     let server = ServerProcess::start("--memory 128MiB");
     let address = free_tcp_address();
@@ -87,7 +87,7 @@ fn commands_on_all_keys_read_no_values() {
 }
 
 /// A command on all keys of a large store takes long.
-#[test]
+#[on(any, rdma_in_soak)]
 fn commands_on_all_keys_and_long_values_do_not_wait_for_each_other() {
     let server = ServerProcess::start("--memory 64MiB --value-bytes-max 4194304");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -105,7 +105,7 @@ fn commands_on_all_keys_and_long_values_do_not_wait_for_each_other() {
 }
 
 /// PTTL never tells more than was given.
-#[test]
+#[on(any, rdma_in_soak)]
 fn ttls_are_not_longer_than_they_were_given() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);

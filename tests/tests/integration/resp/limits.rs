@@ -21,7 +21,7 @@ fn with_long_key(gateway: &RespServer, value_bytes: usize) -> (RespClient, Vec<u
     (client, request(&["GET", &key]))
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_client_may_send_all_of_its_requests_before_it_reads() {
     const REQUESTS: usize = 30_000;
     let server = ServerProcess::start("--memory 64MiB");
@@ -34,7 +34,7 @@ fn a_client_may_send_all_of_its_requests_before_it_reads() {
     assert!(replies.starts_with(&expected) && replies.ends_with(b"+OK\r\n"));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_client_that_never_reads_loses_its_connection() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -66,7 +66,7 @@ fn probes(gateway: &RespServer) -> Vec<bool> {
     own.map(|fields| fields[5].starts_with("02:")).collect()
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn the_hosts_of_clients_are_probed() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -75,7 +75,7 @@ fn the_hosts_of_clients_are_probed() {
     wait_until("the system probes", Duration::from_secs(20), || probes(&gateway) == [true]);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn silent_strangers_lock_no_client_out() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway(&server, &["--clients-max", "20"]);
@@ -92,7 +92,7 @@ fn silent_strangers_lock_no_client_out() {
     drop(strangers);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn strangers_that_need_a_password_are_few_and_try_few() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("password");
@@ -118,7 +118,7 @@ fn strangers_that_need_a_password_are_few_and_try_few() {
     assert_eq!(client.say("PING"), "+PONG\r\n");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn an_idle_limit_closes_connections() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway(&server, &["--idle-timeout", "1"]);
@@ -127,7 +127,7 @@ fn an_idle_limit_closes_connections() {
     assert_eq!(client.rest(), b"");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn no_gateway_serves_other_hosts_without_being_told_to() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("password");

@@ -9,7 +9,7 @@ use farside_tests::{ServerProcess, left_out};
 use super::gateway::RespServer;
 use crate::tls::write_certificate;
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_password_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("password");
@@ -55,7 +55,7 @@ fn encrypted() -> (tempfile::TempDir, Vec<String>) {
     (folder, arguments)
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn tls_and_a_password_together() {
     let server = ServerProcess::start("--memory 64MiB");
     let (folder, mut arguments) = encrypted();
@@ -95,7 +95,7 @@ fn tls_and_a_password_together() {
     assert!(!String::from_utf8_lossy(&without.stdout).contains('2'));
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn clients_that_do_not_log_in_are_closed() {
     let server = ServerProcess::start("--memory 64MiB");
     let (_folder, arguments) = encrypted();

@@ -12,7 +12,7 @@ use super::gateway::RespServer;
 const REDIS_PY: &str = include_str!("redis_py.py");
 const IOREDIS: &str = include_str!("ioredis.js");
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn programs_of_redis_work() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway(&server, &["--threads", "2"]);
@@ -34,7 +34,7 @@ fn programs_of_redis_work() {
     }
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn the_crate_redis_works() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -88,7 +88,7 @@ fn run_library(interpreter: &PathBuf, flag: &str, probe: &str, program: &str, na
     println!("{}", output.text());
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn redis_py_works() {
     // client/python/needs.sh makes this environment for the tests of the Python client.
     let gateway = binary("kv-resp");
@@ -98,7 +98,7 @@ fn redis_py_works() {
     run_library(&python, "-c", "import redis.asyncio", REDIS_PY, "redis-py");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn ioredis_works() {
     // NODE_PATH names the folder that has it.
     run_library(&"node".into(), "-e", "require(\"ioredis\")", IOREDIS, "ioredis");

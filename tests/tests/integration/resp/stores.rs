@@ -56,7 +56,7 @@ fn exercise(client: &mut RespClient, long_bytes: usize) {
     assert_eq!(client.say("DBSIZE"), ":0\r\n");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_store_over_tcp() {
     let tcp = free_tcp_address();
     let server = ServerProcess::start(&format!("--memory 64MiB --listen {tcp}"));
@@ -67,7 +67,7 @@ fn a_store_over_tcp() {
     assert_eq!(gateway.connect().say("GET from-elsewhere"), "$1\r\n1\r\n");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_cluster_of_three_servers() {
     let (_cluster, servers) = TestCluster::with_servers(3);
     let addresses: Vec<_> = servers.iter().map(ServerProcess::address).collect();
@@ -76,7 +76,7 @@ fn a_cluster_of_three_servers() {
     exercise(&mut gateway.connect(), 512 << 10);
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn a_shard_that_goes_away_and_comes_back_is_logged_once_each() {
     let cluster = TestCluster::create(2);
     let start = |shard: u16| {
@@ -112,7 +112,7 @@ fn a_shard_that_goes_away_and_comes_back_is_logged_once_each() {
 
 /// Several clients count with GET and SET IFEQ alone. A store on a value that has changed meanwhile
 /// would lose an increment.
-#[test]
+#[on(any, rdma_in_soak)]
 fn ifeq_stores_only_over_the_value_that_was_seen() {
     const CLIENTS: usize = 4;
     const INCREMENTS: usize = 100;
@@ -154,7 +154,7 @@ fn ifeq_stores_only_over_the_value_that_was_seen() {
 
 /// Clients of one gateway, and of two, increment the same key at the same time. None of them gives
 /// up.
-#[test]
+#[on(any, rdma_in_soak)]
 fn many_clients_change_one_key() {
     const CLIENTS: usize = 20;
     const INCREMENTS: usize = 100;

@@ -4,7 +4,7 @@ use farside_tests::ServerProcess;
 
 use super::gateway::{RespServer, request};
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn nothing_between_multi_and_exec_is_executed() {
     let server = ServerProcess::start("--memory 64MiB");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -36,7 +36,7 @@ fn nothing_between_multi_and_exec_is_executed() {
     assert_eq!(client.say("QUIT"), "+OK\r\n");
 }
 
-#[test]
+#[on(any, rdma_in_soak)]
 fn commands_on_several_keys_change_none_if_one_is_too_long() {
     let server = ServerProcess::start("--memory 64MiB --value-bytes-max 4194304");
     let gateway = RespServer::gateway::<&str>(&server, &[]);
@@ -59,7 +59,7 @@ fn commands_on_several_keys_change_none_if_one_is_too_long() {
 
 /// The store has room for some of the keys only. So it is with short values, and with long ones,
 /// which a helper stores.
-#[test]
+#[on(any, rdma_in_soak)]
 fn an_error_says_how_many_keys_were_stored_all_the_same() {
     for value_bytes in [500_000, 1 << 20] {
         let server = ServerProcess::start("--memory 64MiB --value-bytes-max 2097152");

@@ -7,17 +7,15 @@ use std::time::Duration;
 
 use farside::Client;
 use farside_fabric::shm::{HugePages, Listener, RegionMemory};
-use farside_tests::{as_other_user, left_out_without_root, left_out_without_shm, new_address};
+use farside_tests::{as_other_user, left_out_without_root, new_address};
 
 use super::*;
 
 /// Over a socket the region's descriptor comes with the welcome, and may be any file.
-#[test]
+// On shared memory only: it is about the socket.
+#[on(shm)]
 fn a_socket_that_answers_with_garbage_is_no_server() {
     let folder = tempfile::tempdir().unwrap();
-    if left_out_without_shm("it is about the socket") {
-        return;
-    }
     let address = new_address(folder.path());
     let socket = Listener::bind(&folder.path().join("kv.sock")).unwrap();
     let memory = RegionMemory::anonymous(REGION_BYTES, HugePages::Never).unwrap();
@@ -57,10 +55,9 @@ fn a_socket_that_answers_with_garbage_is_no_server() {
 }
 
 /// Without a secret, only the owner of the socket tells a client which server is the right one.
-#[test]
+#[on(shm)]
 fn a_socket_of_another_user_gets_no_hello() {
-    if left_out_without_shm("it is about the socket") || left_out_without_root("it takes two users")
-    {
+    if left_out_without_root("it takes two users") {
         return;
     }
     // All users may create files in this folder, as in /tmp.

@@ -138,7 +138,7 @@ fn expect_no_session(options: &ConnectOptions) -> String {
 }
 
 /// The garbage comes in place of the challenge, of the welcome, or of the answer to a session.
-#[test]
+#[on(rdma_in_soak)]
 fn a_garbled_answer_gives_no_session() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
@@ -166,7 +166,7 @@ fn a_garbled_answer_gives_no_session() {
     assert!(lines.iter().any(|line| line.contains("does not speak Farside's protocol")));
 }
 
-#[test]
+#[on(rdma_in_soak)]
 fn a_garbled_refusal_still_refuses() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
@@ -184,7 +184,7 @@ fn a_garbled_refusal_still_refuses() {
     assert!(line.contains("the server has 7 clients, which is its maximum"), "{line}");
 }
 
-#[test]
+#[on(rdma_in_soak)]
 fn a_server_of_another_version_is_reported_with_both_versions() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
@@ -210,7 +210,7 @@ fn a_server_of_another_version_is_reported_with_both_versions() {
 }
 
 /// The client has a secret, which the imposter does not know. It gets neither a proof nor a verb.
-#[test]
+#[on(rdma_in_soak)]
 fn an_imposter_gets_no_proof() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);
@@ -224,7 +224,7 @@ fn an_imposter_gets_no_proof() {
 /// The client's control thread treats garbage as the end of the connection, and the call connects
 /// again. Each round has its own client: after garbage that is a valid answer, a connection gets no
 /// more answers.
-#[test]
+#[on(rdma_in_soak)]
 fn garbage_on_the_control_channel_ends_the_connection() {
     let Some(device) = device_or_left_out() else { return };
     let mut imposter = Imposter::new(&device);

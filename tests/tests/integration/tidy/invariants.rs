@@ -229,7 +229,7 @@ fn table() -> (String, Vec<String>) {
 }
 
 /// With `FARSIDE_UPDATE_DOCS=1` this writes the table into the page instead of comparing it.
-#[test]
+#[on(shm)]
 fn every_invariant_is_traced_to_code_and_tests() {
     let (table, lacks) = table();
     println!("{table}");
@@ -246,7 +246,7 @@ fn every_invariant_is_traced_to_code_and_tests() {
 }
 
 /// The table of docs/simulator.md names a test by its mutant, which `_is_caught` follows.
-#[test]
+#[on(shm)]
 fn the_mutants_of_the_simulators_page_have_tests() {
     let page = read("docs/simulator.md");
     let (_, table) = page.split_once("## Mutants").expect("the heading is there");
@@ -270,7 +270,7 @@ fn the_mutants_of_the_simulators_page_have_tests() {
     report("the mutants of docs/simulator.md have tests", &missing);
 }
 
-#[test]
+#[on(shm)]
 fn citations_and_items_are_found() {
     let rust = "let I9 = 1; // (invariants I2, I10\n    /// and I4) in the I5 to I7, I12x\n";
     assert_eq!(cited(rust).into_iter().collect::<Vec<_>>(), [2, 4, 5, 6, 7, 10]);

@@ -28,7 +28,7 @@ fn anchors(content: &str) -> BTreeSet<String> {
     found
 }
 
-#[test]
+#[on(shm)]
 fn links_of_all_pages_lead_to_files_and_headings() {
     let files = files();
     let pages: BTreeMap<String, String> = with_extension(".md").collect();
@@ -69,7 +69,7 @@ fn unlinked(index: &str, folder: &str, pages: Option<&str>) -> Vec<String> {
 }
 
 /// `make site` makes the book's table of contents of these pages, in their order.
-#[test]
+#[on(shm)]
 fn the_indexes_lead_to_every_page() {
     let mut broken = unlinked("docs/README.md", "docs/", None);
     broken.extend(unlinked("docs/decisions/README.md", "docs/decisions/", None));
@@ -118,7 +118,7 @@ fn fixed_parts(heading: &str) -> Vec<&str> {
     parts.filter(|part| part.len() >= 5).collect()
 }
 
-#[test]
+#[on(shm)]
 fn headings_of_the_faq_are_messages_of_the_programs() {
     let is_test = |path: &str| path.starts_with("tests/") || path.ends_with("tests.rs");
     let sources = with_extension(".rs").filter(|(path, _)| !is_test(path));
@@ -149,7 +149,7 @@ fn constant(path: &str, name: &str) -> u32 {
     value.split(';').next().unwrap().parse().expect("it is a number")
 }
 
-#[test]
+#[on(shm)]
 fn the_page_on_upgrades_has_the_present_versions() {
     let page = read("docs/upgrading.md");
     let mut broken = Vec::new();
@@ -177,7 +177,7 @@ fn numbers(text: &str) -> Vec<&str> {
 }
 
 /// Compares tables whose last column is `source` with the pages to which this column links.
-#[test]
+#[on(shm)]
 fn figures_of_the_comparison_are_in_their_sources() {
     let path = "docs/comparison.md";
     let (mut count, mut broken) = (0, Vec::new());
@@ -200,7 +200,7 @@ fn figures_of_the_comparison_are_in_their_sources() {
     report("figures are those of their sources", &broken);
 }
 
-#[test]
+#[on(shm)]
 fn the_helpers_find_what_rots() {
     let page = "# A `b`, c (I1, I2)\n```\n# code\n```\n## Two\ntext\n## Two\n";
     assert_eq!(headings(page), ["A `b`, c (I1, I2)", "Two", "Two"]);
@@ -222,7 +222,7 @@ fn log_ids(text: &str) -> impl Iterator<Item = &str> {
 
 /// Operators search for the ids, and alert on them. So each warning of a server has one, and the
 /// page says what it means.
-#[test]
+#[on(shm)]
 fn warnings_have_ids_that_the_page_on_operations_explains() {
     let is_logged = |path: &str| {
         [
