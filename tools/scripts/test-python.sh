@@ -34,7 +34,9 @@ done
 venv=$root/target/python-venv
 wheels=$target/python-wheels
 rm -rf "$wheels"
-PATH=$venv/bin:$PATH maturin build --quiet --locked --profile dev --compatibility linux \
+# With the PATH of other builds, because pyo3 is compiled again when it changes.
+CARGO=$root/tools/scripts/cargo-of-maturin.sh "$venv/bin/maturin" build --quiet --locked \
+    --profile dev --compatibility linux --interpreter "$venv/bin/python" \
     --manifest-path client/python/Cargo.toml --out "$wheels" ${rdma:+--features verbs}
 wheel=$(echo "$wheels"/farside-*.whl)
 case $wheel in
@@ -55,10 +57,11 @@ if [ -n "$rdma" ]; then
         "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
 fi
 
-# A venv without anything: the wheel needs no other package, and no library of RDMA.
+# A venv without anything, not even pip: the wheel needs no other package, and no library of RDMA.
 clean=$root/target/python-clean
-python3 -m venv --clear "$clean"
-"$clean/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel"
+python3 -m venv --clear --without-pip "$clean"
+"$venv/bin/python" -m pip --python "$clean/bin/python" install -q --disable-pip-version-check \
+    --no-index "$wheel"
 module=$(echo "$clean"/lib/python*/site-packages/farside/_farside.abi3.so)
 libraries=$(ldd "$module")
 if echo "$libraries" | grep -e ibverbs -e rdmacm -e 'not found'; then
