@@ -44,7 +44,7 @@ test-python: ## Builds the Python wheel, installs it in a clean venv, and runs i
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && cargo build --locked -p farside-c && cargo build --locked \
 	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client && \
-	    tools/scripts/test-python.sh $(PYTHON_TEST)
+	    tools/scripts/test-python.sh --all-fabrics $(PYTHON_TEST)
 
 wheel: ## Builds the Python wheel for manylinux_2_28, and checks it: target/wheels
 	@tools/scripts/needs.sh
@@ -84,6 +84,7 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
 	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
 	    tests/over-tcp --all && tests/vm/suite && tests/vm/two-hosts
+	$(MAKE) test-python
 	$(MAKE) test-python PYTHON_TEST=--rdma
 
 SECONDS ?= 60

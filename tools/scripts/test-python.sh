@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it in a venv that has nothing else, and runs the tests of the Python
-# client against kv-server over shared memory and TCP, and against a cluster of three servers.
+# client against kv-server over shared memory and TCP, and against a cluster of three servers. A
+# test that does the same on each of them runs on one of them, and with --all-fabrics on all.
 #
-#   tools/scripts/test-python.sh [PYTEST-OPTION...]
-#   tools/scripts/test-python.sh --rdma [PYTEST-OPTION...]
+#   tools/scripts/test-python.sh [--all-fabrics] [PYTEST-OPTION...]
+#   tools/scripts/test-python.sh --rdma [--all-fabrics] [PYTEST-OPTION...]
 #
 # With --rdma the wheel has RDMA, and the tests run over it, in a guest with soft-RoCE. These tests
 # compare all clients: Python, Rust, C, redis' and kv-cli. The environment of a build with verbs is
@@ -14,8 +15,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$PWD
-rdma=
-[ "${1:-}" != --rdma ] || { rdma=yes; shift; }
+rdma='' fabrics=()
+while :; do
+    case ${1:-} in
+    --rdma) rdma=yes ;;
+    --all-fabrics) fabrics=(--all-fabrics) ;;
+    *) break ;;
+    esac
+    shift
+done
 fail() { echo "test-python: $*" >&2; exit 1; }
 
 client/python/needs.sh || {
@@ -54,7 +62,7 @@ if [ -n "$rdma" ]; then
     [ $# -gt 0 ] || set -- test_client.py test_clients.py test_aio.py
     cd client/python/tests
     FARSIDE_TEST_DEVICE=10.9.0.1 exec "$root/tests/vm/in-guest" env "KV_SERVER=$KV_SERVER" \
-        "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+        "$venv/bin/python" -m pytest -q -p no:cacheprovider "${fabrics[@]}" "$@"
 fi
 
 # A venv without anything, not even pip: the wheel needs no other package, and no library of RDMA.
@@ -73,4 +81,4 @@ install
 # From another folder, so that the package is the installed one.
 cd client/python/tests
 "$venv/bin/python" -m mypy --strict --no-error-summary --cache-dir "$root/target/mypy" typed.py
-"$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+"$venv/bin/python" -m pytest -q -p no:cacheprovider "${fabrics[@]}" "$@"

@@ -141,6 +141,7 @@ def test_a_closed_client(server):
     asyncio.run(main())
 
 
+@pytest.mark.one_fabric
 def test_another_loop_is_refused_before_anything_is_sent(client, server):
     tasks = aio.Client(server)
 

@@ -32,12 +32,14 @@ def test_values_of_all_lengths(client, bytes):
     assert client.get_range("key", bytes // 2, bytes) == value[bytes // 2 :]
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize("key", [1, None, bytearray(b"key"), ["key"]])
 def test_other_keys_are_refused(client, key):
     with pytest.raises(TypeError, match="a key is a str or bytes, not"):
         client.get(key)
 
 
+@pytest.mark.one_fabric
 def test_one_key_is_no_list(client):
     for call in (client.get_many, client.delete_many):
         with pytest.raises(TypeError, match="a list of keys"):
@@ -163,6 +165,7 @@ def test_a_client_closes(server):
         client.get("key")
 
 
+@pytest.mark.one_fabric
 def test_a_client_has_limits_and_no_pickle(client):
     assert client.limits()["key_bytes_max"] >= 255
     with pytest.raises(TypeError, match="in each process"):

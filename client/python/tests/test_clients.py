@@ -692,6 +692,7 @@ def clients(server, folder):
         yield made
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize("reader", CLIENTS, ids=lambda kind: kind.NAME)
 @pytest.mark.parametrize("writer", CLIENTS, ids=lambda kind: kind.NAME)
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)

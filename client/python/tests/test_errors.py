@@ -19,6 +19,7 @@ def test_every_exception_is_an_error():
     assert issubclass(farside.KeyLengthError, ValueError)
 
 
+@pytest.mark.one_fabric
 def test_errors_of_operations(client):
     longest = client.limits()
     with pytest.raises(farside.KeyLengthError, match="the key is empty"):

@@ -84,6 +84,7 @@ def test_values_of_other_lengths_are_not_found(connector):
     assert (ok, found) == (False, [False, True, False]) and "7000 bytes long" in error
 
 
+@pytest.mark.one_fabric
 def test_errors_and_empty_batches(connector):
     [(ok, error, found)] = wait(connector, connector.submit_batch_exists(["key", ""]))
     assert (ok, found) == (False, [False, False]) and "the key is empty" in error
@@ -97,6 +98,7 @@ def test_errors_and_empty_batches(connector):
         connector.submit_batch_get(["key"], [b"12"])
 
 
+@pytest.mark.one_fabric
 def test_values_expire(server, client):
     connector = lmcache.Connector(server=server, ttl=3600)
     wait(connector, connector.submit_batch_set(["key"], [memory(5000)]))
@@ -115,12 +117,14 @@ def test_a_connector_can_close_with_work_left(server):
     assert connector.drain_completions() == []
 
 
+@pytest.mark.one_fabric
 def test_buffers_that_overlap_are_refused(connector):
     whole = memory(100)
     with pytest.raises(ValueError, match="share memory"):
         connector.submit_batch_get(["one", "two"], [whole[:60], whole[50:]])
 
 
+@pytest.mark.one_fabric
 def test_settings(server):
     with pytest.raises(ValueError, match="num_workers = 0"):
         lmcache.Connector(server=server, num_workers=0)
