@@ -44,7 +44,7 @@ test-python: ## Builds the Python wheel, installs it in a clean venv, and runs i
 	@tests/vm/needs.sh --build
 	. tools/scripts/verbs-env.sh && cargo build --locked -p farside-c && cargo build --locked \
 	    --bin kv-server --bin kv-cli --bin kv-resp --bin rust-client && \
-	    tools/scripts/test-python.sh $(PYTHON_TEST)
+	    tools/scripts/test-python.sh --all-fabrics $(PYTHON_TEST)
 
 wheel: ## Builds the Python wheel for manylinux_2_28, and checks it: target/wheels
 	@tools/scripts/needs.sh
@@ -89,6 +89,7 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	    --ignored _in_soak && \
 	    tools/scripts/msrv.sh
 	$(MAKE) test-rdma
+	$(MAKE) test-python
 	$(MAKE) test-python PYTHON_TEST=--rdma
 
 SECONDS ?= 60

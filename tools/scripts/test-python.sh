@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it in a venv that has nothing else, and runs the tests of the Python
-# client against kv-server over shared memory and TCP, and against a cluster of three servers.
+# client against kv-server over shared memory and TCP, and against a cluster of three servers. A
+# test that does the same on each of them runs on one of them, and with --all-fabrics on all.
 #
-#   tools/scripts/test-python.sh [PYTEST-OPTION...]
-#   tools/scripts/test-python.sh --rdma [PYTEST-OPTION...]
+#   tools/scripts/test-python.sh [--all-fabrics] [PYTEST-OPTION...]
+#   tools/scripts/test-python.sh --rdma [--all-fabrics] [PYTEST-OPTION...]
 #
 # With --rdma the wheel has RDMA, and the tests run over it, in a guest with soft-RoCE. These tests
 # compare all clients: Python, Rust, C, redis' and kv-cli. The environment of a build with verbs is
@@ -14,8 +15,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$PWD
-rdma=
-[ "${1:-}" != --rdma ] || { rdma=yes; shift; }
+rdma='' fabrics=()
+while :; do
+    case ${1:-} in
+    --rdma) rdma=yes ;;
+    --all-fabrics) fabrics=(--all-fabrics) ;;
+    *) break ;;
+    esac
+    shift
+done
 fail() { echo "test-python: $*" >&2; exit 1; }
 
 client/python/needs.sh || {
@@ -34,7 +42,9 @@ done
 venv=$root/target/python-venv
 wheels=$target/python-wheels
 rm -rf "$wheels"
-PATH=$venv/bin:$PATH maturin build --quiet --locked --profile dev --compatibility linux \
+# With the PATH of other builds, because pyo3 is compiled again when it changes.
+CARGO=$root/tools/scripts/cargo-of-maturin.sh "$venv/bin/maturin" build --quiet --locked \
+    --profile dev --compatibility linux --interpreter "$venv/bin/python" \
     --manifest-path client/python/Cargo.toml --out "$wheels" ${rdma:+--features verbs}
 wheel=$(echo "$wheels"/farside-*.whl)
 case $wheel in
@@ -52,13 +62,14 @@ if [ -n "$rdma" ]; then
     [ $# -gt 0 ] || set -- test_client.py test_clients.py test_aio.py
     cd client/python/tests
     FARSIDE_TEST_DEVICE=10.9.0.1 exec "$root/tests/vm/in-guest" env "KV_SERVER=$KV_SERVER" \
-        "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+        "$venv/bin/python" -m pytest -q -p no:cacheprovider "${fabrics[@]}" "$@"
 fi
 
-# A venv without anything: the wheel needs no other package, and no library of RDMA.
+# A venv without anything, not even pip: the wheel needs no other package, and no library of RDMA.
 clean=$root/target/python-clean
-python3 -m venv --clear "$clean"
-"$clean/bin/python" -m pip install -q --disable-pip-version-check --no-index "$wheel"
+python3 -m venv --clear --without-pip "$clean"
+"$venv/bin/python" -m pip --python "$clean/bin/python" install -q --disable-pip-version-check \
+    --no-index "$wheel"
 module=$(echo "$clean"/lib/python*/site-packages/farside/_farside.abi3.so)
 libraries=$(ldd "$module")
 if echo "$libraries" | grep -e ibverbs -e rdmacm -e 'not found'; then
@@ -70,4 +81,4 @@ install
 # From another folder, so that the package is the installed one.
 cd client/python/tests
 "$venv/bin/python" -m mypy --strict --no-error-summary --cache-dir "$root/target/mypy" typed.py
-"$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+"$venv/bin/python" -m pytest -q -p no:cacheprovider "${fabrics[@]}" "$@"

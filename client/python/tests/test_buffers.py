@@ -32,6 +32,7 @@ def test_buffers_are_read_and_written(client, kind, bytes):
     assert client.get_into("absent", target) is None
 
 
+@pytest.mark.one_fabric
 def test_arrays_of_all_types(client):
     rows = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
     client.put("rows", rows)
@@ -46,6 +47,7 @@ class Pair(ctypes.Structure):
     _fields_ = [("first", ctypes.c_int), ("second", ctypes.c_double)]
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize(
     "make",
     [
@@ -74,6 +76,7 @@ class Owner(ctypes.Structure):
     _fields_ = [("number", ctypes.c_int), ("owned", ctypes.py_object)]
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize(
     "buffer",
     [
@@ -102,6 +105,7 @@ def test_pointers_are_refused(client, buffer):
     assert bytes(buffer) == before and client.get("key") == bytes(8)
 
 
+@pytest.mark.one_fabric
 def test_items_without_a_format(client):
     days = numpy.array(["2026-01-01"], dtype="datetime64[D]")
     for call in (lambda: client.put("key", days), lambda: client.get_into("key", days)):
@@ -123,6 +127,7 @@ def test_several_buffers(client):
         client.get_many_into(["key:1"], [])
 
 
+@pytest.mark.one_fabric
 def test_buffers_that_do_not_fit(client):
     client.put("key", b"12345")
     with pytest.raises(farside.BufferTooShortError, match="5 bytes long, and the memory for it 4"):
@@ -136,6 +141,7 @@ def test_buffers_that_do_not_fit(client):
     assert client.get_into("key", bytearray(9)) == 5
 
 
+@pytest.mark.one_fabric
 def test_a_buffer_is_exported_during_the_call_only(client):
     buffer = bytearray(100)
     client.put("key", buffer)
@@ -170,6 +176,7 @@ class Tensor:
         return self.memory
 
 
+@pytest.mark.one_fabric
 def test_tensors(client, monkeypatch):
     torch = types.SimpleNamespace(uint8="torch.uint8", Tensor=Tensor)
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -180,6 +187,7 @@ def test_tensors(client, monkeypatch):
     assert (target == memory).all()
 
 
+@pytest.mark.one_fabric
 def test_tensors_of_torch(client):
     torch = pytest.importorskip("torch", reason="torch is not installed: a stand-in is tested")
     stored = torch.arange(100, dtype=torch.float32).to(torch.bfloat16).view(10, 10)
@@ -189,6 +197,7 @@ def test_tensors_of_torch(client):
     assert torch.equal(found, stored)
 
 
+@pytest.mark.one_fabric
 def test_buffers_that_overlap_are_refused(client):
     client.put_many({"one": "1", "two": "2"})
     memory = bytearray(100)
@@ -198,6 +207,7 @@ def test_buffers_that_overlap_are_refused(client):
     assert client.get_many_into(["one", "two"], [parts[:50], parts[50:]]) == [1, 1]
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize("owner", [type("Other", (), {"numpy": None})(), 5])
 def test_other_objects_are_refused(client, owner):
     with pytest.raises(TypeError, match="bytes-like"):

@@ -56,7 +56,7 @@ class Rust:
 
     def close(self):
         self.process.stdin.close()
-        self.process.wait(20)
+        self.process.wait(conftest.LIMIT)
         self.process.stdout.close()
 
     def ask(self, operation, *words):
@@ -398,7 +398,7 @@ class Resp:
         self.file.close()
         self.socket.close()
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(conftest.LIMIT)
 
     def call(self, *words):
         words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
@@ -507,7 +507,7 @@ class Cli:
         hexes = [word.hex() if isinstance(word, bytes) else str(word) for word in words]
         how = ["--server", self.server, "--key-encoding", "hex", "--value-encoding", "hex"]
         full = [TARGET / "kv-cli", command, *how, *hexes]
-        done = subprocess.run(full, capture_output=True, check=False, timeout=60)
+        done = subprocess.run(full, capture_output=True, check=False, timeout=conftest.LIMIT)
         assert done.returncode in (0, 1), done
         return done.stdout.strip().decode() if done.returncode == 0 else None
 
@@ -531,7 +531,7 @@ class Cli:
         hexes = [key.hex() for key in keys]
         how = ["--server", self.server, "--key-encoding", "hex", "--value-encoding", "hex"]
         full = [TARGET / "kv-cli", "mget", *how, *hexes]
-        done = subprocess.run(full, capture_output=True, check=False, timeout=60)
+        done = subprocess.run(full, capture_output=True, check=False, timeout=conftest.LIMIT)
         assert done.returncode in (0, 1), done
         found = self.entries(done.stdout.decode())
         return [found.get(key) for key in keys]
@@ -692,6 +692,7 @@ def clients(server, folder):
         yield made
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize("reader", CLIENTS, ids=lambda kind: kind.NAME)
 @pytest.mark.parametrize("writer", CLIENTS, ids=lambda kind: kind.NAME)
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)

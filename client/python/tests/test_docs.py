@@ -39,6 +39,7 @@ def of_asyncio():
     yield from documented_in(farside.aio.Client)
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize("name, documented", list(documented()))
 def test_examples(client, server, name, documented):
     assert documented.__doc__, f"{name} has no docstring"
@@ -49,6 +50,7 @@ def test_examples(client, server, name, documented):
     assert not failed, "".join(lines)
 
 
+@pytest.mark.one_fabric
 @pytest.mark.parametrize("name, documented", list(of_asyncio()))
 def test_examples_of_asyncio(client, server, name, documented):
     """They are run as `python -m asyncio` does it."""

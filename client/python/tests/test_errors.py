@@ -7,7 +7,7 @@ import textwrap
 
 import farside
 import pytest
-from conftest import free_port, start_server, stop
+from conftest import LIMIT, free_port, start_server, stop
 
 
 def test_every_exception_is_an_error():
@@ -19,6 +19,7 @@ def test_every_exception_is_an_error():
     assert issubclass(farside.KeyLengthError, ValueError)
 
 
+@pytest.mark.one_fabric
 def test_errors_of_operations(client):
     longest = client.limits()
     with pytest.raises(farside.KeyLengthError, match="the key is empty"):
@@ -163,7 +164,7 @@ def test_a_child_ends_in_peace(server):
             print("parent")
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stdout.split()) == (0, ["child", "parent"]), done.stderr
 
 
@@ -189,7 +190,7 @@ def test_a_subinterpreter_ends_with_the_process(server):
         print("ends", flush=True)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stdout.split()) == (0, ["ends"]), done.stderr
 
 
@@ -212,5 +213,5 @@ def test_multiprocessing_works_with_a_client_in_each_process(server, tmp_path):
     # A file, because a process that is spawned imports it.
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(program))
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr

@@ -14,10 +14,10 @@ import sys
 import textwrap
 
 import pytest
-from conftest import free_port, start_cluster, start_server, stop
+from conftest import LIMIT, free_port, start_cluster, start_server, stop
 
-# The program sends a signal to itself, once its main thread waits in a system call for a while, or
-# after a second, because some calls look again and again.
+# The program sends a signal to itself, once its main thread has waited in a system call for a
+# while, or has slept a thousand times, because some calls look again and again.
 PROLOGUE = """
     import asyncio, os, signal, threading, time
     import farside
@@ -42,17 +42,23 @@ PROLOGUE = """
     def is_waiting():
         return state(f"self/task/{main}") == "S"
 
-    def interrupt_main(number=signal.SIGINT):
-        waited = 0
-        for _ in range(200):
+    def sleeps():
+        with open(f"/proc/self/task/{main}/status") as status:
+            lines = dict(line.split(":", 1) for line in status)
+        return int(lines["voluntary_ctxt_switches"])
+
+    def interrupt_main(number):
+        waited, slept = 0, sleeps()
+        while waited < 20 and sleeps() < slept + 1000:
             time.sleep(0.005)
             waited = waited + 1 if is_waiting() else 0
-            if waited == 20:
-                break
         os.kill(os.getpid(), number)
 
-    def interrupted(call, number=signal.SIGINT):
+    def interrupt_later(number=signal.SIGINT):
         threading.Thread(target=interrupt_main, args=(number,), daemon=True).start()
+
+    def interrupted(call, number=signal.SIGINT):
+        interrupt_later(number)
         try:
             call()
         except KeyboardInterrupt as error:
@@ -64,7 +70,7 @@ PROLOGUE = """
 def run(program):
     program = textwrap.dedent(PROLOGUE) + textwrap.dedent(program)
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -85,8 +91,8 @@ def silent_server(kind, folder):
 
 
 @pytest.fixture(scope="module", params=["shm", "tcp", "cluster"])
-def servers(request, tmp_path_factory):
-    """An address, and the processes of its servers, which a test may stop."""
+def started(request, tmp_path_factory):
+    """An address, and the processes of its servers."""
     tmp_path = tmp_path_factory.mktemp("servers")
     if request.param == "cluster":
         addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
@@ -98,8 +104,15 @@ def servers(request, tmp_path_factory):
         processes = [start_server(address)]
     yield address, processes
     for process in processes:
-        process.send_signal(signal.SIGCONT)
         stop(process)
+
+
+@pytest.fixture
+def servers(started):
+    """The same. A test may stop the processes: they go on after it."""
+    yield started
+    for process in started[1]:
+        process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
@@ -174,7 +187,7 @@ def test_a_handler_that_does_not_raise_runs_during_the_call(servers):
 
         signal.signal(signal.SIGUSR1, handler)
         stop_servers(*servers)
-        threading.Thread(target=interrupt_main, args=(signal.SIGUSR1,), daemon=True).start()
+        interrupt_later(signal.SIGUSR1)
         client.put("key", bytes(10_000_000))
         print(len(client.get("key")))
     """
@@ -205,11 +218,11 @@ def test_a_call_that_the_handler_makes_does_not_wait(servers):
     assert run(program) == ["False"]
 
 
+@pytest.mark.parametrize("started", ["tcp"], indirect=True)
 @pytest.mark.parametrize("what", ["connect", "get", "put", "ttl"])
-def test_tasks(what, tmp_path):
+def test_tasks(started, servers, what):
     """asyncio ends its main task at Ctrl-C, and waits for the threads of its executor."""
-    address = f"tcp://127.0.0.1:{free_port()}"
-    process = start_server(address)
+    address, [process] = servers
     program = f"""
         async def work():
             client = aio.Client({address!r}, connect_timeout=DAY)
@@ -217,6 +230,8 @@ def test_tasks(what, tmp_path):
                 await client.connect()
                 await client.put("key", "value")
             stop_servers({process.pid})
+            # Only now, so that what is interrupted is the call.
+            interrupt_later()
             calls = {{
                 "connect": client.connect,
                 "get": lambda: client.get("key"),
@@ -225,11 +240,9 @@ def test_tasks(what, tmp_path):
             }}
             await calls[{what!r}]()
 
-        interrupted(lambda: asyncio.run(work()))
-        print("ended")
+        try:
+            asyncio.run(work())
+        except KeyboardInterrupt:
+            print("ended")
     """
-    try:
-        assert run(program) == ["ended"]
-    finally:
-        process.send_signal(signal.SIGCONT)
-        stop(process)
+    assert run(program) == ["ended"]

@@ -3,7 +3,7 @@
 import farside
 import pytest
 import trustme
-from conftest import free_port, start_server, stop
+from conftest import LIMIT, free_port, start_server, stop
 from farside import lmcache
 
 
@@ -54,12 +54,12 @@ def test_values_are_encrypted(encrypted):
 def test_who_is_not_trusted_is_refused(encrypted, files):
     address, settings = encrypted
     with pytest.raises(farside.ConnectError, match="(?i)tls|certificate"):
-        farside.Client(address, connect_timeout=5)
+        farside.Client(address, connect_timeout=LIMIT)
     with pytest.raises(farside.ConnectError, match="(?i)certificate"):
-        farside.Client(address, **{**settings, "tls_ca": files["other"]}, connect_timeout=5)
+        farside.Client(address, **{**settings, "tls_ca": files["other"]}, connect_timeout=LIMIT)
     if "tls_key" in settings:
         with pytest.raises(farside.ConnectError, match="(?i)certificate"):
-            farside.Client(address, tls_ca=files["ca"], connect_timeout=5)
+            farside.Client(address, tls_ca=files["ca"], connect_timeout=LIMIT)
 
 
 def test_files_that_are_missing_or_incomplete(encrypted, files, tmp_path):

@@ -60,9 +60,9 @@ impl Client {
 
     /// Stores a value only if the key is absent. Returns whether it did.
     ///
-    /// >>> client.insert("owner", "first", ttl=10)
+    /// >>> client.insert("owner", "first", ttl=60)
     /// True
-    /// >>> client.insert("owner", "second", ttl=10)
+    /// >>> client.insert("owner", "second", ttl=60)
     /// False
     #[pyo3(signature = (key, value, /, *, ttl=None, pinned=false))]
     fn insert(
