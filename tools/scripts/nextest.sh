@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs tests with cargo-nextest: `cargo nextest run ARGUMENT...`. Where it is not installed, takes the
-# one of PyPI that tools/nextest.txt names, which takes seconds. Without either runs `cargo test
+# one of PyPI that tools/scripts/nextest.txt names, which takes seconds. Without either runs `cargo test
 # ARGUMENT...`, and says so: then there are no limits of time and no table of times.
 #
 #   tools/scripts/nextest.sh [ARGUMENT...]      what both understand
@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-venv=target/nextest-venv wanted=tools/nextest.txt
+venv=target/nextest-venv wanted=tools/scripts/nextest.txt
 if ! command -v cargo-nextest >/dev/null; then
     if ! cmp -s "$wanted" "$venv/installed.txt"; then
         echo "cargo-nextest is missing: installing what $wanted names in $venv" >&2
