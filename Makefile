@@ -15,8 +15,6 @@ endif
 export FARSIDE_HISTORY_SECONDS ?= 20
 # The test of all sizes writes this many times the region's bytes.
 export FARSIDE_BALANCE_PASSES ?= 10
-# How many tests run at the same time: most of them wait.
-THREADS ?= $(shell expr 2 '*' $$(nproc))
 
 help: ## Lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -66,10 +64,7 @@ test: ## Checks format, lints, packages and documentation; runs the tests, some 
 	    CARGO_NET_OFFLINE=true tools/scripts/package.sh --no-build && \
 	    cargo doc --workspace --no-deps --locked && \
 	    cargo build --workspace --lib --bins --tests --locked && \
-	    export FARSIDE_BUILT=1 && \
-	    tools/scripts/nextest.sh --workspace --locked && \
-	    cargo test --workspace --doc --locked && \
-	    tools/scripts/beside.sh sh -c 'tests/vm/suite && tests/vm/two-hosts "two hosts" "kill -9"'
+	    tools/scripts/test.sh
 
 test-times: ## Prints the slowest forty tests of the last `make test`
 	@tools/scripts/test-times.py
