@@ -8,8 +8,7 @@ use farside_cluster::{Commit, RecordStore, StoreError, StoreOptions};
 use farside_control::Secret;
 use serde_json::json;
 
-use crate::contract::{get, put};
-use crate::etcd_process::{Etcd, is_left_out};
+use crate::etcd_process::{Etcd, is_left_out, until};
 use crate::server;
 
 fn as_user(user: &str, password: &str) -> StoreOptions {
@@ -36,18 +35,30 @@ fn make_users(etcd: &Etcd) {
     etcd.request("auth/user/grant", &json!({ "user": "farside", "role": "records" }));
 }
 
-fn check_denied<T>(result: Result<T, StoreError>) {
-    let error = result.err().expect("etcd refuses it");
+/// Calls again while etcd is not reached: to check a password may take longer than a call.
+fn reached<T>(mut call: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    until("etcd is not reached", || match call() {
+        Err(StoreError::Unreachable { .. }) => None,
+        result => Some(result),
+    })
+}
+
+fn check_denied<T>(call: impl FnMut() -> Result<T, StoreError>) {
+    let error = reached(call).err().expect("etcd refuses it");
     assert!(matches!(error, StoreError::Denied { .. }), "{error}");
 }
 
 /// Does one of everything.
 fn use_all(store: &dyn RecordStore, value: &str) {
-    let revision = get(store, "a").map(|(_, revision)| revision);
-    assert_eq!(put(store, "a", revision, value), Commit::Done);
-    let revision = store.read().unwrap().revision;
-    store.wait_for_change(revision - 1, Duration::from_secs(5)).unwrap();
-    store.announce(&server(1)).unwrap().keep_alive().unwrap();
+    let stored = reached(|| {
+        let revision = store.read()?.by_key.get("a").map(|found| found.revision);
+        let change = ("a".to_owned(), Some(value.as_bytes().to_vec()));
+        store.commit(&[("a".to_owned(), revision)], &[change])
+    });
+    assert_eq!(stored.unwrap(), Commit::Done);
+    let revision = reached(|| store.read()).unwrap().revision;
+    reached(|| store.wait_for_change(revision - 1, Duration::from_secs(5))).unwrap();
+    reached(|| store.announce(&server(1))?.keep_alive()).unwrap();
 }
 
 #[test]
@@ -62,21 +73,21 @@ fn users_log_in_and_again_when_tokens_end() {
     use_all(&*store, "1");
     etcd.request("auth/enable", &json!({}));
     use_all(&*store, "2");
-    check_denied(etcd.store().read());
-    check_denied(etcd.store_at(&[0], &as_user("farside", "wrong")).read());
+    check_denied(|| etcd.store().read());
+    check_denied(|| etcd.store_at(&[0], &as_user("farside", "wrong")).read());
     let other = etcd.store_at(&[0], &as_user("other", "o"));
-    check_denied(other.read());
-    check_denied(other.commit(&[], &[("a".to_owned(), None)]));
+    check_denied(|| other.read());
+    check_denied(|| other.commit(&[], &[("a".to_owned(), None)]));
     assert!(other.wait_for_change(1, Duration::from_secs(5)).is_err());
     // A token ends within about two seconds. Each of these is the first to notice it.
-    let mut announcement = store.announce(&server(2)).unwrap();
+    let mut announcement = reached(|| store.announce(&server(2))).unwrap();
     let end_token = || thread::sleep(Duration::from_millis(2500));
     end_token();
-    announcement.keep_alive().unwrap();
+    reached(|| announcement.keep_alive()).unwrap();
     end_token();
-    let revision = store.read().unwrap().revision;
+    let revision = reached(|| store.read()).unwrap().revision;
     end_token();
-    store.wait_for_change(revision - 1, Duration::from_secs(5)).unwrap();
+    reached(|| store.wait_for_change(revision - 1, Duration::from_secs(5))).unwrap();
     end_token();
     use_all(&*store, "3");
 }
@@ -102,6 +113,6 @@ fn a_token_of_before_a_change_of_users_is_replaced() {
     // A member that starts again knows no simple token.
     etcd.kill(0);
     etcd.restart(0);
-    crate::etcd_process::until("etcd does not come back", || store.read().ok());
+    until("etcd does not come back", || store.read().ok());
     use_all(&*store, "4");
 }
