@@ -72,11 +72,12 @@ printf -v q_tree %q "$tree"
 printf -v q_work %q "$work"
 
 say "Build"
-# Without RDMA, so that only cargo is needed.
-run 'cargo build --release --locked --no-default-features --bin kv-server --bin kv-cli --bin kv-bench'
+# Without RDMA, so that only cargo is needed. The profile takes half of the time of release.
+run 'cargo build --profile demo --locked --no-default-features \
+    --bin kv-server --bin kv-cli --bin kv-bench'
 target=$(cargo metadata --no-deps --format-version 1 --offline |
     sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
-printf -v q_bin %q "$target/release"
+printf -v q_bin %q "$target/demo"
 run "export PATH=$q_bin:\$PATH"
 
 say "A memory server with $memory_mib MiB: its CPU serves no get and no put"
