@@ -9,6 +9,8 @@ set -euo pipefail
 value_bytes_max=4190000
 memory_mib_min=256
 tree_mib_max=180
+# Twice what the largest tree needs: two copies, and a server that holds them.
+free_mib_min=2048
 
 fail() { printf 'demo: %s\n' "$*" >&2; exit 1; }
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
@@ -29,7 +31,13 @@ if [ -z "${DIR:-}" ] && [ "$(find "$tree" -type f 2>/dev/null | head -n 20 | wc 
 fi
 up_to_limit=(-size "-$((value_bytes_max + 1))c")
 
-work=$(mktemp -d "${TMPDIR:-/tmp}/farside-demo.XXXXXX")
+# In memory if there is plenty: a busy disk takes many seconds to create and delete many files.
+folder=${TMPDIR:-/tmp}
+if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] &&
+    [ "$(df --output=avail -m /dev/shm | tail -n 1)" -ge "$free_mib_min" ]; then
+    folder=/dev/shm
+fi
+work=$(mktemp -d "$folder/farside-demo.XXXXXX")
 server=
 stop() {
     trap - EXIT
