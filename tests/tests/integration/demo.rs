@@ -20,7 +20,7 @@ fn the_demo_does_not_mind_a_tree_that_changes() {
     for name in ["stays", "grows", "goes"] {
         fs::write(tree.join(name), name).unwrap();
     }
-    symlink(binary("kv-server").parent().unwrap(), target.join("release")).unwrap();
+    symlink(binary("kv-server").parent().unwrap(), target.join("demo")).unwrap();
     ["kv-cli", "kv-bench"].into_iter().for_each(|name| drop(binary(name)));
     let metadata = r#"echo "\"target_directory\":\"$TARGET\""; exit"#;
     let stub = "#!/bin/sh\n\
