@@ -135,9 +135,9 @@ fn a_batch_whose_connection_is_lost_continues_on_the_next() {
         let mut unknown = Vec::new();
         for (number, outcome) in outcomes.into_iter().enumerate() {
             let outcome = match outcome {
-                // Over TCP the answer of a chain that was in flight may be lost.
-                Err(error) if is_over_tcp() && error.is_indeterminate() => {
-                    unknown.push([&read, &replaced, &new][number % 3][number / 3].clone());
+                // Over TCP the answer of a write that was in flight may be lost.
+                Err(error) if is_over_tcp() && error.is_indeterminate() && number % 3 > 0 => {
+                    unknown.push([&replaced, &new][number % 3 - 1][number / 3].clone());
                     continue;
                 }
                 outcome => outcome.unwrap(),
