@@ -80,7 +80,7 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
 	    FARSIDE_SIMULATION_SECONDS=60 cargo test --release --locked -p farside-simulator \
 	    --test simulation -- random::seeds && \
-	    tools/scripts/nextest.sh --workspace --locked --test integration -- \
+	    tools/scripts/nextest.sh --workspace --locked --test integration --test commands -- \
 	    --ignored _in_soak && \
 	    tools/scripts/msrv.sh
 	$(MAKE) test-rdma

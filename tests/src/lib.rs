@@ -1,5 +1,10 @@
 //! Helpers of the tests: real processes, faults, and self-describing values.
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "only tests use this")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "only tests use this"
+)]
 
 use std::net::TcpListener;
 use std::ops::Range;
@@ -13,6 +18,8 @@ use farside::{Client, Error, Session};
 use farside_layout::{ExtentShape, class_for};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
+#[path = "../../bench/src/allocations.rs"]
+pub mod allocations;
 pub mod cluster;
 pub mod command;
 pub mod counters;
@@ -38,6 +45,25 @@ pub use left_out::{
 };
 pub use server_process::{RDMA_GRACE_MS, ServerProcess};
 pub use worker::Worker;
+
+/// Waits until the server has all blocks that are not linked.
+pub fn wait_for_all_blocks(observer: &Client) {
+    wait_until("all blocks are back", TEST_TIMEOUT, || blocks_with_clients(observer) == 0);
+}
+
+/// Makes `gets` GETs of the keys below `keys` in turn, and fills the pipeline with them. Each must
+/// find a value of `bytes` bytes.
+pub fn get_in_turn(session: &mut Session, gets: u64, keys: u64, bytes: usize) {
+    let mut pipeline = session.pipeline().unwrap();
+    let mut started = 0;
+    for _ in 0..gets {
+        while started < gets && pipeline.get((started % keys).to_le_bytes()).is_ok() {
+            started += 1;
+        }
+        let result = pipeline.wait().unwrap().result;
+        assert_eq!(result.unwrap().value.map(|value| value.len()), Some(bytes));
+    }
+}
 
 /// Returns the path of the binary of this name, built from the present sources (unless
 /// `FARSIDE_BUILT` is set).

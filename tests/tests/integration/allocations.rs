@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use farside::Store;
-use farside_bench::allocations::{CountingAllocator, of_this_thread};
+use farside_tests::allocations::{CountingAllocator, of_this_thread};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, scaled, wait_until};
 
 #[global_allocator]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use farside::ConnectError::Unreachable;
 use farside::OperationError::{Denied, KeyEmpty, KeyTooLong, NotANumber, ValueTooLong};
 use farside::{AsyncClient, Client, Error, Role, Store};
-use farside_bench::allocations::of_this_thread;
+use farside_tests::allocations::of_this_thread;
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, blocks_with_clients, fill, scaled, short_timeout, wait_until,
 };

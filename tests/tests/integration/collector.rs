@@ -2,24 +2,13 @@
 //! After a collection each block is free, linked, or with a living client.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farside::Client;
-use farside_bench::raw_connection::RawConnection;
-use farside_config::ClientConfig;
-use farside_control::HELD_PER_MESSAGE_MAX;
-use farside_layout::SizeClass;
 use farside_tests::{
-    ServerProcess, StopOnDrop, TEST_TIMEOUT, Worker, blocks_with_clients, device, fill, scaled,
-    wait_until,
+    ServerProcess, StopOnDrop, TEST_TIMEOUT, Worker, blocks_with_clients, fill, scaled,
+    wait_for_all_blocks, wait_until,
 };
-
-use crate::bench_cli::bench;
-
-/// Waits until the server has all blocks that are not linked.
-fn wait_for_all(observer: &Client) {
-    wait_until("all blocks are back", TEST_TIMEOUT, || blocks_with_clients(observer) == 0);
-}
 
 /// Waits until at least `count` clients are connected.
 fn wait_for_clients(observer: &Client, count: u64) {
@@ -52,7 +41,7 @@ fn blocks_of_killed_clients_are_freed_without_a_request() {
     wait_for_clients(&observer, CLIENTS * WORKERS + 1);
     std::thread::sleep(Duration::from_millis(300));
     workers.into_iter().for_each(Worker::kill);
-    wait_for_all(&observer);
+    wait_for_all_blocks(&observer);
     let statistics = observer.admin().statistics().unwrap();
     assert_eq!(statistics.clients_lost, CLIENTS * WORKERS);
     assert!(statistics.blocks_collected > WORKERS, "{statistics:?}");
@@ -90,41 +79,6 @@ fn collections_harm_no_living_client_and_miss_no_dead_one() {
 }
 
 #[on(each, rdma_in_soak)]
-fn a_collection_takes_no_block_from_a_benchmark_of_verbs() {
-    let server = ServerProcess::start("--memory 64MiB --grace-ms 5");
-    let observer = server.client();
-    let config = ClientConfig { server: Some(server.address()), ..ClientConfig::default() };
-    let mut connection = RawConnection::connect(&config).unwrap();
-    // More blocks than fit into a message.
-    const BLOCKS: usize = HELD_PER_MESSAGE_MAX + 1;
-    connection.take_blocks(SizeClass::for_bytes(64).unwrap(), BLOCKS).unwrap();
-    let after = std::thread::scope(|scope| {
-        let collecting = scope.spawn(|| observer.admin().collect().unwrap());
-        while !collecting.is_finished() {
-            connection.answer_all().unwrap();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        collecting.join().unwrap()
-    });
-    assert_eq!((after.blocks_collected, after.clients_lost), (0, 0));
-    assert_eq!(blocks_with_clients(&observer), BLOCKS as i64);
-    connection.give_back().unwrap();
-    wait_for_all(&observer);
-}
-
-/// Over RDMA the server fences a client whose process does not answer for 4 seconds.
-#[on(each, rdma_in_soak)]
-fn a_benchmark_of_verbs_answers_the_server_and_is_not_fenced() {
-    let server = ServerProcess::start("--memory 64MiB");
-    // Four verbs, and a warm-up: a little more than 6 seconds.
-    bench(&["verbs", "--server", &server.address(), "--span", "1MiB", "--seconds", "1.5"])
-        .succeeded();
-    let observer = server.client();
-    assert_eq!(observer.admin().statistics().unwrap().clients_lost, 0);
-    wait_for_all(&observer);
-}
-
-#[on(each, rdma_in_soak)]
 fn a_collection_takes_no_block_from_an_idle_session() {
     let server = ServerProcess::start("--memory 32MiB --grace-ms 5");
     let client = server.client();
@@ -144,7 +98,7 @@ fn a_collection_takes_no_block_from_an_idle_session() {
     assert_eq!(blocks_with_clients(&observer), held);
     fill(&mut idle, 0..1000, |_| [2; 100]);
     drop((idle, client));
-    wait_for_all(&observer);
+    wait_for_all_blocks(&observer);
 }
 
 /// Over RDMA the server fences a stopped process by destroying its queue pairs, its only access to
@@ -170,9 +124,7 @@ fn a_client_that_does_not_answer_is_fenced_and_others_continue() {
             }
             count
         });
-        let started = Instant::now();
         let statistics = observer.admin().collect().unwrap();
-        assert!(started.elapsed() < Duration::from_secs(if device().is_some() { 60 } else { 20 }));
         assert_eq!((statistics.clients_lost, statistics.clients), (CLIENTS, 1));
         drop(stop_guard);
         assert!(working.join().unwrap() > scaled(1000));

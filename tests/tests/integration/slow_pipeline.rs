@@ -9,9 +9,7 @@
 
 use std::time::Duration;
 
-use farside_tests::{ServerProcess, fill, self_describing};
-
-use crate::slow_link::get_in_turn;
+use farside_tests::{ServerProcess, fill, get_in_turn, self_describing};
 
 #[on(each, rdma_in_soak)]
 fn a_pipeline_with_a_slow_caller_loses_nothing() {

@@ -3,9 +3,9 @@
 //! keys. Guards against a word of a head whose address lay outside the region: the next walk ended
 //! the server.
 
-use farside_bench::raw_connection::RawConnection;
-use farside_config::ClientConfig;
+use farside_control::{MESSAGE_BYTES_MAX, Request};
 use farside_layout::{SizeClass, WORD_GENERATIONS};
+use farside_tests::engine::attach;
 use farside_tests::{TEST_TIMEOUT, wait_until};
 
 use super::*;
@@ -69,12 +69,17 @@ fn is_seen(scene: &Scene, key: &[u8]) -> bool {
 
 /// Lets a client die, and waits until the server has collected what it left.
 fn lose_a_client(scene: &Scene) {
-    let config = ClientConfig { server: Some(scene.server.address()), ..Default::default() };
     let observer = scene.server.client();
     let before = observer.admin().statistics().unwrap();
-    let mut lost = RawConnection::connect(&config).unwrap();
-    lost.take_blocks(SizeClass::for_bytes(64).unwrap(), 10).unwrap();
-    drop(lost);
+    let mut channel = attach(&scene.server.address()).channel;
+    let (mut bytes, class) = (Vec::new(), SizeClass::for_bytes(64).unwrap());
+    Request::TakeBlocks { class, count: 10 }.encode(&mut bytes);
+    channel.send(&bytes).unwrap();
+    let mut answer = vec![0; MESSAGE_BYTES_MAX];
+    wait_until("the client has blocks", TEST_TIMEOUT, || {
+        channel.receive(&mut answer).unwrap().is_some()
+    });
+    drop(channel);
     wait_until("the lost client's blocks are collected", TEST_TIMEOUT, || {
         observer.admin().statistics().unwrap().collections > before.collections
     });

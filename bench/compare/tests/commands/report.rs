@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use farside_tests::left_out;
 
-use crate::bench_cli::{bench, words};
+use crate::workloads::{bench, words};
 
 /// Returns an installed browser that starts. Ubuntu's package is a stub that only names another
 /// package, and does not start.

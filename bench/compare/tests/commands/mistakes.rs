@@ -1,7 +1,7 @@
 //! Proves that kv-bench reports each mistake and each failure in one line, with the exit code that
 //! kv-cli has for it.
 
-use crate::bench_cli::{bench, words};
+use crate::workloads::{bench, words};
 
 /// Returns the exit code: 3 without a server, 5 for another failure, and 2 for a mistake in the
 /// arguments.

@@ -9,7 +9,7 @@ use farside_tests::{TEST_TIMEOUT, binary, send_signal, wait_until};
 use rustix::process::Signal;
 use serde_json::Value as Json;
 
-use crate::bench_cli::{bench, count, expect_fields, measured, words};
+use crate::workloads::{bench, count, expect_fields, measured, words};
 
 /// The number of processes whose command line names a socket in this folder.
 fn servers_in(folder: &Path) -> usize {

@@ -3,8 +3,8 @@
 
 use serde_json::Value as Json;
 
-use crate::bench_cli::{expect_fields, measuring, words};
-use crate::bench_mistakes::expected_code;
+use crate::mistakes::expected_code;
+use crate::workloads::{expect_fields, measuring, words};
 
 /// Returns the JSON of a short comparison on few records.
 fn compared(arguments: &str) -> Json {

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use farside::Error;
 use farside::OperationError::Contended;
-use farside::{Error, Session};
 use farside_bench_compare::emulation::{Link, wrap};
-use farside_tests::{ServerProcess, fill, self_describing};
+use farside_tests::{ServerProcess, fill, get_in_turn, self_describing};
 
 const BYTES_PER_S: u64 = 25_000_000;
 /// The size of a value. With key and header it fills a block of 512 KiB, which a GET without a
@@ -30,20 +30,6 @@ fn large_values_are_read_once_at_any_depth() {
         for is_cached in [false, true] {
             assert_read_once(&server, depth, is_cached);
         }
-    }
-}
-
-/// Makes `gets` GETs of the keys below `keys` in turn, and fills the pipeline with them. Each must
-/// find a value of `bytes` bytes.
-pub(crate) fn get_in_turn(session: &mut Session, gets: u64, keys: u64, bytes: usize) {
-    let mut pipeline = session.pipeline().unwrap();
-    let mut started = 0;
-    for _ in 0..gets {
-        while started < gets && pipeline.get((started % keys).to_le_bytes()).is_ok() {
-            started += 1;
-        }
-        let result = pipeline.wait().unwrap().result;
-        assert_eq!(result.unwrap().value.map(|value| value.len()), Some(bytes));
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farside_tests::{ServerProcess, TEST_TIMEOUT, wait_until};
 
-use crate::bench_cli::{bench, count, measured, words};
+use crate::workloads::{bench, count, measured, words};
 
 #[on(shm)]
 fn a_run_works_in_less_memory_than_all_its_inserts_could_take() {
