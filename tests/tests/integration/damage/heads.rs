@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use farside::Store;
 use farside_layout::{
     BlockAddress, Extent, ExtentShape, ExtentTable, FreeBlock, block_bytes, seal_again, set_extent,
 };
@@ -32,8 +33,11 @@ fn short_value(n: u64) -> Vec<u8> {
 fn with_victims(arguments: &str) -> (Scene, Session) {
     let scene = Scene::new(&format!("--value-bytes-max 20971520 --grace-ms 100 {arguments}"));
     let mut session = scene.warm();
-    session.put(VICTIM, value(1, 1, LONG_BYTES)).unwrap();
-    (0..SHORTS).for_each(|n| session.put(short(n), short_value(n)).unwrap());
+    // Pinned, so that no cache evicts them.
+    let mut store =
+        |key: &[u8], value| session.store(key, value, Store::always().pinned()).map(drop).unwrap();
+    store(VICTIM, value(1, 1, LONG_BYTES));
+    (0..SHORTS).for_each(|n| store(&short(n), short_value(n)));
     (scene, session)
 }
 
@@ -139,5 +143,25 @@ fn a_server_frees_no_blocks_that_a_forged_head_of_an_expired_value_names() {
         observer.admin().statistics().unwrap().keys_expired > 0
     });
     assert_unharmed(&scene, &"expiry");
+    scene.server.assert_verifies();
+}
+
+/// A session fills the cache with long values until the bait is evicted. The cache finds it by the
+/// extent of its own that the head still names.
+#[on(shm, tcp_in_soak)]
+fn a_cache_frees_no_blocks_that_a_forged_head_of_an_evicted_value_names() {
+    let (scene, mut writer) = with_victims("--memory 64MiB --index 64KiB --evict");
+    writer.put(BAIT, value(2, 2, LONG_BYTES)).unwrap();
+    forge(&scene, 2);
+    let slot = scene.slot_of(BAIT);
+    let (word, mut next) = (scene.word(slot), 0);
+    wait_until("the bait is evicted", TEST_TIMEOUT, || {
+        // A full cache may have no room for a while.
+        let _ = writer.put(format!("filler-{next}"), value(next, 6, LONG_BYTES));
+        next += 1;
+        scene.word(slot) != word
+    });
+    assert!(scene.cold().get(BAIT).unwrap().is_none(), "the bait is there");
+    assert_unharmed(&scene, &"eviction");
     scene.server.assert_verifies();
 }
