@@ -7,7 +7,6 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use farside::{Client, ConnectError, Session, SetupError};
 use farside_control::address::Address;
@@ -165,7 +164,7 @@ fn deceive(challenge: impl FnOnce(&[u8]) -> Vec<u8> + Send) -> ([Vec<u8>; 2], St
     let address = format!("tcp://{}", listener.local_addr().unwrap());
     let mut options =
         farside_tests::engine::connect_options(&address, Role::Writer, SecretKey::of("writers"));
-    options.timeout = Duration::from_secs(20);
+    options.timeout = TEST_TIMEOUT;
     std::thread::scope(|scope| {
         let client = scope.spawn(|| options.attach(options.timeout).err());
         let (mut stream, _) = listener.accept().unwrap();

@@ -88,7 +88,7 @@ fn connect_request(role: Role, purpose: Purpose) -> [u8; REQUEST_BYTES_MAX] {
 }
 
 fn options(address: &str, role: Role, secret_key: SecretKey) -> ConnectOptions {
-    let timeout = Duration::from_secs(20);
+    let timeout = TEST_TIMEOUT;
     ConnectOptions { timeout, ..connect_options(address, role, secret_key) }
 }
 
@@ -217,7 +217,7 @@ fn an_invalid_message_harms_only_its_sender() {
                 Ok(Some(0)) | Err(_) => break ended += 1,
                 Ok(Some(_)) => break,
             }
-            assert!(started.elapsed() < Duration::from_secs(20), "no end after {bytes:?}");
+            assert!(started.elapsed() < TEST_TIMEOUT, "no end after {bytes:?}");
         }
         assert_eq!(*session.get(b"key").unwrap().unwrap(), *b"value");
     }

@@ -6,7 +6,6 @@
 //! counts verbs, and kills the process with SIGKILL at one of them.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use farside_layout::SLOTS_PER_ROW;
 use rustix::process::Signal;
@@ -153,9 +152,7 @@ fn prepare(client: &Client, name: &str) {
 
 /// Checks that no key and no block is lost.
 fn check(client: &Client, name: &str, what: &str) {
-    let started = Instant::now();
     let statistics = client.admin().collect().unwrap();
-    assert!(started.elapsed() < Duration::from_secs(20), "{what}: a collection hangs");
     assert_eq!(statistics.collecting, 0, "{what}");
     let mut session = client.session().unwrap();
     for n in 0..50u64 {

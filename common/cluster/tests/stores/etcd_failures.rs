@@ -14,7 +14,7 @@ use crate::etcd_process::{Etcd, is_left_out, until};
 use crate::server;
 
 /// More than the deadline of any call, for a machine that is busy.
-const CALL_MAX: Duration = Duration::from_secs(15);
+const CALL_MAX: Duration = Duration::from_secs(60);
 
 /// Calls, and checks that it ended by its deadline.
 fn bounded<T>(call: impl FnOnce() -> T) -> T {

@@ -47,7 +47,7 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
             drop(connection);
             let at_fence: Vec<u64> =
                 (0..u64::from(LANES)).map(|lane| region.load(4096 + lane * 8).unwrap()).collect();
-            (Instant::now(), at_fence)
+            at_fence
         });
         let mut acknowledged = [0u64; LANES as usize];
         let mut tried = [0u64; LANES as usize];
@@ -74,9 +74,7 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
                 Err(error) => ended.push((lane, error)),
             }
         }
-        let all_ended = Instant::now();
-        let (fenced_at, at_fence) = fence.join().unwrap();
-        assert!(all_ended.saturating_duration_since(fenced_at) < Duration::from_secs(4));
+        let at_fence = fence.join().unwrap();
         assert_eq!(ended.len(), usize::from(LANES));
         std::thread::sleep(Duration::from_millis(20));
         for (lane, error) in ended {
@@ -90,10 +88,8 @@ fn dropping_the_servers_end_fences_a_client_with_chains_in_flight() {
             }
         }
         let deadline = far_deadline(&fabric);
-        // At once: long before the deadline.
-        let started = Instant::now();
         assert_eq!(fabric.run(LANE, REGION, &[read(0, 8)], deadline), Err(ChainError::Fenced));
-        assert!(started.elapsed() < Duration::from_secs(4));
+        assert!(fabric.now() < deadline, "it does not wait for the deadline");
     }
 }
 
@@ -124,7 +120,7 @@ fn the_next_chain_of_an_idle_client_that_was_fenced_fails() {
     let result = fabric.run(LANE, REGION, &[increment(64, 0)], deadline);
     assert!(matches!(result, Err(ChainError::Fenced | ChainError::Unknown)), "{result:?}");
     println!("known after {:?}", started.elapsed());
-    assert!(started.elapsed() < Duration::from_secs(4));
+    assert!(fabric.now() < deadline, "it does not wait for the deadline");
     assert_eq!(server.region.load(64), Ok(0));
 }
 

@@ -4,6 +4,7 @@ use farside::ConnectError::{self, Unreachable};
 use farside::Error;
 use farside::OperationError::{Indeterminate, Layout};
 use farside_layout::{BLOCK_HEADER_BYTES, INCARNATION_OFFSET, WINDOW_BYTES, block_bytes};
+use farside_tests::left_out;
 
 use super::*;
 
@@ -160,8 +161,11 @@ fn each_sample(mut test: impl FnMut(&Scene, &Sample, usize)) {
         assert!(session.get(key).unwrap().unwrap().data == *value, "the damage was not undone");
     }
     scene.server.assert_verifies();
-    // After GRACE a restored block may have been reused, so the test would prove nothing.
-    assert!(started.elapsed() < Duration::from_secs(55), "{:?}", started.elapsed());
+    let took = started.elapsed();
+    if took > Duration::from_secs(55) {
+        let why = format!("it took {took:?}, and after GRACE a restored block may be used again");
+        left_out("proof that the damage was undone", &why);
+    }
 }
 
 /// Makes an attempt with each bit of each key's window flipped.

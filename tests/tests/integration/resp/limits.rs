@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write};
-use std::time::Duration;
 
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, wait_until};
@@ -72,7 +71,7 @@ fn the_hosts_of_clients_are_probed() {
     let gateway = RespServer::gateway::<&str>(&server, &[]);
     let mut client = gateway.connect();
     assert_eq!(client.say("PING"), "+PONG\r\n");
-    wait_until("the system probes", Duration::from_secs(20), || probes(&gateway) == [true]);
+    wait_until("the system probes", TEST_TIMEOUT, || probes(&gateway) == [true]);
 }
 
 #[on(any, rdma_in_soak)]
