@@ -280,6 +280,35 @@ fn crates_use_only_what_is_below_them() {
     report("each crate uses only what is below it", &broken);
 }
 
+/// Cargo builds no tests of such a program or library, which saves a link.
+#[on(shm)]
+fn what_is_built_without_tests_has_none() {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    let targets = packages.flat_map(|package| package["targets"].as_array().unwrap());
+    let untested: Vec<PathBuf> = targets
+        .filter(|target| target["test"] == false && target["kind"][0] != "custom-build")
+        .map(|target| {
+            let path = PathBuf::from(target["src_path"].as_str().unwrap());
+            // The folder with the modules of a library, or of a program with a folder of its own.
+            let is_alone = path.ends_with("src/main.rs") || path.parent().unwrap().ends_with("bin");
+            if is_alone { path } else { path.parent().unwrap().to_owned() }
+        })
+        .collect();
+    assert!(untested.len() > 10, "{untested:?}");
+    let has_tests = |(path, content): &(String, String)| {
+        untested.iter().any(|untested| root().join(path).starts_with(untested))
+            && content.contains(concat!("#[te", "st]"))
+    };
+    let broken: Vec<_> = with_extension(".rs").filter(has_tests).map(|(path, _)| path).collect();
+    report("what has `test = false` in its Cargo.toml has no tests", &broken);
+}
+
 /// In words: the longest sentence, the length that one in ten may reach, and the longest median.
 const SENTENCE: (usize, usize, usize) = (40, 28, 15);
 
