@@ -11,12 +11,11 @@
 //! - [`server`], [`own_cluster`], [`daemon`], [`raw_connection`], [`sizing`], [`accounting`]: a
 //!   server or a cluster for the run, a way to it without the client library, its memory, and what
 //!   it spent.
-//! - [`devices`], [`shares`]: an emulated network to a cluster, and the share of each shard.
+//! - [`emulation`], [`shares`]: an emulated network, and the share of each shard of a cluster.
 //! - [`verbs`]: the rates of raw verbs, the limit of everything above.
 //! - [`price`]: the least that an operation costs, in verbs and bytes.
 //! - [`report`], [`environment`], [`publish`]: the result as JSON and as a table, and its files.
 //! - [`html`]: an HTML page of results.
-//! - [`policies`]: a simulator of caches, which needs no server.
 #![deny(unsafe_code)]
 
 pub mod accounting;
@@ -26,9 +25,9 @@ pub mod args;
 pub mod arrivals;
 pub mod command;
 pub mod daemon;
-pub mod devices;
 pub mod distribution;
 pub mod driver;
+pub mod emulation;
 pub mod environment;
 pub mod error;
 pub mod html;
@@ -39,7 +38,6 @@ pub mod operations;
 pub mod own_cluster;
 pub mod pattern;
 pub mod phases;
-pub mod policies;
 pub mod price;
 pub mod properties;
 pub mod publish;

@@ -9,7 +9,7 @@ use farside_bench::args::{Args, Command};
 use farside_bench::command::Interrupt;
 use farside_bench::publish::IntervalLog;
 use farside_bench::report::YcsbReport;
-use farside_bench::{Error, Result, command, html, policies, publish, run, verbs};
+use farside_bench::{Error, Result, command, html, publish, run, verbs};
 use farside_config::generate::generate;
 
 #[global_allocator]
@@ -52,13 +52,6 @@ fn measure(args: &Args, interrupt: &Interrupt) -> Result<()> {
             let message = html::report(args, |line| COMMAND.tell(line))?;
             let written = std::io::stdout().write_all(message.as_bytes());
             written.map_err(Error::system("writing the result"))
-        }
-        Command::Policies(args) => {
-            publish::check_file_or_stdout(args.json.as_deref())?;
-            let report = policies::run(args, interrupt)?;
-            let table = report.table().map_err(|_| Error::Panicked)?;
-            let drawn = args.svg.as_deref().map_or(Ok(()), |folder| report.draw(folder));
-            publish::result(&report, &table, args.json.as_deref()).and(drawn)
         }
         Command::Verbs(args) => {
             publish::check_file_or_stdout(args.json.as_deref())?;

@@ -8,7 +8,7 @@ use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES};
 
 use crate::args::Ycsb;
 use crate::command::Interrupt;
-use crate::devices::Rates;
+use crate::emulation::Rates;
 use crate::environment::Machine;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
 use crate::keys::KEY_BYTES;

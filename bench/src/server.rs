@@ -12,7 +12,7 @@ use farside_control::cluster::{ClusterMap, ShardCopy};
 use crate::accounting::{self, ServerUsage};
 use crate::command::Interrupt;
 use crate::daemon::{Daemon, find_program};
-use crate::devices::{Devices, Emulation};
+use crate::emulation::{Devices, Emulation};
 use crate::own_cluster::OwnCluster;
 use crate::raw_connection::RawConnection;
 use crate::sizing::ServerMemory;

@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
-use crate::devices::Rates;
+use crate::emulation::Rates;
 use crate::keys;
 use crate::pattern::Pattern;
 use crate::publish::grouped;

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum, ValueHint};
-use farside_bench::args::{EXIT_CODES, ServerArgs, cache_percent, positive_seconds, seconds};
+use farside_bench::args::{EXIT_CODES, ServerArgs, positive_seconds, seconds};
+use farside_bench::emulation::{self, Link};
 use farside_bench::workload::Workload;
 use farside_bench::{Error, Result};
 use farside_config::size::{ByteSize, ByteSizeError};
-
-use crate::emulation::{self, Link};
 
 /// Measures Farside beside other published stores, in turns, on the same fabric.
 #[derive(Clone, Debug, Parser)]
@@ -92,7 +91,8 @@ pub struct Cache {
     /// The number of requests of each trace, without those of scans
     #[arg(long, value_name = "N", default_value_t = 2_000_000)]
     pub requests: usize,
-    /// Traces whose names contain one of these texts, of those of kv-bench policies
+    /// Traces whose names contain one of these texts: zipfian-0.7, zipfian-0.99, zipfian-1.2, scans,
+    /// shifts
     #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// How many threads ask, each one request after another
@@ -199,4 +199,12 @@ impl Compare {
 fn bandwidth(text: &str) -> std::result::Result<ByteSize, String> {
     let size: ByteSize = text.parse().map_err(|error: ByteSizeError| error.to_string())?;
     if size.0 == 0 { Err("write a size above 0".to_owned()) } else { Ok(size) }
+}
+
+/// Parses the size of a cache in percent of its data.
+fn cache_percent(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
+        _ => Err("write percentages above 0 and up to 100".to_owned()),
+    }
 }

@@ -6,13 +6,11 @@
 //! - [`peers`]: drivers of published protocols, over Farside's fabrics and in its region.
 //! - [`services`]: servers that are reached over a Unix socket.
 //! - [`cache`]: full caches on the same requests.
-//! - [`emulation`]: a fabric whose round trips take as long as over a network.
 //! - [`report`]: the result as JSON and as tables.
 #![deny(unsafe_code)]
 
 pub mod args;
 pub mod cache;
-pub mod emulation;
 pub mod peers;
 pub mod report;
 pub mod run;

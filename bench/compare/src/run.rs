@@ -9,6 +9,7 @@ use std::time::Duration;
 use farside::Client;
 use farside_bench::command::Interrupt;
 use farside_bench::daemon::Daemon;
+use farside_bench::emulation;
 use farside_bench::keys::KEY_BYTES;
 use farside_bench::phases::start;
 use farside_bench::raw_connection::RawConnection;
@@ -24,7 +25,6 @@ use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
 
 use crate::args::{Compare, StoreName};
-use crate::emulation;
 use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
 use crate::peers::memory::{SEGMENT_BYTES, Segments};

@@ -64,8 +64,6 @@ pub enum Command {
     Verbs(Verbs),
     /// Make an HTML page with charts from the results of runs
     Report(Report),
-    /// Compare the hit ratios of cache policies on the same requests, in a simulator
-    Policies(Policies),
 }
 
 /// `kv-bench verbs`.
@@ -110,45 +108,6 @@ pub struct Report {
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     #[arg(value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
-}
-
-/// `kv-bench policies`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Policies {
-    /// The number of keys of the data
-    #[arg(long, value_name = "N", default_value_t = 100_000)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
-    pub keys: u32,
-    /// The number of requests of each trace
-    #[arg(long, value_name = "N", default_value_t = 4_000_000)]
-    pub requests: usize,
-    /// The sizes of the cache in percent of the data
-    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_value = "1,10,50")]
-    #[arg(value_parser = cache_percent)]
-    pub sizes: Vec<f64>,
-    /// Compare only policies whose names contain one of these texts
-    #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
-    pub only: Vec<String>,
-    /// Replay the requests of this file: in each line a key, and its length if lengths differ
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub trace: Option<PathBuf>,
-    /// Seed of the generated requests
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Write the result to this file as JSON; - writes it to stdout instead of the tables
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub json: Option<PathBuf>,
-    /// Draw a chart of each trace into this folder, as SVG
-    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
-    pub svg: Option<PathBuf>,
-}
-
-/// Parses the size of a cache in percent of its data.
-pub fn cache_percent(text: &str) -> std::result::Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
-        _ => Err("write percentages above 0 and up to 100".to_owned()),
-    }
 }
 
 /// The server of a run.
@@ -295,8 +254,6 @@ pub(crate) mod tests {
             ("verbs --bytes 12", "multiple of 8"),
             ("verbs --values --depth 4", "cannot be used with"),
             ("verbs --values 1MiB,257MiB", "from 8B to 256MiB"),
-            ("policies --sizes 1,0", "above 0 and up to 100"),
-            ("policies --keys 0", "1..="),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

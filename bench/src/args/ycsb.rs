@@ -7,8 +7,8 @@ use farside_config::size::{ByteSize, ByteSizeError};
 
 use super::{ServerArgs, positive_seconds, seconds};
 use crate::arrivals::Arrivals;
-use crate::devices::{Emulation, Rates};
 use crate::distribution::{HOT_OPERATIONS, HOT_SET, Shape, Skew};
+use crate::emulation::{Emulation, Rates};
 use crate::properties::{Properties, Property};
 use crate::publish::Output;
 use crate::value_size::ValueSize;

@@ -1,7 +1,7 @@
 //! Charts of lines over two axes, as SVG. Colours are CSS classes, so that the style sheet can
 //! define a light and a dark scheme.
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
 use super::scale::Scale;
 
@@ -43,24 +43,13 @@ const LETTER: f64 = 7.0;
 const NAMES_WIDTH_MAX: f64 = 240.0;
 
 impl Chart {
-    /// The chart as an SVG file, which contains its style.
-    pub(crate) fn file(&self) -> String {
-        let style = concat!(include_str!("style.css"), "svg { background: var(--paper); }");
-        self.styled(&html! { style { (PreEscaped(style)) } }).into_string() + "\n"
-    }
-
     /// The chart as SVG.
     pub(crate) fn draw(&self) -> Markup {
-        self.styled(&Markup::default())
-    }
-
-    fn styled(&self, style: &Markup) -> Markup {
         let names_height = self.lines.len() as f64 * NAME_HEIGHT;
         let view = format!("0 0 {WIDTH} {}", (BOTTOM + AXIS_HEIGHT).max(TOP + names_height));
         html! {
             svg xmlns="http://www.w3.org/2000/svg" viewBox=(view) role="img"
                 aria-label=(self.title) {
-                (style)
                 (label_at("title", "start", (8.0, 16.0), &self.title))
                 @for (line, y) in self.subtitle.lines().zip([31.0, 45.0]) {
                     (label_at("subtitle", "start", (8.0, y), line))

@@ -7,7 +7,9 @@
 //! store had on average over the second half of the requests. So the policies can be compared apart
 //! from the memory of an item.
 
+mod policies;
 mod report;
+mod traces;
 
 use std::fmt::Display;
 use std::path::Path;
@@ -20,7 +22,6 @@ use farside_bench::accounting::{ServerUsage, thread_cpu_s};
 use farside_bench::command::Interrupt;
 use farside_bench::environment::Machine;
 use farside_bench::keys::{self, KEY_BYTES};
-use farside_bench::policies::{ExactHits, Extent, Trace, WORKLOADS, Workload};
 use farside_bench::publish::grouped;
 use farside_bench::server::Server;
 use farside_bench::sizing::{Demand, ServerMemory};
@@ -37,7 +38,9 @@ use crate::services::memcached::MemcachedProtocol;
 use crate::services::requests::Requests;
 use crate::services::{self, ServiceError};
 
+use self::policies::ExactHits;
 pub use self::report::{CacheReport, StoreReport, TraceReport};
+use self::traces::{Extent, Trace, WORKLOADS, Workload};
 
 /// A thread takes this many requests at once. So the threads stay close to the trace's order.
 const REQUESTS_AT_ONCE: usize = 32;
@@ -56,10 +59,7 @@ pub fn run(args: &Cache, interrupt: &Interrupt) -> Result<CacheReport> {
     let memory = CacheMemory::of(args)?;
     let is_wanted = |workload: &Workload| {
         let name = workload.name();
-        // All values have one length. Full scans of the data would be most of the requests if the
-        // cache is a small part of it.
-        !matches!(workload, Workload::Sizes | Workload::FullScans)
-            && (args.only.is_empty() || args.only.iter().any(|part| name.contains(part)))
+        args.only.is_empty() || args.only.iter().any(|part| name.contains(part))
     };
     let memcached = services::is_installed("memcached");
     let mut machine = Machine::detect(0);
@@ -269,8 +269,8 @@ impl<S: MeasuredStore<Error: Display>> Asking<S> {
             interrupt.check()?;
             let first = next.fetch_add(REQUESTS_AT_ONCE, Ordering::Relaxed);
             let Some(requests) = trace.requests.get(first..) else { break };
-            for request in requests.iter().take(REQUESTS_AT_ONCE) {
-                self.ask(request.key, &mut found, &mut done)?;
+            for key in requests.iter().take(REQUESTS_AT_ONCE) {
+                self.ask(*key, &mut found, &mut done)?;
             }
         }
         done.client_cpu_s = thread_cpu_s() - cpu_s;

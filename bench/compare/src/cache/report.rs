@@ -3,11 +3,12 @@
 use std::fmt::{self, Write as _};
 
 use farside_bench::environment::{Machine, Origin};
-use farside_bench::policies::{ExactHits, Trace};
 use farside_bench::publish::grouped;
 use serde::Serialize;
 
 use super::CacheMemory;
+use super::policies::ExactHits;
+use super::traces::Trace;
 use crate::args::Cache;
 
 /// The result of `kv-compare cache`.
@@ -61,7 +62,7 @@ pub struct StoreReport {
 impl TraceReport {
     pub(super) fn new(trace: &Trace, cache_percent: f64, stores: Vec<StoreReport>) -> Self {
         let (name, requests) = (trace.name.clone(), trace.requests.len() as u64);
-        Self { name, cache_percent, keys: trace.data.0, requests, stores }
+        Self { name, cache_percent, keys: trace.data_keys, requests, stores }
     }
 }
 
@@ -99,16 +100,20 @@ impl CacheReport {
         for TraceReport { name, cache_percent, keys, requests, stores } in &self.traces {
             let [keys, requests] = [keys, requests].map(|count| grouped(*count));
             writeln!(out, "\n{name}: {requests} requests, {keys} keys, cache {cache_percent} %\n")?;
-            write!(out, "| store | items | bytes an item | hits | LRU | FIFO | Belady |")?;
+            write!(
+                out,
+                "| store | items | bytes an item | hits | LRU | FIFO | S3-FIFO | Belady |"
+            )?;
             writeln!(out, " requests/s | requests/CPU s | refused |")?;
-            writeln!(out, "|---|{}", "---|".repeat(9))?;
+            writeln!(out, "|---|{}", "---|".repeat(10))?;
             for row in stores {
                 let bytes = (values_mib << 20) / row.items.max(1);
-                let ExactHits { lru, fifo, belady } = row.exact;
+                let ExactHits { lru, fifo, s3_fifo, belady } = row.exact;
                 let [rate, per_cpu] =
                     [row.requests_s, row.requests_per_cpu_s].map(|rate| grouped(rate as u64));
                 write!(out, "| {} | {} | {bytes} |", row.store, grouped(row.items))?;
-                write!(out, " {:.2} | {lru:.2} | {fifo:.2} | {belady:.2} |", row.hit_percent)?;
+                write!(out, " {:.2} | {lru:.2} | {fifo:.2} |", row.hit_percent)?;
+                write!(out, " {s3_fifo:.2} | {belady:.2} |")?;
                 writeln!(out, " {rate} | {per_cpu} | {} |", grouped(row.refused))?;
             }
         }

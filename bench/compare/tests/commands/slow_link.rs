@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use farside::Error;
 use farside::OperationError::Contended;
-use farside_bench_compare::emulation::{Link, wrap};
+use farside_bench::emulation::{Link, wrap};
 use farside_tests::{ServerProcess, fill, get_in_turn, self_describing};
 
 const BYTES_PER_S: u64 = 25_000_000;
