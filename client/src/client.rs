@@ -171,7 +171,6 @@ impl ClientInner {
         let error = match failure {
             Failure::Error(error) => Some((*error).into()),
             Failure::Lost(_) => None,
-            Failure::HalfDone { .. } => Some(OperationError::Indeterminate.into()),
             Failure::NoAnswer(waited_ns) => {
                 let waited = Duration::from_nanos(waited_ns);
                 Some(self.unreachable(shard, Contact::Silent, waited))

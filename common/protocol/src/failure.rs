@@ -150,17 +150,9 @@ impl std::fmt::Display for Exhausted {
 pub enum Failure {
     /// An error for the caller. Boxed: it is rare, and results are moved often.
     Error(Box<OperationError>),
-    /// The server of this region closed the connection or exited, before the operation took effect
-    /// at any region: it can be tried again.
+    /// The server of this region closed the connection or exited, before the operation took effect:
+    /// it can be tried again.
     Lost(RegionIndex),
-    /// The operation took effect at one region. Then it failed at another one, where it may or may
-    /// not have taken effect.
-    HalfDone {
-        /// The region at which the operation took effect.
-        done: RegionIndex,
-        /// The region at which it failed.
-        lost: RegionIndex,
-    },
     /// The server has not answered for this time, although the connection is not known to be lost.
     /// The operation has not taken effect.
     NoAnswer(Nanos),

@@ -206,7 +206,7 @@ impl<'e, F: Fabric> Operation<'e, F> {
         let mut allocator = self.region.allocator();
         let is_unknown = match failure {
             None | Some(Failure::NoAnswer(_)) => false,
-            Some(Failure::Lost(_) | Failure::HalfDone { .. }) => true,
+            Some(Failure::Lost(_)) => true,
             Some(Failure::Error(error)) => matches!(**error, OperationError::Indeterminate),
         };
         let has_extents = new.block.class.is_head();

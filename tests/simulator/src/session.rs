@@ -199,6 +199,6 @@ impl TestSession {
 fn error(failure: Failure) -> Option<OperationError> {
     match failure {
         Failure::Error(error) => Some(*error),
-        Failure::Lost(_) | Failure::HalfDone { .. } | Failure::NoAnswer(_) => None,
+        Failure::Lost(_) | Failure::NoAnswer(_) => None,
     }
 }
