@@ -281,7 +281,8 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
 
 #[cfg(test)]
 mod tests {
-    use farside_fabric::shm::{Region, ShmFabric};
+    use farside_fabric::memory::Region;
+    use farside_fabric::shm::ShmFabric;
     use farside_layout::{Format, REGION_BYTES_MIN};
     use zerocopy::IntoBytes;
 

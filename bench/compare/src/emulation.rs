@@ -262,7 +262,8 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Network {
 
 #[cfg(test)]
 mod tests {
-    use farside_fabric::shm::{Region, ShmFabric};
+    use farside_fabric::memory::Region;
+    use farside_fabric::shm::ShmFabric;
     use farside_fabric::{Buffer, Counters};
 
     use super::*;

@@ -23,6 +23,7 @@ mod lane_chain;
 #[allow(unsafe_code, reason = "memory of the caller, for the length of a call")]
 mod lent;
 mod long_transfer;
+pub mod memory;
 pub mod rdma;
 #[allow(unsafe_code, reason = "memory that RDMA devices access")]
 mod registered;

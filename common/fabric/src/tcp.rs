@@ -7,7 +7,7 @@
 //! - Connecting: [`connect_control`] and [`connect_data`]; on the other side [`Listener`] and
 //!   [`Arrivals`].
 //! - The data path: [`TcpFabric`] at the client, [`Executors`] at the server. The executors run the
-//!   same code as a client on shared memory, with the same checks of clock and lease.
+//!   same code as a client on shared memory (`memory`), with the same checks of clock and lease.
 //!
 //! Both kinds of client can therefore use one region at once: processors execute all verbs. If an
 //! RDMA device serves the region, too, it gets the executors' atomic verbs ([`DeviceAtomics`]).

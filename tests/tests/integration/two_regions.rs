@@ -3,7 +3,8 @@
 //! happened.
 
 use farside_control::attach::{Attached, ConnectError};
-use farside_fabric::shm::{HugePages, RegionMemory, ShmFabric};
+use farside_fabric::memory::{HugePages, RegionMemory};
+use farside_fabric::shm::ShmFabric;
 use farside_fabric::{
     AnyFabric, Buffer, ChainError, Counters, Fabric, LaneId, Nanos, RegionIndex, Verb,
 };

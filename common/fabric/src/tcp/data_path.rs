@@ -15,8 +15,8 @@ use super::link::{ArrivedSum, Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_chain::{LaneChain, Stage};
+use crate::memory::words_mut;
 use crate::rdma::RemoteRegion;
-use crate::shm::words_mut;
 use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,

@@ -23,8 +23,8 @@ use super::listen::Incoming;
 use super::record::WORD_BYTES;
 use super::session::{Broken, Device, Session, TURN_BYTES, Tools};
 use super::stream::Stream;
+use crate::memory::{Executor, Lease, Region};
 use crate::rdma::ConnectionId;
-use crate::shm::{Executor, Lease, Region};
 
 /// The bytes that one system call receives.
 pub(super) const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;

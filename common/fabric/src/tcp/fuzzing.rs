@@ -27,8 +27,8 @@ use super::record::{
 use super::session::Session;
 use super::stream::{self, Stream};
 use crate::lane_chain::{LaneChain, Stage};
+use crate::memory::{Executor, HugePages, Lease, Region, RegionMemory};
 use crate::rdma::{ConnectionId, RemoteRegion, Rkeys};
-use crate::shm::{Executor, HugePages, Lease, Region, RegionMemory};
 use crate::{Buffer, ChainError, LaneId, Lent, Nanos, RegionIndex, Trust, Verb, boot_time_ns};
 
 /// The number of parts in which an input arrives the second time.

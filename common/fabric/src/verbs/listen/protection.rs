@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::{Event, Incoming, Listener};
 use crate::Role;
+use crate::memory::Region;
 use crate::rdma::{
     ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, SLICE_OVERLAP_BYTES, SLICES_MAX,
     VerbsError, registered_ranges, slice_count,
 };
-use crate::shm::Region;
 use crate::verbs::ffi::{self, ibv_access_flags, ibv_wc_status, system};
 use crate::verbs::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
 use crate::verbs::identifier::{CmId, EventChannel};
