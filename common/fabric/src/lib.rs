@@ -199,6 +199,16 @@ pub struct Timing {
     pub lateness_max_ns: Nanos,
 }
 
+/// The shortest round trip of a chain that a network stack in software carries: over TCP, and by an
+/// RDMA device in software. It is one constant, because a server may serve clients over both, and
+/// those over RDMA are not told.
+///
+/// Over TCP a chain takes four system calls, two of which pass a packet through the network stack.
+/// A device in software passes each packet through it, and through threads or interrupts of the
+/// kernel, on both sides: four passes of at least a microsecond. The fastest measured, soft-RoCE
+/// without emulation, take at least 8,000 ns.
+pub(crate) const SOFTWARE_ROUND_TRIP_MIN_NS: u32 = 4_000;
+
 /// Rings the doorbell, and waits for the end of the chain that the lane has posted. No other lane
 /// has one in flight.
 #[inline]

@@ -45,7 +45,7 @@ mod tls;
 
 use std::time::Duration;
 
-use crate::Nanos;
+use crate::{Nanos, SOFTWARE_ROUND_TRIP_MIN_NS};
 
 pub use arrivals::Arrivals;
 pub use connect::{DataLink, connect_control, connect_data};
@@ -57,9 +57,8 @@ pub use listen::{GREETING_MAX, Incoming, Listener};
 pub use other_protocol::OtherProtocol;
 pub use tls::{TlsClient, TlsError, TlsFiles, TlsServer};
 
-/// RTT_min of `docs/protocol.md`: no chain of any client takes less time. A chain takes four system
-/// calls, two of which pass a packet through the network stack.
-pub const ROUND_TRIP_MIN_NS: u32 = 4_000;
+/// RTT_min of `docs/protocol.md`: no chain of any client takes less time.
+pub const ROUND_TRIP_MIN_NS: u32 = SOFTWARE_ROUND_TRIP_MIN_NS;
 /// L of `docs/protocol.md`: the server refuses a chain that changes the region later than this
 /// after its post. A longer time allows longer stalls of the network, and makes T_word shorter.
 pub const LATENESS_MAX_NS: Nanos = 1_000_000_000;
