@@ -19,7 +19,7 @@ mod endpoint;
 mod flight;
 mod intercept;
 pub mod interrupt;
-mod lane_chain;
+mod lane_state;
 #[allow(unsafe_code, reason = "memory of the caller, for the length of a call")]
 mod lent;
 mod long_transfer;
@@ -35,8 +35,7 @@ pub mod trusted_path;
 #[cfg(feature = "verbs")]
 #[allow(unsafe_code, reason = "the C libraries of RDMA")]
 pub mod verbs;
-pub mod waiting;
-mod waits;
+pub mod wait_timer;
 mod wakeup;
 
 pub use any::AnyFabric;

@@ -6,13 +6,12 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 use crate::clock::Clock;
-use crate::lane_chain::NO_VERB;
+use crate::lane_state::{NO_VERB, SleepingLanes};
 use crate::long_transfer::run_gathered;
 use crate::memory::{
     Buffers, ChainMemory, Executor, Lease, PREFETCH_BYTES_MAX, PutChain, Region, part_mut,
     words_mut,
 };
-use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
     LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup, interrupt,

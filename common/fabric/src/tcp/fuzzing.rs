@@ -26,7 +26,7 @@ use super::record::{
 };
 use super::session::Session;
 use super::stream::{self, Stream};
-use crate::lane_chain::{LaneChain, Stage};
+use crate::lane_state::{LaneChain, Stage};
 use crate::memory::{Executor, HugePages, Lease, Region, RegionMemory};
 use crate::rdma::{ConnectionId, RemoteRegion, Rkeys};
 use crate::{Buffer, ChainError, LaneId, Lent, Nanos, RegionIndex, Trust, Verb, boot_time_ns};

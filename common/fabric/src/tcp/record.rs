@@ -16,7 +16,7 @@
 //! A request without verbs asks for the server's clock. The server begins every batch of replies
 //! with a clock record, so it needs no other answer.
 
-use crate::lane_chain::NO_VERB;
+use crate::lane_state::NO_VERB;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Nanos, Verb};
 
 /// The length of a word, in bytes.

@@ -8,7 +8,7 @@ use super::ffi;
 use super::handles::ProtectionDomain;
 use super::local_memory::Registered;
 use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
-use crate::lane_chain::{LaneChain, Stage};
+use crate::lane_state::{LaneChain, Stage};
 use crate::rdma::VerbsError;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, LentRest};
 
