@@ -16,7 +16,7 @@ use farside_bench::pattern::Pattern;
 use farside_bench::records::RecordCounter;
 use farside_bench::value_size::ValueSize;
 use farside_bench::workload::Workload;
-use farside_fabric::shm::prefetch;
+use farside_fabric::memory::prefetch;
 use farside_layout::checksum::checksum;
 use farside_layout::hash::{KeyHash, KeyHasher};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farside_control::Refusal;
 use farside_fabric::ChainError;
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_layout::{CLIENT_IDS, Geometry};
 
 /// The state of a client id.
@@ -99,7 +99,7 @@ impl Clients {
 #[cfg(test)]
 mod tests {
     use farside_config::ServerConfig;
-    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_fabric::memory::{HugePages, RegionMemory};
 
     use super::*;
 

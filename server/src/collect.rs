@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{SlotState, SlotWord};
 

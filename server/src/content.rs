@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farside_fabric::ChainError;
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BLOCK_HEADER_BYTES, Block, BlockHeader, BlockRef, Extent, ExtentShape, ExtentTable, Format,
@@ -234,7 +234,7 @@ mod tests {
 
     use farside_config::ServerConfig;
     use farside_config::size::ByteSize;
-    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_fabric::memory::{HugePages, RegionMemory};
     use farside_layout::{
         BLOCK_BYTES_MAX, BlockAddress, BlockStamp, Extent, HINT_OFFSET, NamedBlock,
         SLOTS_PER_SUBTABLE, SlotWord, class_for, seal, set_extent, set_value_bytes,

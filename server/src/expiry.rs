@@ -266,7 +266,7 @@ impl Reaper {
 #[cfg(test)]
 mod tests {
     use farside_config::ServerConfig;
-    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_fabric::memory::{HugePages, RegionMemory};
 
     use super::*;
 

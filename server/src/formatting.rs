@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_fabric::ChainError;
-use farside_fabric::shm::{Region, RegionMemory};
+use farside_fabric::memory::{Region, RegionMemory};
 use farside_layout::{
     CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, Geometry, ROW_BYTES, ROWS_PER_SUBTABLE,
     RowHeader, SUBTABLE_BYTES, Superblock,

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farside_config::size::ByteSize;
-use farside_fabric::shm::{Collapse, RegionMemory};
+use farside_fabric::memory::{Collapse, RegionMemory};
 
 /// How long a server makes pages before it starts to serve. The rest are made in the background.
 const WAIT_MAX: Duration = Duration::from_millis(100);

@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::iter;
 use std::sync::Arc;
 
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::hash::KeyHash;
 use farside_layout::{

@@ -14,7 +14,7 @@ use farside_config::generate::generate;
 use farside_config::size::ByteSize;
 use farside_config::{LogFormat, MetricsAddress, ServerConfig, check_private, logging, signals};
 use farside_control::address::{Address, OWN_NAME_TIMEOUT};
-use farside_fabric::shm::HugePages;
+use farside_fabric::memory::HugePages;
 use farside_server::Server;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;

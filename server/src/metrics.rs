@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_layout::Geometry;
 use farside_metrics::{MetricsFormat, MetricsListener, MetricsServer, render, why_not_bound};
 

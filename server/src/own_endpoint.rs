@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use farside_fabric::shm::{LATENESS_MAX_NS, Region, ShmFabric};
+use farside_fabric::memory::Region;
+use farside_fabric::shm::{LATENESS_MAX_NS, ShmFabric};
 #[cfg(feature = "verbs")]
 use farside_fabric::verbs::Loopback;
 use farside_fabric::{AnyFabric, ChainError, Endpoint, Fabric, Nanos, RegionIndex};

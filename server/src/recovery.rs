@@ -11,7 +11,7 @@ use std::time::Duration;
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
-use farside_fabric::shm::{Region, RegionMemory};
+use farside_fabric::memory::{Region, RegionMemory};
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{
     BlockRef, CHUNK_BYTES, CLIENT_IDS, ChunkEntry, ChunkUse, Format, FreeBlock, Geometry,
@@ -392,7 +392,7 @@ fn sleep_until(moment: Nanos) {
 mod tests {
     //! Checks that a server uses a region only if the region's own GRACE is long enough.
 
-    use farside_fabric::shm::HugePages;
+    use farside_fabric::memory::HugePages;
 
     use super::*;
 

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use farside_config::ServerConfig;
-use farside_fabric::shm::{RegionMemory, ShmFabric};
+use farside_fabric::memory::RegionMemory;
+use farside_fabric::shm::ShmFabric;
 use farside_fabric::{RegionIndex, boot_time_ns};
 use farside_layout::{FreeBlock, SizeClass};
 use farside_protocol::allocator::{BlockDelivery, BlockSource, Delivery};
@@ -210,7 +211,7 @@ mod tests {
 
     use farside_config::size::ByteSize;
     use farside_control::address::Address;
-    use farside_fabric::shm::{HugePages, MemoryError};
+    use farside_fabric::memory::{HugePages, MemoryError};
     use farside_snapshot::Writer;
 
     use super::*;

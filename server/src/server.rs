@@ -12,7 +12,7 @@ use std::time::Instant;
 use farside_config::size::ByteSize;
 use farside_config::{MEMORY_DEFAULT, ServerConfig, addresses_text};
 use farside_control::address::Address;
-use farside_fabric::shm::RegionMemory;
+use farside_fabric::memory::RegionMemory;
 use farside_fabric::tcp::TlsServer;
 use farside_metrics::MetricsServer;
 

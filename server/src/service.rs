@@ -35,7 +35,7 @@ use farside_control::address::{Address, OWN_NAME_TIMEOUT};
 use farside_control::{
     FabricKind, Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics,
 };
-use farside_fabric::shm::RegionMemory;
+use farside_fabric::memory::RegionMemory;
 use farside_fabric::tcp::TlsServer;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
 use farside_layout::{BlockAddress, clock_lag_max_ns};

@@ -93,7 +93,7 @@ mod tests {
 
     use farside_config::ServerConfig;
     use farside_fabric::boot_time_ns;
-    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_fabric::memory::{HugePages, RegionMemory};
     use farside_layout::{
         BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BlockAddress, BlockStamp, NamedBlock, SizeClass,
         SlotWord, seal,

@@ -105,7 +105,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use farside_config::ServerConfig;
-    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_fabric::memory::{HugePages, RegionMemory};
     use farside_layout::slot_offset;
 
     use super::*;

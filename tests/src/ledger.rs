@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 
 /// The number of counters.
 pub const COUNTERS: u64 = 8;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use farside::OperationError::Indeterminate;
 use farside::{Error, Outcome, Session, Store, Value, Version};
 use farside_fabric::boot_time_ns;
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_linearizability::{Ended, HistoryOperation, Record, numeric};
 use farside_protocol::{Action, Change, Expected, Lifetime, Modification};
 

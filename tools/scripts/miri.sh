@@ -12,7 +12,7 @@ cargo "+$toolchain" miri --version >/dev/null 2>&1 || {
 export PROPTEST_CASES=${PROPTEST_CASES:-8} MIRIFLAGS="${MIRIFLAGS:-} -Zmiri-disable-isolation"
 # Two slow tests, which encode thousands of blocks.
 large=(--skip messages_round_trip --skip a_report_of_any_length_is_divided_into_messages)
-small=(address:: size:: command_line:: message:: connect:: counters waits)
+small=(address:: size:: command_line:: message:: connect:: counters)
 cargo "+$toolchain" miri test --locked -p farside-layout --lib
 cargo "+$toolchain" miri test --locked --no-default-features --lib \
     -p farside-control -p farside-config -p farside-fabric -- "${small[@]}" "${large[@]}"

@@ -9,9 +9,9 @@ use std::path::Path;
 use farside_config::ClientConfig;
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::size::ByteSize;
+use farside_fabric::memory::collapse_refusal;
 use farside_fabric::rdma::{Device, Finding, Report, preflight};
 use farside_fabric::resources::{self, Meminfo, Room};
-use farside_fabric::shm::collapse_refusal;
 use farside_tools::encoding::printable;
 
 use crate::args::Args;

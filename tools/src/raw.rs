@@ -13,7 +13,8 @@ use farside_control::cluster::ClusterMap;
 use farside_control::{
     MESSAGE_BYTES_MAX, Refusal, Request, Role, ServerMessage, ServerStatistics, say_goodbye,
 };
-use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::memory::Region;
+use farside_fabric::shm::ShmFabric;
 use farside_fabric::{ChainError, Endpoint, LaneId};
 use farside_tools::check::{self, CheckError, Observer, Report, Scope};
 use indicatif::ProgressBar;

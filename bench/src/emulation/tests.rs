@@ -1,6 +1,7 @@
 use std::time::Instant;
 
-use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::memory::Region;
+use farside_fabric::shm::ShmFabric;
 use farside_layout::{Format, REGION_BYTES_MIN};
 use zerocopy::IntoBytes;
 

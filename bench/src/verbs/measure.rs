@@ -223,7 +223,8 @@ impl Run<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use farside_fabric::shm::{Region, ShmFabric};
+    use farside_fabric::memory::Region;
+    use farside_fabric::shm::ShmFabric;
     use farside_fabric::{Intercepted, Interceptor};
 
     use super::*;

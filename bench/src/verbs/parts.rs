@@ -143,7 +143,8 @@ fn run<F: Fabric>(fabric: &mut F, lane: LaneId, chain: &[Verb]) -> Result<()> {
 mod tests {
     use std::sync::Arc;
 
-    use farside_fabric::shm::{Region, ShmFabric};
+    use farside_fabric::memory::Region;
+    use farside_fabric::shm::ShmFabric;
     use farside_layout::{BLOCK_BYTES_MAX, VALUE_BYTES_LIMIT, block_bytes};
 
     use super::*;

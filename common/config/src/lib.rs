@@ -32,7 +32,7 @@ use serde::{Deserialize, Deserializer};
 use farside_control::address::{Address, AddressError};
 use farside_control::attach::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, ConnectOptions, lateness_max_ns};
 use farside_control::{Role, SecretKey};
-use farside_fabric::shm::HugePages;
+use farside_fabric::memory::HugePages;
 use farside_fabric::tcp::TlsFiles;
 use farside_fabric::{Nanos, Trust};
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError, grace_ms_min};

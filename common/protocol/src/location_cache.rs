@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use farside_fabric::Nanos;
-use farside_fabric::shm::prefetch;
+use farside_fabric::memory::prefetch;
 use farside_layout::hash::KeyHash;
 use farside_layout::{SlotState, SlotWord};
 use portable_atomic::AtomicU128;

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
 use farside_layout::{

@@ -1,6 +1,6 @@
 //! A region together with the engine that reaches it: opening it, and waits for its server.
 
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 use farside_fabric::{Buffer, ChainError, Fabric, InFlight, LaneId, Nanos, RegionIndex, Verb};
 use farside_layout::{
     DirectoryEntry, FreeBlock, LayoutError, STATE_OFFSET, SUPERBLOCK_BYTES, SizeClass, Superblock,

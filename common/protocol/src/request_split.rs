@@ -1,6 +1,6 @@
 //! An INSERT whose window is full asks the server to split the subtable, and waits.
 
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 use farside_fabric::{Fabric, Nanos};
 use farside_layout::SplitOutcome;
 

@@ -1,7 +1,7 @@
 //! The limits on an operation that is tried again, because other operations changed its slots or
 //! its READs took too long.
 
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 
 /// The maximum number of bytes that the retries READ, all together. A value that does not arrive
 /// within GRACE will usually not arrive the next time either. With values of 512 KiB,

@@ -1,6 +1,6 @@
 //! The limit on a lane's wait for the server.
 
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 use farside_fabric::{Nanos, interrupt};
 
 use crate::failure::Failure;
@@ -21,7 +21,7 @@ pub(crate) fn no_answer(waiting: &WaitTimer) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use farside_fabric::waiting::WAITED_NS_MAX;
+    use farside_fabric::wait_timer::WAITED_NS_MAX;
 
     use super::*;
 

@@ -13,7 +13,7 @@ use farside_cluster::{
 use farside_config::ServerConfig;
 use farside_control::cluster::{Id, ShardCopy};
 use farside_fabric::boot_time_ns;
-use farside_fabric::shm::RegionMemory;
+use farside_fabric::memory::RegionMemory;
 use farside_layout::Superblock;
 
 use super::error::ClusterError;

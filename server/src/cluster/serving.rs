@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use farside_control::cluster::Id;
 use farside_fabric::ChainError;
-use farside_fabric::shm::RegionMemory;
+use farside_fabric::memory::RegionMemory;
 use farside_layout::SERVINGS_OFFSET;
 
 const NONE: Id = Id([0; 16]);

@@ -22,7 +22,7 @@ use farside_cluster::{
     Records, Revision, ServedCopy, ServerRecord, ShardRecord, StoreError,
 };
 use farside_control::cluster::{ClusterMap, Id};
-use farside_fabric::shm::RegionMemory;
+use farside_fabric::memory::RegionMemory;
 
 use super::error::{ClusterError, GivenUp};
 use super::identity;

@@ -5,8 +5,8 @@ use std::cell::Cell;
 
 use farside_config::ServerConfig;
 use farside_fabric::boot_time_ns;
-use farside_fabric::shm::{HugePages, RegionMemory};
-use farside_fabric::waiting::WAITED_NS_MAX;
+use farside_fabric::memory::{HugePages, RegionMemory};
+use farside_fabric::wait_timer::WAITED_NS_MAX;
 use farside_layout::{BlockRef, ChunkEntry, HeaderWord, SizeClass};
 
 use super::*;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_fabric::boot_time_ns;
-use farside_fabric::shm::{HugePages, RegionMemory};
+use farside_fabric::memory::{HugePages, RegionMemory};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BlockStamp, FreeBlock, HINT_OFFSET, Mark, SlotState, SlotWord, WINDOW_SLOTS, seal, slot_offset,

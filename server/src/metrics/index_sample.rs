@@ -6,7 +6,7 @@
 //! directory lead counts as much less in each of them.
 
 use farside_fabric::ChainError;
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_layout::{DirectoryEntry, Geometry, SlotState};
 
 use crate::index::SubtableImage;

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use farside_config::ServerConfig;
 use farside_control::{ControlChannel, FabricKind, Role};
+use farside_fabric::memory::RegionMemory;
 use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
-use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::DeviceAtomics;
 
 use crate::error::ServerError;

@@ -10,8 +10,8 @@ use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
 use farside_control::{FabricKind, Role};
+use farside_fabric::memory::RegionMemory;
 use farside_fabric::rdma::{ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, slice_count};
-use farside_fabric::shm::RegionMemory;
 use farside_fabric::tcp::{self, DeviceAtomics};
 use farside_fabric::verbs::{self, Event, Incoming, Listener, Protection};
 

@@ -106,7 +106,7 @@ mod tests {
     //! Without FARSIDE_TEST_DEVICE, the address of a device, each test prints a line and passes.
     //! `tests/vm/suite` sets it.
 
-    use farside_fabric::shm::{HugePages, RegionMemory};
+    use farside_fabric::memory::{HugePages, RegionMemory};
     use farside_fabric::verbs::Protection;
     use farside_fabric::{Role, boot_time_ns, tcp};
 

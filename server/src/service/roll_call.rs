@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use farside_fabric::Nanos;
-use farside_fabric::waiting::WaitTimer;
+use farside_fabric::wait_timer::WaitTimer;
 
 /// A clock may run slow or fast by a sixteenth of the time that has passed, which does not count as
 /// lag.
@@ -162,7 +162,7 @@ impl RollCall {
 
 #[cfg(test)]
 mod tests {
-    use farside_fabric::waiting::WAITED_NS_MAX;
+    use farside_fabric::wait_timer::WAITED_NS_MAX;
 
     use super::*;
 

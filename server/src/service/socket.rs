@@ -9,7 +9,8 @@ use std::path::Path;
 
 use farside_config::ServerConfig;
 use farside_control::{ControlChannel, FabricKind, Role};
-use farside_fabric::shm::{Listener, RegionMemory, ShmChannel, SocketOptions, lock_path};
+use farside_fabric::memory::RegionMemory;
+use farside_fabric::shm::{Listener, ShmChannel, SocketOptions, lock_path};
 
 use super::acceptor::{Acceptor, Arrival, BoundListener, RegionDevice};
 use crate::error::{ServerError, system};

@@ -10,8 +10,9 @@ use farside_config::ServerConfig;
 use farside_control::address::Address;
 use farside_control::listening::bind_each;
 use farside_control::{FabricKind, Role};
+use farside_fabric::memory::{Lease, Region, RegionMemory};
 use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
-use farside_fabric::shm::{self, Lease, Region, RegionMemory};
+use farside_fabric::shm;
 use farside_fabric::tcp::{
     self, Arrivals, Event, ExecutorOptions, Executors, Incoming, Listener, TlsServer,
 };

@@ -21,12 +21,12 @@ mod region;
 mod resp;
 pub mod sample;
 mod snapshot;
+mod tcp;
 mod tools;
 
 use std::sync::LazyLock;
 
 use farside_config::command_line::one_line;
-use farside_fabric::tcp::fuzzing as tcp;
 
 /// A decoder under test.
 #[derive(Clone, Copy)]

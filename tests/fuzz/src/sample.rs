@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
-use farside_fabric::shm::{HugePages, Region, RegionMemory, ShmFabric};
+use farside_fabric::memory::{HugePages, Region, RegionMemory};
+use farside_fabric::shm::ShmFabric;
 use farside_fabric::{Endpoint, LaneId};
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{

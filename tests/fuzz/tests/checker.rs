@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use farside_fabric::Endpoint;
-use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::memory::Region;
+use farside_fabric::shm::ShmFabric;
 use farside_fuzz::sample::{DEPTH, KEYS, LANE, LARGE_BYTES, REGION_BYTES, Sample, check_region};
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockRef, CHUNK_BYTES, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,

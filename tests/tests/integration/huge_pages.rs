@@ -2,7 +2,7 @@
 //! reports the same bytes as the kernel. A server that starts on a region of small pages makes huge
 //! ones while clients use it.
 
-use farside_fabric::shm::collapse_refusal;
+use farside_fabric::memory::collapse_refusal;
 use farside_tests::{ServerProcess, TEST_TIMEOUT, fill, left_out, wait_until};
 
 /// Returns whether this test is left out on this machine, and prints why.

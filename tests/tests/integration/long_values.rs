@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farside::OperationError::{Layout, TargetTooShort};
 use farside::{Counters, Error, Session};
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_tests::{ServerProcess, StopOnDrop, is_over_shm, scaled, self_describing};
 
 /// The lengths around the limit of long values, and around those of parts and words.

@@ -309,6 +309,30 @@ fn what_is_built_without_tests_has_none() {
     report("what has `test = false` in its Cargo.toml has no tests", &broken);
 }
 
+/// The fabrics, and the memory beneath them.
+const SIBLINGS: [&str; 4] = ["memory", "shm", "tcp", "verbs"];
+
+/// The fabrics that a file of the crate of fabrics imports and must not.
+fn imported_fabrics(below_src: &str, content: &str) -> Vec<&'static str> {
+    let own = below_src.split(['/', '.']).next().unwrap_or_default();
+    let others = SIBLINGS.iter().filter(|other| **other != own && **other != "memory");
+    let is_imported = |other: &&&str| content.contains(&format!("crate::{other}::"));
+    if SIBLINGS.contains(&own) { others.filter(is_imported).copied().collect() } else { Vec::new() }
+}
+
+/// What several of them need is beneath them.
+#[on(shm)]
+fn fabrics_do_not_import_each_other() {
+    let mut broken = Vec::new();
+    for (path, content) in with_extension(".rs") {
+        if let Some(below_src) = path.strip_prefix("common/fabric/src/") {
+            let imported = imported_fabrics(below_src, &content);
+            broken.extend(imported.iter().map(|other| format!("{path} imports {other}")));
+        }
+    }
+    report("no fabric imports another one", &broken);
+}
+
 /// In words: the longest sentence, the length that one in ten may reach, and the longest median.
 const SENTENCE: (usize, usize, usize) = (40, 28, 15);
 
@@ -507,4 +531,9 @@ fn the_helpers_find_what_breaks_a_rule() {
         assert_eq!(arrows_upwards(&manifest(used)).len(), 1, "{used}");
     }
     assert_eq!(arrows_upwards("name = \"farside-new\"\n").len(), 1);
+    let both = "use crate::memory::Region;\nuse crate::tcp::TcpFabric;\n";
+    assert_eq!(imported_fabrics("shm/connect.rs", both), ["tcp"]);
+    assert_eq!(imported_fabrics("memory.rs", both), ["tcp"]);
+    assert_eq!(imported_fabrics("tcp.rs", both), [""; 0]);
+    assert_eq!(imported_fabrics("any.rs", both), [""; 0]);
 }

@@ -2,7 +2,8 @@
 //! every verb counted. Guards against a lost region that keeps the other from being used.
 
 use farside_control::attach::{Attached, ConnectError};
-use farside_fabric::shm::{HugePages, RegionMemory, ShmFabric};
+use farside_fabric::memory::{HugePages, RegionMemory};
+use farside_fabric::shm::ShmFabric;
 use farside_fabric::{
     AnyFabric, Buffer, ChainError, Counters, Fabric, LaneId, Nanos, RegionIndex, Verb,
 };

@@ -27,7 +27,8 @@ use farside_control::{
     Proof, ProofMessage, Purpose, REQUEST_BYTES_MAX, Refusal, Request, Role, SecretKey,
     ServerMessage, ServerStatistics, SplitOutcome, Welcome,
 };
-use farside_fabric::shm::{Connection, Region};
+use farside_fabric::memory::Region;
+use farside_fabric::shm::Connection;
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockStamp, DirectoryEntry, Format, Geometry, NamedBlock, SizeClass,
     SlotState, SlotWord, Superblock, seal, slot_in_subtable,

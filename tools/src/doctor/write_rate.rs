@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use farside_config::size::ByteSize;
+use farside_fabric::memory::{HugePages, Region, RegionMemory};
 use farside_fabric::rdma::{Options, Report, SLICE_UNIT_BYTES, slice_bytes_min, slice_count};
-use farside_fabric::shm::{HugePages, Region, RegionMemory};
 use farside_fabric::verbs::{Loopback, Protection};
 use farside_fabric::{Buffer, ChainError, Fabric, LaneId, RegionIndex, Role, Verb};
 

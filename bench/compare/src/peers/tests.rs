@@ -8,7 +8,8 @@ use std::time::Duration;
 use farside::Counters;
 use farside_bench::keys::{self, Key};
 use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
-use farside_fabric::shm::{Region, ShmFabric};
+use farside_fabric::memory::Region;
+use farside_fabric::shm::ShmFabric;
 
 use super::fusee::Fusee;
 use super::lanes::PeerStore;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use farside_fabric::shm::{Connection, Lease, Region, ShmChannel, ShmFabric};
+use farside_fabric::memory::{Lease, Region};
+use farside_fabric::shm::{Connection, ShmChannel, ShmFabric};
 use farside_fabric::{AnyFabric, Fabric, RegionIndex, interrupt};
 use farside_layout::{CLIENT_IDS, LayoutError, SUPERBLOCK_BYTES, Superblock};
 

@@ -1,23 +1,21 @@
 //! The fabric of shared memory: the client's own CPU executes the verbs on mapped memory.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
-use super::Region;
-use super::words::{self, order_read_after_swap};
 use crate::clock::Clock;
+use crate::lane_state::{NO_VERB, SleepingLanes};
 use crate::long_transfer::run_gathered;
-use crate::waits::SleepingLanes;
+use crate::memory::{
+    Buffers, ChainMemory, Executor, Lease, PREFETCH_BYTES_MAX, PutChain, Region, part_mut,
+    words_mut,
+};
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
     LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup, interrupt,
 };
-use memory::LaneMemory;
-pub(crate) use memory::{ChainMemory, part_mut, words_mut};
-use put_chain::PutChain;
 
 /// RTT_min of `docs/protocol.md`. Before another client can claim the same slot, a claim executes
 /// two locked instructions, a fence, a copy of 256 bytes and at least three reads of the clock, all
@@ -25,28 +23,14 @@ use put_chain::PutChain;
 pub const ROUND_TRIP_MIN_NS: Nanos = 20;
 /// L of `docs/protocol.md`: a chain that is executed later than this after its post is refused.
 pub const LATENESS_MAX_NS: Nanos = 50_000_000;
-/// The longest part of a WRITE between two checks of lease and clock, in words of 8 bytes.
-const WRITE_WORDS_MAX: usize = 512;
 /// The bytes that one doorbell executes before completions are polled. Also the posted bytes above
 /// which there is no room. With larger limits, chains could wait for longer than GRACE.
 const RING_BYTES_MAX: u64 = 4 << 20;
-/// Limit on the bytes of one verb that are prefetched.
-const PREFETCH_BYTES_MAX: u32 = 256;
-/// The same for a block of so many bytes or more, which is written later: a compare-and-swap waits
-/// for all stores before it.
+/// Limit on the bytes that are prefetched of a block of so many bytes or more, which is written
+/// later: a compare-and-swap waits for all stores before it.
 const PREFETCH_LONG_BYTES: u32 = 4096;
 /// A lane that waits for longer than this sleeps, so that other threads get the processor.
 const SPIN_NS_MAX: Nanos = 50_000;
-
-/// The word of the client table that tells whether the server accepts a client: the fence of this
-/// fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease {
-    /// The offset of the word, in bytes.
-    pub offset: u64,
-    /// The value of the word while the client is accepted.
-    pub number: u64,
-}
 
 /// Executes chains at the next doorbell.
 ///
@@ -102,9 +86,99 @@ struct Lane {
     counters: Counters,
 }
 
-pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
+/// The memory of a lane's chain with parts, if it has any.
+struct LaneMemory<'l> {
+    buffers: &'l mut Buffers,
+    sums: &'l mut [u32; CHAIN_VERBS_MAX],
+    lent: &'l mut Lent,
+}
+
+impl ChainMemory for LaneMemory<'_> {
+    #[inline(always)]
+    fn target(&mut self, into: Buffer, bytes: u32) -> &mut [u64] {
+        self.buffers.target(into, bytes)
+    }
+
+    #[inline(always)]
+    fn source(&mut self, from: Buffer, bytes: u32) -> &[u64] {
+        self.buffers.source(from, bytes)
+    }
+
+    fn target_part(&mut self, into: Buffer, at: u32, bytes: u32) -> &mut [u8] {
+        match into {
+            Buffer::Lent => self.lent.part_mut(at, bytes),
+            own => part_mut(self.buffers, own, at, bytes),
+        }
+    }
+
+    fn source_part(&mut self, from: Buffer, at: u32, bytes: u32) -> &[u8] {
+        match from {
+            Buffer::Lent => self.lent.part(at, bytes),
+            own => part_mut(self.buffers, own, at, bytes),
+        }
+    }
+
+    fn note_sum(&mut self, verb: usize, sum: u32) {
+        self.sums[verb] = sum;
+    }
+}
 
 impl ShmFabric {
+    /// A fabric with `lanes` lanes, for one region. The server's own fabric has no lease, and is
+    /// never fenced.
+    pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
+        let lane = || Lane {
+            chain: [NO_VERB; CHAIN_VERBS_MAX],
+            verbs: 0,
+            deadline: 0,
+            buffers: Default::default(),
+            sums: [0; CHAIN_VERBS_MAX],
+            counters: Counters::default(),
+        };
+        let (lane_count, clock) = (usize::from(lanes), Clock::new());
+        Self {
+            executors: vec![Executor::with_clock(region, lease, clock.clone())],
+            clock,
+            lanes: (0..lanes).map(|_| lane()).collect(),
+            posted: Vec::with_capacity(lane_count),
+            posted_bytes: 0,
+            polled: 0,
+            executed: 0,
+            waiting: SleepingLanes::with_capacity(lane_count),
+            wakeup: None,
+            lent: Lent::NONE,
+            doorbells: 0,
+        }
+    }
+
+    /// Adds a region, in a mapping of its own. With `replaces` it takes the place of that region,
+    /// whose mapping is dropped. Chains that were posted for the former region and are not executed
+    /// yet fail with [`ChainError::Fenced`].
+    pub fn add_region(
+        &mut self,
+        region: Arc<Region>,
+        lease: Option<Lease>,
+        replaces: Option<RegionIndex>,
+    ) -> RegionIndex {
+        let executor = Executor::with_clock(region, lease, self.clock.clone());
+        let Some(replaced) = replaces else {
+            self.executors.push(executor);
+            return RegionIndex(self.executors.len() as u16 - 1);
+        };
+        self.executors[replaced.index()] = executor;
+        for at in self.executed..self.posted.len() {
+            let posted = &mut self.posted[at];
+            if posted.region == replaced {
+                posted.result = Err(ChainError::Fenced);
+                self.posted_bytes -= posted.payload_bytes;
+                // It becomes the last of the executed chains.
+                self.posted[self.executed..=at].rotate_right(1);
+                self.executed += 1;
+            }
+        }
+        replaced
+    }
+
     /// Forgets the chains whose completions were polled. Returns the completion of a wait, if one
     /// is due.
     #[inline(never)]
@@ -114,234 +188,6 @@ impl ShmFabric {
             (self.polled, self.executed) = (0, 0);
         }
         self.waiting.due(|| self.clock.now())
-    }
-}
-
-/// Executes the chains for one region, on behalf of one client.
-///
-/// It has a clock of its own, so that a chain needs only pointers to this and to its lane. Clocks
-/// of one process differ by microseconds, and [`LATENESS_MAX_NS`] is much longer.
-pub(crate) struct Executor {
-    pub(crate) region: Arc<Region>,
-    lease: Option<Lease>,
-    pub(crate) clock: Clock,
-}
-
-/// The word of an executor's lease, and its value while the client is accepted. `None` without a
-/// lease.
-#[derive(Clone, Copy)]
-struct LeaseWord<'r>(Option<(&'r AtomicU64, u64)>);
-
-impl LeaseWord<'_> {
-    #[inline]
-    fn check(self) -> Result<(), ChainError> {
-        match self.0 {
-            Some((word, number)) if words::load(word) != number => Err(ChainError::Fenced),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Executor {
-    /// An executor with a clock of its own. Without a lease it is never fenced.
-    pub(crate) fn new(region: Arc<Region>, lease: Option<Lease>) -> Self {
-        Self { region, lease, clock: Clock::new() }
-    }
-
-    /// Checks that the client is not fenced.
-    ///
-    /// # Errors
-    /// [`ChainError::Fenced`].
-    pub(crate) fn check_lease(&self) -> Result<(), ChainError> {
-        self.lease_word()?.check()
-    }
-
-    /// The address of a WRITE of this many words, for the system to copy a part to. Checks lease
-    /// and deadline, so it has to be called for each part.
-    ///
-    /// # Errors
-    /// [`ChainError`]: the part must not be written.
-    pub(crate) fn address_to_write(
-        &self,
-        remote: u64,
-        words: usize,
-        deadline: Nanos,
-    ) -> Result<*mut u64, ChainError> {
-        let address = self.region.address_to_change(remote, words)?;
-        self.check_accepted(self.lease_word()?, Clock::roughly, deadline)?;
-        Ok(address)
-    }
-
-    /// Executes a part of a WRITE.
-    ///
-    /// # Errors
-    /// [`ChainError`], as of a WRITE.
-    pub(crate) fn write_words(
-        &self,
-        remote: u64,
-        source: &[u64],
-        deadline: Nanos,
-    ) -> Result<(), ChainError> {
-        self.write(remote, source, self.lease_word()?, deadline)
-    }
-
-    /// Finds the word of the lease, once for a chain. Each check loads it.
-    #[inline]
-    fn lease_word(&self) -> Result<LeaseWord<'_>, ChainError> {
-        let Some(lease) = self.lease else { return Ok(LeaseWord(None)) };
-        Ok(LeaseWord(Some((self.region.word(lease.offset)?, lease.number))))
-    }
-
-    /// Prefetches the memory of all verbs of a chain at once.
-    #[inline]
-    pub(crate) fn prefetch_chain(&self, chain: &[Verb]) {
-        for verb in chain {
-            match *verb {
-                Verb::Read { remote, bytes, .. } | Verb::ReadPart { remote, bytes, .. } => {
-                    self.region.prefetch(remote, bytes.min(PREFETCH_BYTES_MAX));
-                }
-                Verb::Write { remote, bytes, .. } | Verb::WritePart { remote, bytes, .. } => {
-                    self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
-                }
-                Verb::WriteU32 { remote, .. }
-                | Verb::WriteWord { remote, .. }
-                | Verb::CompareSwap { remote, .. } => {
-                    self.region.prefetch_word_to_change(remote & !7);
-                }
-            }
-        }
-    }
-
-    /// Prefetches the memory of a PUT.
-    #[inline]
-    fn prefetch_put(&self, put: &PutChain<'_>) {
-        self.region.prefetch_to_change(put.block, put.bytes.min(PREFETCH_BYTES_MAX));
-        self.region.prefetch_word_to_change(put.mark & !7);
-        self.region.prefetch_word_to_change(put.slot);
-    }
-
-    /// Executes the chain of a PUT, with the checks of [`Executor::execute`].
-    #[inline(always)]
-    fn put(
-        &self,
-        memory: &mut impl ChainMemory,
-        put: &PutChain<'_>,
-        deadline: Nanos,
-    ) -> Result<u64, ChainError> {
-        let lease = self.lease_word()?;
-        self.write(put.block, memory.source(put.from, put.bytes), lease, deadline)?;
-        self.mark_and_swap(put, lease, deadline)
-    }
-
-    /// Executes the last two verbs of the chain of a PUT.
-    #[inline(always)]
-    fn mark_and_swap(
-        &self,
-        put: &PutChain<'_>,
-        lease: LeaseWord<'_>,
-        deadline: Nanos,
-    ) -> Result<u64, ChainError> {
-        self.check_accepted(lease, Clock::roughly, deadline)?;
-        self.region.store_half(put.mark, put.mark_value)?;
-        self.check_accepted(lease, Clock::now, deadline)?;
-        self.region.compare_swap(put.slot, put.expected, put.desired)
-    }
-
-    /// Executes a chain of one READ.
-    #[inline(always)]
-    fn read(
-        &self,
-        memory: &mut impl ChainMemory,
-        remote: u64,
-        into: Buffer,
-        bytes: u32,
-    ) -> Result<(), ChainError> {
-        self.lease_word()?.check()?;
-        self.region.read(remote, memory.target(into, bytes))
-    }
-
-    /// Executes a chain. The READs and WRITEs of `memory` are asked for in the chain's order.
-    #[inline]
-    pub(crate) fn execute(
-        &self,
-        memory: &mut impl ChainMemory,
-        chain: &[Verb],
-        deadline: Nanos,
-    ) -> Result<u64, ChainError> {
-        let (mut found, mut swapped) = (0, false);
-        let lease = self.lease_word()?;
-        lease.check()?;
-        for (number, verb) in chain.iter().enumerate() {
-            match *verb {
-                Verb::Read { remote, into, bytes } => {
-                    if swapped {
-                        // By contract 2 this READ returns no word from before the swap.
-                        order_read_after_swap::<AtomicU64>();
-                    }
-                    self.region.read(remote, memory.target(into, bytes))?;
-                }
-                Verb::Write { remote, from, bytes } => {
-                    self.write(remote, memory.source(from, bytes), lease, deadline)?;
-                }
-                Verb::ReadPart { remote, into, at, bytes } => {
-                    lease.check()?;
-                    let target = memory.target_part(into, at, bytes);
-                    let sum = self.region.read_summed(remote, target)?;
-                    memory.note_sum(number, sum);
-                }
-                Verb::WritePart { remote, from, at, bytes } => {
-                    let source = memory.source_part(from, at, bytes);
-                    let sum = self.write_summed(remote, source, lease, deadline)?;
-                    memory.note_sum(number, sum);
-                }
-                Verb::WriteU32 { remote, value } => {
-                    self.check_accepted(lease, Clock::roughly, deadline)?;
-                    self.region.store_half(remote, value)?;
-                }
-                Verb::WriteWord { remote, value } => {
-                    self.check_accepted(lease, Clock::now, deadline)?;
-                    self.region.store(remote, value)?;
-                }
-                Verb::CompareSwap { remote, expected, desired } => {
-                    self.check_accepted(lease, Clock::now, deadline)?;
-                    found = self.region.compare_swap(remote, expected, desired)?;
-                    swapped = true;
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// Checks lease and clock again every few kilobytes, because the memory of a fenced or late
-    /// client may have another use.
-    #[inline(always)]
-    fn write(
-        &self,
-        remote: u64,
-        source: &[u64],
-        lease: LeaseWord<'_>,
-        deadline: Nanos,
-    ) -> Result<(), ChainError> {
-        if source.len() <= WRITE_WORDS_MAX {
-            self.check_accepted(lease, Clock::roughly, deadline)?;
-            return self.region.write(remote, source);
-        }
-        self.write_long(remote, source, lease, deadline)
-    }
-
-    /// Checks the lease and the deadline. For a verb that changes a word of the index, `time` must
-    /// be [`Clock::now`]. It reads the clock in order with other accesses, and
-    /// [`ROUND_TRIP_MIN_NS`] relies on that. For other verbs a reading accurate to a microsecond is
-    /// enough, because [`LATENESS_MAX_NS`] is much longer.
-    #[inline]
-    fn check_accepted(
-        &self,
-        lease: LeaseWord<'_>,
-        time: impl Fn(&Clock) -> Nanos,
-        deadline: Nanos,
-    ) -> Result<(), ChainError> {
-        lease.check()?;
-        if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 }
 
@@ -591,9 +437,5 @@ impl Fabric for ShmFabric {
     }
 }
 
-mod long;
-mod memory;
-mod put_chain;
-mod setup;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use rustix::net::{self, SocketAddrUnix, SocketFlags};
 
 use super::connect::{Connection, new_socket};
 use super::descriptors::{self, Closers, Socket};
-use super::own_file::{self, FolderEntry};
+use crate::memory::own_file::{self, FolderEntry};
 
 const BACKLOG: i32 = 128;
 

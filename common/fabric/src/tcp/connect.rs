@@ -3,6 +3,7 @@
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::TcpFabric;
@@ -32,6 +33,14 @@ pub struct DataLink {
 }
 
 impl DataLink {
+    /// The connection over a socket whose other end plays a server, for tests.
+    #[doc(hidden)]
+    pub fn over(socket: OwnedFd) -> Self {
+        let (stream, now) = (Stream::unchanged(socket), boot_time_ns());
+        let clock_bound = ClockBound::new(now, now);
+        Self { stream, reply: Vec::new(), clock_bound, trust: Trust::forever() }
+    }
+
     /// The server's reply to the connection request.
     pub fn reply(&self) -> &[u8] {
         &self.reply

@@ -14,10 +14,9 @@ use super::connect::DataLink;
 use super::link::{ArrivedSum, Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
-use crate::lane_chain::{LaneChain, Stage};
+use crate::lane_state::{LaneChain, SleepingLanes, Stage};
+use crate::memory::words_mut;
 use crate::rdma::RemoteRegion;
-use crate::shm::words_mut;
-use crate::waits::SleepingLanes;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,
     Nanos, RegionIndex, Timing, Verb, Wakeup, interrupt,

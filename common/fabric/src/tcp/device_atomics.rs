@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use crate::shm::{ChainMemory, Executor};
+use crate::memory::{ChainMemory, Executor};
 use crate::{ChainError, Nanos, Verb};
 
 /// Executes atomic verbs through an RDMA device, for one thread.

@@ -23,8 +23,8 @@ use super::listen::Incoming;
 use super::record::WORD_BYTES;
 use super::session::{Broken, Device, Session, TURN_BYTES, Tools};
 use super::stream::Stream;
+use crate::memory::{Executor, Lease, Region};
 use crate::rdma::ConnectionId;
-use crate::shm::{Executor, Lease, Region};
 
 /// The bytes that one system call receives.
 pub(super) const INPUT_WORDS: usize = (256 << 10) / WORD_BYTES;
@@ -394,5 +394,42 @@ impl Thread {
             self.kept.note(session.executor.client(), session.id, &socket, 0);
         }
         self.news.add(Ok(Event::Ended(session.id)));
+    }
+}
+
+/// The work of one thread of [`Executors`], without the thread: a test decides when it goes on. The
+/// other ends of the sessions' sockets play clients.
+#[doc(hidden)]
+pub struct SteppedExecutor {
+    thread: Thread,
+    news: Arc<News>,
+}
+
+impl SteppedExecutor {
+    /// Without a session and without a device.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn new() -> io::Result<Self> {
+        let news = Arc::new(News::new()?);
+        let kept = Arc::new(KeptBytes::new(usize::MAX));
+        let thread = Thread::new(news.clone(), None, Duration::ZERO, kept)?;
+        Ok(Self { thread, news })
+    }
+
+    /// Begins to serve the session of a client with this lease.
+    pub fn begin(&mut self, id: ConnectionId, socket: OwnedFd, region: Arc<Region>, lease: Lease) {
+        let executor = Executor::new(region, Some(lease));
+        self.thread.begin(Session::new(id, Stream::unchanged(socket), executor));
+    }
+
+    /// Serves sessions once. Returns whether any had something to do.
+    pub fn step(&mut self) -> bool {
+        self.thread.serve_waiting()
+    }
+
+    /// The next event, if there is one.
+    pub fn next_event(&self) -> Option<io::Result<Event>> {
+        self.news.take()
     }
 }

@@ -14,9 +14,9 @@ use super::connect::DataLink;
 use super::output::{DIRECT_BYTES_MIN, Output};
 use super::record::{self, Header, RecordError, ReplyKind, WORD_BYTES, decode_failure, reply_kind};
 use super::stream::Stream;
-use crate::lane_chain::{LaneChain, Stage};
+use crate::lane_state::{LaneChain, Stage};
+use crate::memory::{Buffers, part_mut, words_mut};
 use crate::rdma::RemoteRegion;
-use crate::shm::{Buffers, part_mut, words_mut};
 use crate::{
     Buffer, ChainError, Counters, Flight, LaneId, Lent, LentRest, Nanos, RegionIndex, Trust, Verb,
 };

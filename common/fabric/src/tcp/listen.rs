@@ -22,8 +22,8 @@ use super::device_atomics::DeviceAtomics;
 use super::executors::{AT_ONCE, DataConnection, ExecutorOptions, Executors, News};
 use super::stream::Stream;
 use super::tls::TlsServer;
+use crate::memory::{Lease, Region};
 use crate::rdma::ConnectionId;
-use crate::shm::{Lease, Region};
 use crate::{ControlChannel, REQUEST_BYTES_MAX};
 
 /// Limit on connections that have not sent their request. Above it the host with most of them loses

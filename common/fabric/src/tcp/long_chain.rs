@@ -22,8 +22,8 @@ use super::record::{
 };
 use super::session::{OUTPUT_BYTES_MAX, RequestMemory, Tools, run};
 use super::stream::Stream;
-use crate::lane_chain::NO_VERB;
-use crate::shm::Executor;
+use crate::lane_state::NO_VERB;
+use crate::memory::Executor;
 use crate::{CHAIN_VERBS_MAX, ChainError, Nanos, Verb};
 
 /// The bytes of a payload that are copied at once: between two checks of lease and clock, and

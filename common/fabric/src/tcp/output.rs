@@ -12,7 +12,7 @@ use super::record::WORD_BYTES;
 use super::stream::Stream;
 
 /// The shortest payload that is sent from where it is.
-pub(super) const DIRECT_BYTES_MIN: usize = 16 << 10;
+pub const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// The first words of a long block, which has the block's header: they are copied word by word.
 pub(super) const COPIED_WORDS: usize = 8;
 /// Limit on the payloads that one system call sends from where they are.

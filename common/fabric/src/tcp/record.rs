@@ -16,11 +16,11 @@
 //! A request without verbs asks for the server's clock. The server begins every batch of replies
 //! with a clock record, so it needs no other answer.
 
-use crate::lane_chain::NO_VERB;
+use crate::lane_state::NO_VERB;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Nanos, Verb};
 
 /// The length of a word, in bytes.
-pub(super) const WORD_BYTES: usize = size_of::<u64>();
+pub const WORD_BYTES: usize = size_of::<u64>();
 /// Limit on the bytes that the WRITEs of a chain, or its READs, have together. The largest block
 /// has 4 MiB and some.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 16 << 20;
@@ -48,20 +48,21 @@ const UNKNOWN: u8 = 6;
 /// Why a record cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a malformed record")]
-pub(super) struct RecordError;
+pub struct RecordError;
 
 type Result<T> = std::result::Result<T, RecordError>;
 
 /// The first word of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) lane: u16,
+pub struct Header {
+    /// The lane of the chain.
+    pub lane: u16,
     /// The number of verbs of a request, or the status of a reply.
     pub(super) kind: u8,
     /// Whether a deadline follows.
     has_deadline: bool,
     /// The number of words after the header.
-    pub(super) words: u32,
+    pub words: u32,
 }
 
 impl Header {
@@ -84,7 +85,7 @@ impl Header {
     /// # Errors
     /// [`RecordError`] if an unused bit is set.
     #[inline]
-    pub(super) fn of(word: u64) -> Result<Self> {
+    pub fn of(word: u64) -> Result<Self> {
         let (lane, kind, words) = (word as u16, (word >> 16) as u8, (word >> 32) as u32);
         let header = Self { lane, kind, has_deadline: word >> 24 & 1 == 1, words };
         if header.bits() == word { Ok(header) } else { Err(RecordError) }
@@ -95,7 +96,7 @@ impl Header {
     /// # Errors
     /// [`RecordError`] if no request is so long.
     #[inline]
-    pub(super) fn request_words(self) -> Result<usize> {
+    pub fn request_words(self) -> Result<usize> {
         let words = self.words as usize;
         if words <= REQUEST_WORDS_MAX { Ok(words + 1) } else { Err(RecordError) }
     }
@@ -103,13 +104,13 @@ impl Header {
 
 /// Whether a chain changes the region.
 #[inline]
-pub(super) fn changes(chain: &[Verb]) -> bool {
+pub fn changes(chain: &[Verb]) -> bool {
     chain.iter().any(|verb| verb.changes_region())
 }
 
 /// The number of words in a reply to this chain, after the header.
 #[inline]
-pub(super) fn reply_words(chain: &[Verb]) -> usize {
+pub fn reply_words(chain: &[Verb]) -> usize {
     let mut words = usize::from(has_atomic(chain));
     for verb in chain {
         if let Verb::Read { bytes, .. } | Verb::ReadPart { bytes, .. } = verb {
@@ -133,7 +134,7 @@ fn verb_word(kind: u8, high: u32) -> u64 {
 /// Appends the record of a chain without the payloads of its WRITEs, which follow it. `deadline` is
 /// a time of the server's clock.
 #[inline]
-pub(super) fn encode_request(lane: LaneId, chain: &[Verb], deadline: Nanos, into: &mut Vec<u64>) {
+pub fn encode_request(lane: LaneId, chain: &[Verb], deadline: Nanos, into: &mut Vec<u64>) {
     let at = into.len();
     let mut payload_words = 0;
     into.push(0);
@@ -164,19 +165,19 @@ pub(super) fn encode_request(lane: LaneId, chain: &[Verb], deadline: Nanos, into
 }
 
 /// Appends a request for the server's clock.
-pub(super) fn encode_clock_request(into: &mut Vec<u64>) {
+pub fn encode_clock_request(into: &mut Vec<u64>) {
     into.push(Header { lane: NO_LANE, kind: 0, has_deadline: false, words: 0 }.bits());
 }
 
 /// A request, as the server decodes it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Request<'r> {
+pub struct Request<'r> {
     verbs: [Verb; CHAIN_VERBS_MAX],
     count: usize,
     /// A time of the server's clock.
-    pub(super) deadline: Nanos,
+    pub deadline: Nanos,
     /// The payloads of the WRITEs, one after the other.
-    pub(super) payload: &'r [u64],
+    pub payload: &'r [u64],
     /// The bytes that its READs and its WRITEs have.
     pub(super) payload_bytes: usize,
 }
@@ -184,7 +185,7 @@ pub(super) struct Request<'r> {
 impl Request<'_> {
     /// The chain; empty in a request for the clock.
     #[inline]
-    pub(super) fn chain(&self) -> &[Verb] {
+    pub fn chain(&self) -> &[Verb] {
         &self.verbs[..self.count]
     }
 }
@@ -207,7 +208,7 @@ impl Words<'_> {
 /// # Errors
 /// [`RecordError`] for words that are no request.
 #[inline]
-pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>> {
+pub fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>> {
     decode(header, body, body.len())
 }
 
@@ -216,7 +217,7 @@ pub(super) fn decode_request(header: Header, body: &[u64]) -> Result<Request<'_>
 ///
 /// # Errors
 /// [`RecordError`] for words that do not begin a request.
-pub(super) fn decode_begun_request(header: Header, arrived: &[u64]) -> Result<Option<Request<'_>>> {
+pub fn decode_begun_request(header: Header, arrived: &[u64]) -> Result<Option<Request<'_>>> {
     match decode(header, arrived, header.words as usize) {
         Err(error) if arrived.len() >= VERBS_WORDS_MAX => Err(error),
         begun => Ok(begun.ok()),
@@ -274,14 +275,14 @@ fn decode(header: Header, body: &[u64], body_words: usize) -> Result<Request<'_>
 }
 
 /// A reply that is being written: where its header is.
-pub(super) struct PendingReply {
+pub struct PendingReply {
     at: usize,
 }
 
 impl PendingReply {
     /// Begins a reply to this chain. The payloads of its READs are appended after it.
     #[inline]
-    pub(super) fn begin(chain: &[Verb], into: &mut Vec<u64>) -> Self {
+    pub fn begin(chain: &[Verb], into: &mut Vec<u64>) -> Self {
         let at = into.len();
         into.push(0);
         if has_atomic(chain) {
@@ -293,7 +294,7 @@ impl PendingReply {
     /// Completes the reply with the chain's result. `more_words` words follow it that are not in
     /// `into`.
     #[inline]
-    pub(super) fn finish(
+    pub fn finish(
         self,
         lane: u16,
         chain: &[Verb],
@@ -330,7 +331,7 @@ impl PendingReply {
 
 /// Appends a clock record.
 #[inline]
-pub(super) fn encode_clock(now: Nanos, into: &mut Vec<u64>) {
+pub fn encode_clock(now: Nanos, into: &mut Vec<u64>) {
     into.extend([Header::reply(NO_LANE, CLOCK, 1), now]);
 }
 
@@ -339,7 +340,7 @@ pub(super) const CLOCK_WORDS: usize = 2;
 
 /// A record from a server, by its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplyKind {
+pub enum ReplyKind {
     /// The time of the server's clock.
     Clock,
     /// A chain was executed. The words after the header are its results.
@@ -353,7 +354,7 @@ pub(super) enum ReplyKind {
 /// # Errors
 /// [`RecordError`] if no reply begins like this.
 #[inline]
-pub(super) fn reply_kind(header: Header) -> Result<ReplyKind> {
+pub fn reply_kind(header: Header) -> Result<ReplyKind> {
     match (header.kind, header.words) {
         _ if header.has_deadline => Err(RecordError),
         (OK, _) => Ok(ReplyKind::Executed(LaneId(header.lane))),

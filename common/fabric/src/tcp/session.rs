@@ -18,8 +18,8 @@ use super::record::{
     encode_clock, has_atomic,
 };
 use super::stream::Stream;
+use crate::memory::{ChainMemory, Executor};
 use crate::rdma::ConnectionId;
-use crate::shm::{ChainMemory, Executor};
 use crate::{Buffer, ChainError, Nanos, Verb};
 
 /// The bytes that a session may touch in its turn: those that its verbs READ and WRITE, whatever

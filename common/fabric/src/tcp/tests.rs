@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::memory::{HugePages, Lease, Region, RegionMemory};
 use crate::rdma::{RemoteRegion, Rkeys};
-use crate::shm::{HugePages, Lease, Region, RegionMemory};
 use crate::{
     Buffer, ChainError, Completion, Fabric, LaneId, Nanos, REQUEST_BYTES_MAX, RegionIndex, Verb,
     boot_time_ns,

@@ -13,7 +13,7 @@ use rustix::event::epoll;
 use super::ffi::{self, ibv_send_flags, ibv_wc_status, ibv_wr_opcode, rdma_cm_event_type, system};
 use super::handles::{Capacity, ProtectionDomain, QueuePair, wait_until_readable};
 use super::identifier::EventChannel;
-use super::memory::Registered;
+use super::local_memory::Registered;
 use crate::rdma::{ConnectionId, VerbsError};
 use crate::{ControlChannel, MESSAGE_BYTES_MAX};
 

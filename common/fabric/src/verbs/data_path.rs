@@ -9,7 +9,7 @@ use super::ffi::ibv_wc_status;
 use super::lanes::Lane;
 use super::link::Link;
 use super::work::{RegisteredRange, WorkRequestId, buffer_of, classify_failure, request};
-use crate::lane_chain::Stage;
+use crate::lane_state::Stage;
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,

@@ -7,7 +7,7 @@ use super::ffi::ibv_access_flags;
 use super::handles::MemoryRegion;
 use super::lanes::Lane;
 use super::work::{RegisteredRange, buffer_of};
-use crate::lane_chain::{NO_VERB, Stage};
+use crate::lane_state::{NO_VERB, Stage};
 use crate::long_transfer::PART_BYTES;
 use crate::registered::Pages;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Lent, Verb};

@@ -18,9 +18,8 @@ use super::lanes::Lanes;
 use super::link::{DataLink, Link};
 use super::work::classify_failure;
 use crate::clock::Clock;
-use crate::lane_chain::Stage;
+use crate::lane_state::{SleepingLanes, Stage};
 use crate::rdma::{RemoteRegion, VerbsError};
-use crate::waits::SleepingLanes;
 use crate::{Completion, LaneId, Nanos, RegionIndex, Wakeup, interrupt};
 
 const WATCHING: &str = "watching a connection";

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::ffi;
 use super::handles::ProtectionDomain;
-use super::memory::Registered;
+use super::local_memory::Registered;
 use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
-use crate::lane_chain::{LaneChain, Stage};
+use crate::lane_state::{LaneChain, Stage};
 use crate::rdma::VerbsError;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, LentRest};
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farside_fabric::memory::{HugePages, Region, RegionMemory};
 use farside_fabric::rdma::{ConnectionId, Options, RemoteRegion, Rkeys, SLICES_MAX, preflight};
-use farside_fabric::shm::{HugePages, Region, RegionMemory};
 use farside_fabric::verbs::{
     DataConnection, Event, Incoming, Listener, Protection, VerbsChannel, VerbsFabric,
     connect_control, connect_data,

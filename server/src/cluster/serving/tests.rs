@@ -3,7 +3,7 @@
 
 use farside_cluster::{Memory, ServedCopy, ShardRecord};
 use farside_control::cluster::ShardCopy;
-use farside_fabric::shm::HugePages;
+use farside_fabric::memory::HugePages;
 use farside_layout::REGION_BYTES_MIN;
 
 use super::super::joining::{KnownRegion, may_continue};

@@ -18,7 +18,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use farside::{Result, Session};
-use farside_fabric::shm::Region;
+use farside_fabric::memory::Region;
 use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     DirectoryEntry, Format, Geometry, HINT_OFFSET, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SlotState,

@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use farside::Client;
-use farside_fabric::shm::{HugePages, Listener, RegionMemory};
+use farside_fabric::memory::{HugePages, RegionMemory};
+use farside_fabric::shm::Listener;
 use farside_tests::{as_other_user, left_out_without_root, new_address};
 
 use super::*;

@@ -8,8 +8,8 @@ use farside_control::{
     PROTOCOL_VERSION, REPLY_BYTES_MAX, ServerMessage, ServerStatistics, SessionKey, Welcome,
 };
 use farside_fabric::ControlChannel;
+use farside_fabric::memory::{HugePages, RegionMemory};
 use farside_fabric::rdma::{Options, REASON_BYTES_MAX, RemoteRegion};
-use farside_fabric::shm::{HugePages, RegionMemory};
 use farside_fabric::verbs::{DataConnection, Event, Incoming, Listener, Protection, VerbsChannel};
 use farside_tests::device_or_left_out;
 

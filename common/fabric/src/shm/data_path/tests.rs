@@ -1,4 +1,6 @@
-//! A fabric with two regions in two mappings.
+//! A fabric with two regions in two mappings, and long transfers.
+
+mod long_transfers;
 
 use super::*;
 use crate::{AnyFabric, Endpoint, Intercepted, Interceptor};

@@ -10,8 +10,8 @@ use super::super::executors::INPUT_WORDS;
 use super::super::session::{Session, Tools};
 use super::super::stream::Stream;
 use super::*;
+use crate::memory::Executor;
 use crate::rdma::ConnectionId;
-use crate::shm::Executor;
 
 /// A CA, and a folder for its files.
 struct Ca {

@@ -8,8 +8,8 @@ use super::super::record::encode_request;
 use super::super::session::{Session, Tools};
 use super::super::stream::Stream;
 use super::*;
+use crate::memory::Executor;
 use crate::rdma::ConnectionId;
-use crate::shm::Executor;
 
 const LONG: u32 = 1 << 20;
 const AT: u64 = 1 << 20;

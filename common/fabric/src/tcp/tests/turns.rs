@@ -13,8 +13,8 @@ use super::super::record::encode_request;
 use super::super::session::{OUTPUT_BYTES_MAX, Session, TURN_BYTES, Tools};
 use super::super::stream::{self, Stream};
 use super::*;
+use crate::memory::Executor;
 use crate::rdma::ConnectionId;
-use crate::shm::Executor;
 
 /// The lease of a second client.
 const OTHER: Lease = Lease { offset: 64, number: 9 };

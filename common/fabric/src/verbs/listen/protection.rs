@@ -6,33 +6,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Event, Incoming, Listener};
-use crate::Role;
+use crate::memory::Region;
 use crate::rdma::{
     ConnectionId, Options, ProbeState, RemoteRegion, Rkeys, SLICE_OVERLAP_BYTES, SLICES_MAX,
     VerbsError, registered_ranges, slice_count,
 };
-use crate::shm::Region;
 use crate::verbs::ffi::{self, ibv_access_flags, ibv_wc_status, system};
 use crate::verbs::handles::{Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
 use crate::verbs::identifier::{CmId, EventChannel};
 use crate::verbs::{VerbsFabric, connect_data, preflight};
+use crate::{Role, SOFTWARE_ROUND_TRIP_MIN_NS};
 
 /// No chain through a network card is faster. Its doorbell and its completion cross PCIe at the
 /// client (some 150 ns each way, posted). At the server the card READs or swaps over PCIe, and
 /// waits for the answer (at least some 300 ns). The fastest measured take over 1,000 ns.
-const ROUND_TRIP_MIN_NS_CARD: u32 = 500;
-/// A device in software passes each packet through the network stack, and through threads or
-/// interrupts of the kernel, on both sides: four passes of at least a microsecond. The fastest
-/// measured, soft-RoCE without emulation, take at least 8,000 ns.
-const ROUND_TRIP_MIN_NS_SOFTWARE: u32 = 4_000;
-/// A server may serve clients over TCP, too, and those over RDMA are not told.
-const _: () = assert!(ROUND_TRIP_MIN_NS_SOFTWARE <= crate::tcp::ROUND_TRIP_MIN_NS);
+const CARD_ROUND_TRIP_MIN_NS: u32 = 500;
 
 /// Returns the shortest round trip of the device, which depends on whether it is hardware or
 /// software.
 fn round_trip_min_ns(device: &str) -> u32 {
     let hardware = std::path::Path::new("/sys/class/infiniband").join(device).join("device");
-    if hardware.exists() { ROUND_TRIP_MIN_NS_CARD } else { ROUND_TRIP_MIN_NS_SOFTWARE }
+    if hardware.exists() { CARD_ROUND_TRIP_MIN_NS } else { SOFTWARE_ROUND_TRIP_MIN_NS }
 }
 
 /// One probe at a time, and one entry more, so that a completion never finds the queue full.

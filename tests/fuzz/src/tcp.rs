@@ -1,35 +1,28 @@
-//! The fuzz targets of a session's connection. `tests/fuzz` runs them on any bytes. A panic is a
-//! finding.
+//! The connection of a session over TCP, at a server and at a client.
 //!
 //! The code of both sides is the real one, at one end of a pair of sockets. An input arrives at
 //! once, and then again in parts. The results have to be the same, and those that a simple model of
 //! the records predicts.
 
 use std::cell::RefCell;
-use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
-use zerocopy::IntoBytes;
-
-use super::clock_bound::ClockBound;
-use super::connect::DataLink;
-use super::executors::{Event, News, Thread};
-use super::kept_bytes::KeptBytes;
-use super::link::{ArrivedSum, Lane, Link};
-use super::output::DIRECT_BYTES_MIN;
-use super::record::{
+use farside_fabric::memory::{HugePages, Lease, Region, RegionMemory};
+use farside_fabric::rdma::{ConnectionId, RemoteRegion, Rkeys};
+use farside_fabric::tcp::record::{
     Header, PendingReply, ReplyKind, WORD_BYTES, changes, decode_begun_request, decode_request,
     encode_clock, encode_clock_request, encode_request, reply_kind, reply_words,
 };
-use super::session::Session;
-use super::stream::{self, Stream};
-use crate::lane_chain::{LaneChain, Stage};
-use crate::rdma::{ConnectionId, RemoteRegion, Rkeys};
-use crate::shm::{Executor, HugePages, Lease, Region, RegionMemory};
-use crate::{Buffer, ChainError, LaneId, Lent, Nanos, RegionIndex, Trust, Verb, boot_time_ns};
+use farside_fabric::tcp::{
+    DIRECT_BYTES_MIN, DataLink, Event, ROUND_TRIP_MIN_NS, SteppedExecutor, TcpFabric,
+};
+use farside_fabric::{
+    Buffer, ChainError, Completion, Fabric, LaneId, Nanos, RegionIndex, Verb, boot_time_ns,
+};
+use zerocopy::IntoBytes;
 
 /// The number of parts in which an input arrives the second time.
 const PARTS: usize = 4;
@@ -43,11 +36,11 @@ const LAST_WORD: u64 = (REGION_BYTES - WORD_BYTES) as u64;
 /// A deadline that is nearer to the present may pass between the two runs of an input.
 const NEAR_NS: Nanos = 10_000_000_000;
 
-/// Returns an end for the code under test, and its peer.
-fn connected() -> (Stream, OwnedFd) {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let (near, far) = net::socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
-    (Stream::unchanged(near), far)
+/// Returns an end for the code under test, and its peer, which never waits.
+fn connected() -> (UnixStream, UnixStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    (near, far)
 }
 
 /// The whole of an input, and its parts.
@@ -127,12 +120,11 @@ fn decode_requests(bytes: &[u8]) -> (Vec<DecodedRequest>, End) {
 
 /// A thread of a server, with a session beside the one that an input talks to.
 struct FuzzedServer {
-    thread: Thread,
-    news: Arc<News>,
+    executor: SteppedExecutor,
     for_writers: Arc<Region>,
     for_readers: Arc<Region>,
     content: Vec<u64>,
-    beside: OwnedFd,
+    beside: UnixStream,
     sessions: u64,
 }
 
@@ -144,15 +136,11 @@ impl FuzzedServer {
         let words = (REGION_BYTES / WORD_BYTES) as u64;
         let mut content: Vec<u64> = (0..words).map(|number| number << 32).collect();
         content[0] = LEASE.number;
-        let news = Arc::new(News::new().unwrap());
-        let kept = Arc::new(KeptBytes::new(usize::MAX));
-        let mut thread = Thread::new(news.clone(), None, Duration::ZERO, kept).unwrap();
+        let mut executor = SteppedExecutor::new().unwrap();
         let (near, beside) = connected();
-        let executor = Executor::new(memory.region.clone(), Some(LEASE));
-        thread.begin(Session::new(ConnectionId(0), near, executor));
+        executor.begin(ConnectionId(0), near.into(), memory.region.clone(), LEASE);
         Self {
-            thread,
-            news,
+            executor,
             for_writers: memory.region,
             for_readers: Arc::new(for_readers),
             content,
@@ -162,12 +150,12 @@ impl FuzzedServer {
     }
 
     /// Has the thread work until it has nothing to do. Receives what it sends to a client.
-    fn work(thread: &mut Thread, client: &OwnedFd, received: &mut Vec<u8>) {
+    fn work(executor: &mut SteppedExecutor, mut client: &UnixStream, received: &mut Vec<u8>) {
         let mut part = [0; 64 << 10];
         loop {
-            let has_served = thread.serve_waiting();
-            // An error is the end of the connection.
-            let bytes = stream::receive(client, &mut part, false).unwrap_or(0);
+            let has_served = executor.step();
+            // An error is the end of the connection, or there is nothing yet.
+            let bytes = client.read(&mut part).unwrap_or(0);
             received.extend_from_slice(&part[..bytes]);
             if !has_served && bytes == 0 {
                 return;
@@ -181,27 +169,26 @@ impl FuzzedServer {
         self.for_writers.write(0, &self.content).unwrap();
         let id = ConnectionId(self.sessions);
         self.sessions += 1;
-        let (near, client) = connected();
-        let executor = Executor::new(region.clone(), Some(LEASE));
-        self.thread.begin(Session::new(id, near, executor));
+        let (near, mut client) = connected();
+        self.executor.begin(id, near.into(), region.clone(), LEASE);
         let mut received = Vec::new();
         for part in parts {
             let mut sent = 0;
             while sent < part.len() {
-                match stream::send(&client, &[IoSlice::new(&part[sent..])]) {
+                match client.write(&part[sent..]) {
                     Ok(bytes) => sent += bytes,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     // The server has closed the connection.
                     Err(_) => break,
                 }
-                Self::work(&mut self.thread, &client, &mut received);
+                Self::work(&mut self.executor, &client, &mut received);
             }
         }
         // It fails if the server has closed the connection.
-        let _ = net::shutdown(&client, net::Shutdown::Write);
-        Self::work(&mut self.thread, &client, &mut received);
-        let news = self.news.take();
-        assert!(matches!(news, Some(Ok(Event::Ended(ended))) if ended == id), "it has ended");
+        let _ = client.shutdown(Shutdown::Write);
+        Self::work(&mut self.executor, &client, &mut received);
+        let event = self.executor.next_event();
+        assert!(matches!(event, Some(Ok(Event::Ended(ended))) if ended == id), "it has ended");
         let mut region = vec![0; self.content.len()];
         self.for_writers.read(0, &mut region).unwrap();
         (replies(&received), region)
@@ -213,15 +200,14 @@ impl FuzzedServer {
         let mut request = Vec::new();
         let chain = [read(LAST_WORD, Buffer::Window, 8)];
         encode_request(LaneId(3), &chain, Nanos::MAX, &mut request);
-        let sent = stream::send(&self.beside, &[IoSlice::new(request.as_bytes())]).unwrap();
-        assert_eq!(sent, size_of_val(&*request));
+        self.beside.write_all(request.as_bytes()).unwrap();
         let mut received = Vec::new();
-        Self::work(&mut self.thread, &self.beside, &mut received);
+        Self::work(&mut self.executor, &self.beside, &mut received);
         let last = self.content.last().copied();
         let [header, value] = replies(&received)[0][..] else { panic!("{received:?}") };
         let kind = Header::of(header).and_then(reply_kind);
         assert_eq!((kind, Some(value)), (Ok(ReplyKind::Executed(LaneId(3))), last));
-        assert!(self.news.take().is_none());
+        assert!(self.executor.next_event().is_none());
     }
 }
 
@@ -280,7 +266,7 @@ thread_local! {
 ///
 /// # Panics
 /// A check fails.
-pub fn execute_requests(bytes: &[u8]) -> bool {
+pub(crate) fn execute_requests(bytes: &[u8]) -> bool {
     let (requests, end) = decode_requests(bytes);
     let with_verbs = || requests.iter().filter(|request| !request.chain.is_empty());
     let now = boot_time_ns();
@@ -374,109 +360,121 @@ fn awaited_replies(words: &[u64]) -> (Vec<u64>, bool) {
     (awaited, true)
 }
 
-/// A client's connection with chains in flight.
+/// A client's fabric with chains in flight.
 struct FuzzedClient {
-    link: Link,
-    lanes: Vec<Lane>,
-    server: OwnedFd,
+    fabric: TcpFabric,
+    /// The chains in flight, by their lanes.
+    chains: [Option<Vec<Verb>>; 5],
+    /// The fabric's end of the connection, which tells how much the fabric has not received.
+    near: UnixStream,
+    server: UnixStream,
     /// The results of chains, encoded as the server encodes them.
     answers: Vec<u64>,
 }
 
 impl FuzzedClient {
     fn new() -> Self {
-        let lane = |chain: Vec<Verb>| {
-            let mut in_flight = LaneChain::NONE;
-            in_flight.post(REGION, &chain, 0, Nanos::MAX - 1);
-            in_flight.stage = Stage::InFlight;
-            let (rest, buffers, counters) = Default::default();
-            Lane { chain: in_flight, rest, arrived: ArrivedSum::default(), buffers, counters }
-        };
-        let lanes: Vec<Lane> = chains_in_flight().map(lane).into();
-        let (stream, server) = connected();
+        let (near, server) = connected();
+        let link = DataLink::over(near.try_clone().unwrap().into());
         let region = RemoteRegion {
             base_address: 0,
             region_bytes: REGION_BYTES as u64,
             rkeys: Rkeys::default(),
             writable: true,
-            round_trip_min_ns: super::ROUND_TRIP_MIN_NS,
+            round_trip_min_ns: ROUND_TRIP_MIN_NS,
         };
-        let clock_bound = ClockBound::new(0, 0);
-        let trust = Trust::forever();
-        let link = DataLink { stream, reply: Vec::new(), clock_bound, trust };
-        let link = Link::new(link, region, lanes.len() as u16).unwrap();
-        Self { link, lanes, server, answers: Vec::new() }
+        let chains = chains_in_flight();
+        let mut fabric = link.into_fabric(region, chains.len() as u16 + 1).unwrap();
+        for (number, chain) in (0..).zip(&chains) {
+            fabric.post(LaneId(number), REGION, chain, Nanos::MAX - 1);
+        }
+        fabric.ring();
+        Self { fabric, chains: chains.map(Some), near, server, answers: Vec::new() }
     }
 
-    /// Receives what has arrived. Returns false if the client gives the connection up.
+    /// Receives what has arrived. Returns false if the client has given the connection up.
     fn receive(&mut self) -> bool {
-        // The server's end stays open, so there is room for more whenever there is no answer.
-        let lent = &mut Lent::default();
-        while self.link.receive(&mut self.lanes, lent, false, boot_time_ns).unwrap() {
-            loop {
-                match self.link.next_answer(&mut self.lanes, lent, REGION, boot_time_ns) {
-                    Ok(Some((id, result))) => self.take_answer(id, &result),
-                    Ok(None) => break,
-                    Err(_) => return false,
-                }
+        loop {
+            while let Some(completion) = self.fabric.poll() {
+                self.take_answer(&completion);
+            }
+            let left = rustix::io::ioctl_fionread(&self.near).unwrap();
+            if left == 0 {
+                return true;
+            }
+            // It receives even if no chain is in flight.
+            self.fabric.relax();
+            if rustix::io::ioctl_fionread(&self.near).unwrap() == left {
+                return false;
             }
         }
-        true
     }
 
-    fn take_answer(&mut self, id: LaneId, result: &Result<u64, ChainError>) {
-        let Lane { chain, buffers, .. } = &mut self.lanes[usize::from(id.0)];
-        chain.stage = Stage::Idle;
-        let reply = PendingReply::begin(chain.verbs(), &mut self.answers);
-        for verb in chain.verbs() {
+    fn take_answer(&mut self, Completion { lane, result }: &Completion) {
+        let chain = self.chains[usize::from(lane.0)].take().expect("a chain completes once");
+        let reply = PendingReply::begin(&chain, &mut self.answers);
+        for verb in &chain {
             if let Verb::Read { into, bytes, .. } = *verb
                 && result.is_ok()
             {
-                let words = &buffers[into as usize][..bytes as usize / WORD_BYTES];
-                self.answers.extend(words);
+                let content = &self.fabric.buffer(*lane, into)[..bytes as usize];
+                self.answers.extend(words_of(content));
             }
         }
-        reply.finish(id.0, chain.verbs(), result, 0, &mut self.answers);
+        reply.finish(lane.0, &chain, result, 0, &mut self.answers);
     }
 
-    /// Receives these parts from the server. Returns false if the client gives the connection up.
-    fn receive_all(&mut self, parts: &[&[u8]]) -> bool {
+    /// Receives these parts from the server, until the client gives the connection up.
+    fn receive_all(&mut self, parts: &[&[u8]]) {
         for part in parts {
             let mut sent = 0;
             while sent < part.len() {
-                match stream::send(&self.server, &[IoSlice::new(&part[sent..])]) {
+                match self.server.write(&part[sent..]) {
                     Ok(bytes) => sent += bytes,
-                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
                 }
                 if !self.receive() {
-                    return false;
+                    return;
                 }
             }
         }
-        true
+    }
+
+    /// Whether the client can still send a chain, which has a lane of its own.
+    fn is_connected(&mut self) -> bool {
+        let lane = LaneId(self.chains.len() as u16);
+        let chain = [Verb::WriteWord { remote: 0, value: 1 }];
+        // The fabric converts it to the server's time, of which any one is possible.
+        self.fabric.post(lane, REGION, &chain, Nanos::MAX - 1);
+        self.fabric.ring();
+        let mut completions = std::iter::from_fn(|| self.fabric.poll());
+        !completions.any(|completion| completion.lane == lane)
     }
 }
 
-/// Decodes the bytes of a server that answers chains in flight. Returns whether they are whole
+/// Has a client with chains in flight receive the bytes of a server. Returns whether they are whole
 /// records that the client awaits.
 ///
 /// # Panics
 /// A check fails.
-pub fn decode_replies(bytes: &[u8]) -> bool {
+pub(crate) fn decode_replies(bytes: &[u8]) -> bool {
     let bytes = completed(bytes);
     let (awaited, is_valid) = awaited_replies(&words_of(&bytes));
     for parts in arrivals(&bytes) {
         let mut client = FuzzedClient::new();
-        assert_eq!(client.receive_all(&parts), is_valid);
-        assert!(client.answers == awaited, "another result than the server sent");
-        // Any time of the server is a bound.
-        let _ = client.link.clock_bound.at(boot_time_ns());
+        client.receive_all(&parts);
+        // The client gives up at a malformed record. It has taken the answers before it, and then
+        // the other chains fail.
+        assert_eq!(client.is_connected(), is_valid);
+        let taken = client.answers.get(..awaited.len());
+        assert!(taken == Some(&*awaited), "another result than the server sent");
+        assert!(!is_valid || client.answers.len() == awaited.len(), "more than the server sent");
     }
     is_valid && bytes.len().is_multiple_of(WORD_BYTES)
 }
 
 /// Valid inputs of [`execute_requests`].
-pub fn some_requests() -> Vec<Vec<u8>> {
+pub(crate) fn some_requests() -> Vec<Vec<u8>> {
     let swap = Verb::CompareSwap { remote: 64, expected: 9 << 32, desired: 2 };
     let mark = Verb::WriteU32 { remote: 4, value: 1 };
     let long = DIRECT_BYTES_MIN as u32;
@@ -509,7 +507,7 @@ pub fn some_requests() -> Vec<Vec<u8>> {
 }
 
 /// Valid inputs of [`decode_replies`].
-pub fn some_replies() -> Vec<Vec<u8>> {
+pub(crate) fn some_replies() -> Vec<Vec<u8>> {
     let reply = |lane: usize, result: Result<u64, ChainError>| {
         let (chain, mut words) = (&chains_in_flight()[lane], Vec::new());
         let reply = PendingReply::begin(chain, &mut words);

@@ -2,11 +2,13 @@
 
 use zerocopy::IntoBytes;
 
-use super::Buffers;
-use crate::{Buffer, CHAIN_VERBS_MAX, Lent};
+use crate::Buffer;
 
 /// The length from which a buffer no longer grows by doubling, in words of 8 bytes: 4 MiB.
 const LARGE_BUFFER_WORDS: usize = (4 << 20) / size_of::<u64>();
+
+/// A lane's own buffers, by [`Buffer`].
+pub(crate) type Buffers = [Vec<u64>; Buffer::COUNT];
 
 /// The memory of a chain: the targets of its READs, and the sources of its WRITEs.
 pub(crate) trait ChainMemory {
@@ -28,43 +30,6 @@ pub(crate) trait ChainMemory {
 
     /// Notes the CRC-32 of the part that the verb at this index of its chain has copied.
     fn note_sum(&mut self, _verb: usize, _sum: u32) {}
-}
-
-/// The memory of a lane's chain with parts, if it has any.
-pub(super) struct LaneMemory<'l> {
-    pub(super) buffers: &'l mut Buffers,
-    pub(super) sums: &'l mut [u32; CHAIN_VERBS_MAX],
-    pub(super) lent: &'l mut Lent,
-}
-
-impl ChainMemory for LaneMemory<'_> {
-    #[inline(always)]
-    fn target(&mut self, into: Buffer, bytes: u32) -> &mut [u64] {
-        self.buffers.target(into, bytes)
-    }
-
-    #[inline(always)]
-    fn source(&mut self, from: Buffer, bytes: u32) -> &[u64] {
-        self.buffers.source(from, bytes)
-    }
-
-    fn target_part(&mut self, into: Buffer, at: u32, bytes: u32) -> &mut [u8] {
-        match into {
-            Buffer::Lent => self.lent.part_mut(at, bytes),
-            own => part_mut(self.buffers, own, at, bytes),
-        }
-    }
-
-    fn source_part(&mut self, from: Buffer, at: u32, bytes: u32) -> &[u8] {
-        match from {
-            Buffer::Lent => self.lent.part(at, bytes),
-            own => part_mut(self.buffers, own, at, bytes),
-        }
-    }
-
-    fn note_sum(&mut self, verb: usize, sum: u32) {
-        self.sums[verb] = sum;
-    }
 }
 
 /// These bytes of a buffer, which is long enough; none if it is not.

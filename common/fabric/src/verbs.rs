@@ -26,7 +26,7 @@ mod identifier;
 mod lanes;
 mod link;
 mod listen;
-mod memory;
+mod local_memory;
 mod preflight;
 #[cfg(test)]
 mod structures;

@@ -1,16 +1,10 @@
 //! Long transfers of shared memory, beside those by way of the lane's buffer.
 
-use std::sync::Arc;
-
 use super::*;
-use crate::shm::{Lease, Region, ShmFabric};
-use crate::{
-    Buffer, Counters, Fabric, Intercepted, Interceptor, LaneId, RegionIndex, Verb, WriteSum,
-};
+use crate::WriteSum;
+use crate::long_transfer::PART_BYTES;
 
-const LANE: LaneId = LaneId(0);
 const REGION: RegionIndex = RegionIndex::FIRST;
-const LEASE: Lease = Lease { offset: 8, number: 7 };
 const HEAD_BYTES: u32 = 64;
 const SLOT: u64 = 64;
 const MARK: u64 = 128;

@@ -9,19 +9,8 @@ mod data_path;
 #[allow(unsafe_code, reason = "two socket options that rustix does not have")]
 mod descriptors;
 mod listen;
-#[allow(unsafe_code, reason = "maps a file into addresses that the module has reserved")]
-mod mapping;
-mod memory;
-mod own_file;
-#[allow(unsafe_code, reason = "the mapping is shared with other processes")]
-mod region;
-mod words;
 
 pub use connect::Connection;
 pub use control_channel::ShmChannel;
-pub(crate) use data_path::{Buffers, ChainMemory, Executor, part_mut, words_mut};
-pub use data_path::{LATENESS_MAX_NS, Lease, ROUND_TRIP_MIN_NS, ShmFabric};
+pub use data_path::{LATENESS_MAX_NS, ROUND_TRIP_MIN_NS, ShmFabric};
 pub use listen::{Listener, SocketOptions, lock_path};
-pub use memory::huge_pages::{Collapse, Pages, collapse_refusal};
-pub use memory::{HugePages, MemoryError, RegionMemory};
-pub use region::{Region, prefetch};

@@ -23,14 +23,14 @@ const TRIES_MAX: u32 = 16;
 
 /// A folder and a name in it.
 #[derive(Debug)]
-pub(super) struct FolderEntry {
+pub(crate) struct FolderEntry {
     folder: OwnedFd,
     pub(super) name: OsString,
 }
 
 impl FolderEntry {
     /// The entry with this path. The folder must exist, the file need not.
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(Errno::ISDIR)?;
         let folder = match path.parent() {
             Some(folder) if folder != Path::new("") => folder,
@@ -71,7 +71,7 @@ impl FolderEntry {
     ///
     /// # Errors
     /// `InvalidInput` if the entry is anything else, otherwise the system's error.
-    pub(super) fn open_own(&self) -> io::Result<File> {
+    pub(crate) fn open_own(&self) -> io::Result<File> {
         for _ in 0..TRIES_MAX {
             match self.open_with(OFlags::CREATE | OFlags::EXCL) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -119,7 +119,7 @@ impl FolderEntry {
 }
 
 /// Locks a file for as long as it is open. Returns false if another process has the lock.
-pub(super) fn lock(file: &File) -> io::Result<bool> {
+pub(crate) fn lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
@@ -127,7 +127,7 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-pub(super) fn unlock(file: &File) {
+pub(crate) fn unlock(file: &File) {
     // If this fails, closing the file ends the lock.
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
 }

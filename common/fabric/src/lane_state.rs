@@ -1,6 +1,7 @@
-//! The chain of a lane on a fabric where another party executes it: a device or a server.
+//! What fabrics keep of a lane: the chain that a device or a server executes, and the time until
+//! which the lane waits.
 
-use crate::{Buffer, CHAIN_VERBS_MAX, Nanos, RegionIndex, Verb};
+use crate::{Buffer, CHAIN_VERBS_MAX, Completion, LaneId, Nanos, RegionIndex, Verb, interrupt};
 
 /// What an unused place of a chain holds.
 pub(crate) const NO_VERB: Verb = Verb::Read { remote: 0, into: Buffer::Window, bytes: 0 };
@@ -77,5 +78,38 @@ impl LaneChain {
     #[inline]
     pub(crate) fn has_deadline(&self) -> bool {
         self.deadline < Nanos::MAX
+    }
+}
+
+/// The lanes that wait ([`Fabric::wait`](crate::Fabric::wait)), each with the time until which it
+/// waits.
+pub(crate) struct SleepingLanes(Vec<(Nanos, LaneId)>);
+
+impl SleepingLanes {
+    /// An empty set, with room for `lanes` lanes.
+    pub(crate) fn with_capacity(lanes: usize) -> Self {
+        Self(Vec::with_capacity(lanes))
+    }
+
+    pub(crate) fn add(&mut self, lane: LaneId, until: Nanos) {
+        self.0.push((until, lane));
+    }
+
+    /// The earliest time for which a lane waits.
+    pub(crate) fn first(&self) -> Option<Nanos> {
+        self.0.iter().map(|(until, _)| *until).min()
+    }
+
+    /// The completion of a lane whose time has come, or of any if the caller has given up. Reads
+    /// the clock only if a lane waits.
+    #[inline]
+    pub(crate) fn due(&mut self, now: impl FnOnce() -> Nanos) -> Option<Completion> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let now = if interrupt::is_given_up() { Nanos::MAX } else { now() };
+        let due = self.0.iter().position(|(until, _)| *until <= now)?;
+        let (_, lane) = self.0.swap_remove(due);
+        Some(Completion { lane, result: Ok(0) })
     }
 }

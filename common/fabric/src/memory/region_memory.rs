@@ -3,9 +3,6 @@
 //! All pages are allocated at the start. Otherwise a client could be killed by an access to a page
 //! that the system cannot provide.
 
-mod file;
-pub(super) mod huge_pages;
-
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -19,11 +16,11 @@ use bytesize::ByteSize;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
-use super::Region;
+use super::huge_pages::{Pages, fill};
 use super::mapping::{HUGE_PAGE_BYTES, HUGETLBFS_MAGIC};
+use super::region::Region;
+use super::region_file::{RegionFile, Unfinished};
 use crate::resources::{self, Meminfo, Room};
-use file::{RegionFile, Unfinished};
-use huge_pages::{Pages, fill};
 
 /// The memory of a server beside its region, which counts against the limit of a cgroup, too.
 const OWN_BYTES: u64 = 32 << 20;
@@ -132,7 +129,7 @@ pub enum MemoryError {
     System { what: &'static str, source: io::Error },
 }
 
-fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> MemoryError {
+pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> MemoryError {
     move |source| MemoryError::System { what, source: source.into() }
 }
 

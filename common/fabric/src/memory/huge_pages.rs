@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::{RegionMemory, memfd, reserve};
-use crate::shm::Region;
-use crate::shm::mapping::HUGE_PAGE_BYTES;
+use super::mapping::HUGE_PAGE_BYTES;
+use super::region::Region;
+use super::region_memory::{RegionMemory, memfd, reserve};
 
 const SMALL_PAGE_BYTES: u64 = 4 << 10;
 /// The memory of one call. Each call interrupts all processors, so smaller steps cost more. A
@@ -191,7 +191,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::shm::HugePages;
+    use crate::memory::HugePages;
 
     const BYTES: u64 = 16 << 20;
 

@@ -139,8 +139,8 @@ mod tests {
             let file = file(HUGE_PAGE_BYTES + n * 4096);
             for writable in [true, false] {
                 let region = match writable {
-                    true => super::super::Region::map(&file).unwrap(),
-                    false => super::super::Region::map_read_only(&file).unwrap(),
+                    true => crate::memory::Region::map(&file).unwrap(),
+                    false => crate::memory::Region::map_read_only(&file).unwrap(),
                 };
                 assert_eq!(region.bytes(), HUGE_PAGE_BYTES + n * 4096);
                 assert_eq!(region.start().addr() as u64 % HUGE_PAGE_BYTES, 0);
