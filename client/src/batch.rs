@@ -1,10 +1,14 @@
 //! A list of operations that share doorbells.
 
+mod memory;
+
 use std::fmt;
 use std::time::Duration;
 
 use farside_protocol::{Action, Lifetime, OperationKind, Version};
 
+pub(crate) use self::memory::BatchMemory;
+use self::memory::BatchOperation;
 use crate::reconnecting::ReconnectBudget;
 use crate::{
     ConnectError, Contact, Error, Outcome, Pipeline, PipelineFull, Result, Session, Store, Value,
@@ -41,27 +45,26 @@ impl fmt::Debug for Batch<'_, '_> {
     }
 }
 
-/// An operation, and where its key and value are in the bytes of the batch.
-struct BatchOperation<'d> {
-    action: Action<'d>,
-    start: usize,
-    key_end: usize,
-    end: usize,
-}
-
 /// The most memory for keys and values that a session keeps for its next batch, in bytes.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// The memory of a session's batches.
-#[derive(Default)]
-pub(crate) struct BatchMemory {
-    operations: Vec<BatchOperation<'static>>,
-    bytes: Vec<u8>,
-    remaining: Vec<usize>,
+impl Session {
+    /// Returns an empty batch: it collects operations, which then run together.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// for outcome in session.batch().put("one", "1").increment("two", 2).run()? {
+    ///     assert!(outcome?.applied);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn batch<'d>(&mut self) -> Batch<'_, 'd> {
+        Batch::new(self)
+    }
 }
 
 impl<'s, 'd> Batch<'s, 'd> {
-    pub(crate) fn new(session: &'s mut Session) -> Self {
+    fn new(session: &'s mut Session) -> Self {
         let operations = std::mem::take(&mut session.batch_memory.operations);
         let bytes = std::mem::take(&mut session.batch_memory.bytes);
         Self { session, operations, bytes }

@@ -1,26 +1,17 @@
-//! A client: the state that its sessions share, and how it reconnects.
+//! A client, which opens sessions.
 
 mod admin;
 mod builder;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use farside_control::Role;
-use farside_control::attach::ConnectOptions;
+use farside_metrics::MetricsFormat;
 
-use crate::cluster::Cluster;
-use crate::connection::{ServerConnection, SessionOptions};
-use crate::fetches::Fetches;
-use crate::metrics::ClientMetrics;
-use crate::reconnecting::ReconnectBudget;
-use crate::shards::ShardLink;
-use crate::{Contact, Error, OperationError, RegisteredBuffer, Result, Session};
+use crate::client_inner::ClientInner;
+use crate::{RegisteredBuffer, Result, Session};
 pub use admin::Admin;
 pub use builder::ClientBuilder;
-use farside_protocol::Failure;
-use serde::Serialize;
 
 /// A connection to a memory server, or to the servers of a cluster: cheap to clone, shared by all
 /// threads of a process.
@@ -43,34 +34,6 @@ impl fmt::Debug for Client {
     }
 }
 
-/// The state that all clones of a client and its sessions share.
-pub(crate) struct ClientInner {
-    /// In a cluster its address and the others are seeds.
-    pub(crate) connect_options: ConnectOptions,
-    pub(crate) options: SessionOptions,
-    intercept: Option<farside_fabric::Intercept>,
-    /// `None` for a server without a cluster.
-    pub(crate) cluster: Option<Arc<Cluster>>,
-    /// By the number of the shard.
-    pub(crate) links: Box<[ShardLink]>,
-    pub(crate) fetches: Fetches,
-    /// `None` without the option.
-    pub(crate) metrics: Option<Arc<ClientMetrics>>,
-}
-
-/// The limits of a region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Limits {
-    /// The longest key, in bytes.
-    pub key_bytes_max: usize,
-    /// The longest value, in bytes.
-    pub value_bytes_max: usize,
-    /// The length of the region, in bytes.
-    pub region_bytes: u64,
-    /// How long an unlinked block stays untouched: GRACE.
-    pub grace: Duration,
-}
-
 impl Client {
     /// Returns a builder, which collects the settings of a connection.
     pub fn builder() -> ClientBuilder {
@@ -91,11 +54,12 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Connect`]: `Unreachable` if the server went away and did not return, `Refused` if
-    /// it returned and refuses this client, `System` if the system refuses a thread or a
-    /// descriptor, and over RDMA `Rdma`. [`Error::Operation`]: `Layout` if the region is damaged,
-    /// `Unregistered` if the system refuses memory for RDMA. [`Error::Lateness`] for a writer whose
-    /// retry settings are too slow for the region's GRACE.
+    /// [`Error::Connect`](crate::Error::Connect): `Unreachable` if the server went away and did not
+    /// return, `Refused` if it returned and refuses this client, `System` if the system refuses a
+    /// thread or a descriptor, and over RDMA `Rdma`. [`Error::Operation`](crate::Error::Operation):
+    /// `Layout` if the region is damaged, `Unregistered` if the system refuses memory for RDMA.
+    /// [`Error::Lateness`](crate::Error::Lateness) for a writer whose retry settings are too slow
+    /// for the region's GRACE.
     pub fn session(&self) -> Result<Session> {
         Session::open(self.shared.clone())
     }
@@ -122,82 +86,35 @@ impl Client {
         RegisteredBuffer::new(bytes)
     }
 
+    /// Returns the metrics of the client in this format: the operations of all its sessions by kind
+    /// and result, their latencies, round trips, verbs, bytes, lookups in the location cache,
+    /// retries, errors and reconnects. Sessions that have ended count too. No key is ever a label.
+    ///
+    /// `docs/operations.md` lists the names. The program serves the text itself, in its own way.
+    ///
+    /// `None` without [`ClientBuilder::metrics`](crate::ClientBuilder::metrics).
+    ///
+    /// ```no_run
+    /// use farside::{Client, MetricsFormat};
+    ///
+    /// let server = "shm:///run/farside/kv.sock";
+    /// let client = Client::builder().server(server).metrics(true).connect()?;
+    /// client.session()?.put("greeting", "hello")?;
+    /// let text = client.render_metrics(MetricsFormat::Prometheus).expect("they are on");
+    /// let line = "farside_client_operations_total{operation=\"put\",result=\"applied\"} 1\n";
+    /// assert!(text.contains(line));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn render_metrics(&self, format: MetricsFormat) -> Option<String> {
+        let links = &self.shared.links;
+        let reconnects = links.iter().map(|link| link.reconnects()).sum();
+        let regions_replaced = links.iter().map(|link| link.regions_replaced()).sum();
+        self.shared.metrics.as_ref()?.render(format, reconnects, regions_replaced)
+    }
+
     /// Returns what an operator can do: statistics, clients, hot keys, collection,
     /// compaction.
     pub fn admin(&self) -> Admin<'_> {
         Admin { client: self, shard: None }
-    }
-}
-
-impl ClientInner {
-    /// The server's address; in a cluster the seeds.
-    pub(crate) fn server(&self) -> String {
-        let ConnectOptions { address, others, .. } = &self.connect_options;
-        match self.cluster {
-            Some(_) => std::iter::once(address)
-                .chain(others)
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(","),
-            None => address.to_string(),
-        }
-    }
-
-    pub(crate) fn intercept(&self) -> Option<&farside_fabric::Intercept> {
-        self.intercept.as_ref()
-    }
-
-    /// The number of lanes of a session's engine. In a cluster a pipeline needs one more.
-    pub(crate) fn lanes(&self) -> u16 {
-        self.options.lanes + u16::from(self.cluster.is_some())
-    }
-
-    /// The size of the location cache of each shard, in bytes.
-    pub(crate) fn cache_bytes_of_shard(&self) -> usize {
-        self.options.cache_bytes / self.links.len()
-    }
-
-    /// Returns the error for a failed operation; `None` if the connection is lost and the operation
-    /// had no effect.
-    ///
-    /// Gives the connection up if it is lost or the operation's outcome is unknown. Then sessions
-    /// reconnect. The server gets no goodbye, so it cleans up what the operation may have left.
-    pub(crate) fn handle_failure(
-        &self,
-        shard: usize,
-        connection: &ServerConnection,
-        failure: Failure,
-    ) -> Option<Error> {
-        let error = match failure {
-            Failure::Error(error) => Some((*error).into()),
-            Failure::Lost(_) => None,
-            Failure::NoAnswer(waited_ns) => {
-                let waited = Duration::from_nanos(waited_ns);
-                Some(self.unreachable(shard, Contact::Silent, waited))
-            }
-        };
-        if matches!(error, None | Some(Error::Operation(OperationError::Indeterminate))) {
-            connection.control.give_up();
-        }
-        error
-    }
-
-    /// The error of an operation that had no effect because its connection was lost.
-    pub(crate) fn disconnected(&self, shard: usize) -> Error {
-        let last = self.links[shard].connections.last();
-        let server = last.map_or_else(|| self.server(), |connection| connection.server());
-        Error::Disconnected { server }
-    }
-
-    /// Counts a loss of the connection. Returns the error once the budget is used up.
-    pub(crate) fn count_loss(&self, shard: usize, budget: &mut ReconnectBudget) -> Result<()> {
-        if budget.count_loss(self.connect_options.timeout) {
-            return Ok(());
-        }
-        Err(self.unreachable(shard, Contact::Lost, budget.since_first_loss()))
-    }
-
-    pub(crate) fn role(&self) -> Role {
-        self.connect_options.role
     }
 }

@@ -127,7 +127,7 @@ impl Cluster {
     }
 
     /// Takes a map that a server sent. One that cannot be understood changes nothing.
-    pub(crate) fn take_map(&self, bytes: &[u8]) {
+    fn take_map(&self, bytes: &[u8]) {
         match ClusterMap::decode(bytes) {
             Ok(map) => self.merge(&map),
             Err(error) => tracing::warn!("{error}"),
@@ -246,7 +246,9 @@ impl Cluster {
         options: &ConnectOptions,
         cache_bytes: usize,
     ) -> Result<ServerConnection, ConnectError> {
-        let link = ClusterLink { cluster: self.clone(), trust_ns: self.trust_ns() };
+        let cluster = self.clone();
+        let take_map = Box::new(move |map: &[u8]| cluster.take_map(map));
+        let link = ClusterLink { take_map, trust_ns: self.trust_ns() };
         let connection = ServerConnection::over(attached, options, cache_bytes, Some(link))?;
         *self.owner(shard) = Some((number, connection.control.queue().clone()));
         // A newer view may have come between the look at the map and this.

@@ -437,7 +437,7 @@ impl ControlThread {
             }
             Ok(ServerMessage::Map { map }) => {
                 if let Some(heartbeats) = &self.heartbeats {
-                    heartbeats.link.cluster.take_map(&map);
+                    (heartbeats.link.take_map)(&map);
                 }
                 return Ok(());
             }

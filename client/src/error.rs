@@ -7,7 +7,12 @@ use farside_config::command_line::exit_code;
 use farside_control::attach::ConnectError;
 use farside_protocol::OperationError;
 
-use crate::{AddressError, PipelineFull};
+use crate::AddressError;
+
+/// The pipeline has no free lane: take a [`Completed`](crate::Completed) first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("all lanes of the pipeline are busy: take a completed operation first")]
+pub struct PipelineFull;
 
 /// Why an operation or a connection failed.
 ///

@@ -13,8 +13,7 @@ use farside_protocol::{
     OperationMetrics, OperationTotals, RetryReason,
 };
 
-use crate::client::ClientInner;
-use crate::{Client, Error};
+use crate::Error;
 
 /// The powers of two of nanoseconds that are bounds of buckets: from 128 ns to 8.6 s.
 const BOUNDS: std::ops::Range<u32> = 7..34;
@@ -96,6 +95,22 @@ impl ClientMetrics {
         let (totals, ..) = self.totals();
         let latencies = &totals.kinds[OperationKind::Get as usize].latencies;
         latencies.quantile(0.5).zip(latencies.quantile(0.99))
+    }
+
+    /// Renders all counts in this format, together with those of the connections: how often one
+    /// took the place of a lost one, and how often it led to another region.
+    pub(crate) fn render(
+        &self,
+        format: MetricsFormat,
+        reconnects: u64,
+        regions_replaced: u64,
+    ) -> Option<String> {
+        let (operations, lookups, sessions) = self.totals();
+        let errors = array::from_fn(|cause| self.errors[cause].load(Ordering::Relaxed));
+        let sessions = sessions as u64;
+        let figures =
+            Figures { operations, lookups, errors, sessions, reconnects, regions_replaced };
+        render(format, figures)
     }
 
     /// All counts, the lookups, and the number of sessions.
@@ -200,45 +215,7 @@ struct Figures {
     regions_replaced: u64,
 }
 
-impl Client {
-    /// Returns the metrics of the client in this format: the operations of all its sessions by kind
-    /// and result, their latencies, round trips, verbs, bytes, lookups in the location cache,
-    /// retries, errors and reconnects. Sessions that have ended count too. No key is ever a label.
-    ///
-    /// `docs/operations.md` lists the names. The program serves the text itself, in its own way.
-    ///
-    /// `None` without [`ClientBuilder::metrics`](crate::ClientBuilder::metrics).
-    ///
-    /// ```no_run
-    /// use farside::{Client, MetricsFormat};
-    ///
-    /// let server = "shm:///run/farside/kv.sock";
-    /// let client = Client::builder().server(server).metrics(true).connect()?;
-    /// client.session()?.put("greeting", "hello")?;
-    /// let text = client.render_metrics(MetricsFormat::Prometheus).expect("they are on");
-    /// let line = "farside_client_operations_total{operation=\"put\",result=\"applied\"} 1\n";
-    /// assert!(text.contains(line));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn render_metrics(&self, format: MetricsFormat) -> Option<String> {
-        render(format, Figures::of(&self.shared)?)
-    }
-}
-
 impl Figures {
-    fn of(client: &ClientInner) -> Option<Self> {
-        let metrics = client.metrics.as_ref()?;
-        let (operations, lookups, sessions) = metrics.totals();
-        Some(Self {
-            operations,
-            lookups,
-            errors: array::from_fn(|cause| metrics.errors[cause].load(Ordering::Relaxed)),
-            sessions: sessions as u64,
-            reconnects: client.links.iter().map(|link| link.reconnects()).sum(),
-            regions_replaced: client.links.iter().map(|link| link.regions_replaced()).sum(),
-        })
-    }
-
     fn operations(&self, to: &mut Families<'_>) -> fmt::Result {
         let name = "farside_client_operations";
         let help = "Operations that have ended, by their kind and result.";

@@ -1,79 +1,21 @@
 //! Many operations in flight on one session: the public interface.
 
+mod completed;
 mod lanes;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farside_fabric::{Counters, LaneId, Wakeup};
+use farside_fabric::Wakeup;
 
 use farside_protocol::{Action, Lifetime, Version};
 
+pub use self::completed::{Completed, Ticket};
 use self::lanes::LaneScheduler;
 pub(crate) use self::lanes::PipelineMemory;
-use crate::client::ClientInner;
+use crate::client_inner::ClientInner;
 use crate::session_regions::SessionRegions;
-use crate::{Outcome, Result, Store, ValueRef};
-
-/// Identifies an operation of a pipeline. Tickets are numbered in the order of the starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket {
-    pub(crate) number: u64,
-    pub(crate) lane: LaneId,
-}
-
-impl Ticket {
-    /// Returns the number of operations that were started in the pipeline before this one.
-    pub const fn number(self) -> u64 {
-        self.number
-    }
-
-    /// Returns the number of the operation's lane, below [`Pipeline::depth`]. No other operation
-    /// uses the lane until the [`Completed`] of this one is taken. So the number can index an array
-    /// of data for each operation.
-    pub const fn lane(self) -> usize {
-        self.lane.0 as usize
-    }
-}
-
-/// The pipeline has no free lane: take a [`Completed`] first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("all lanes of the pipeline are busy: take a completed operation first")]
-pub struct PipelineFull;
-
-/// A completed operation of a pipeline.
-#[derive(Debug)]
-pub struct Completed<'p> {
-    /// The operation's ticket.
-    pub ticket: Ticket,
-    /// Its result. A value's bytes are valid until the pipeline is used again.
-    pub result: Result<Outcome<ValueRef<'p>>>,
-    /// The verbs of this operation; none if it shared another operation's chain. Doorbells are not
-    /// counted here, because operations share them. `None` without
-    /// [`ClientBuilder::operation_counters`](crate::ClientBuilder::operation_counters).
-    pub counters: Option<&'p Counters>,
-    /// In milliseconds since 1970; 0 for never.
-    expires_at_ms: u64,
-}
-
-impl Completed<'_> {
-    /// When the value in the result expires, a full millisecond. `None` for never, and if the
-    /// result has no value.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// session.put("greeting", "hello")?;
-    /// let mut pipeline = session.pipeline()?;
-    /// pipeline.get("greeting")?;
-    /// assert_eq!(pipeline.wait().expect("one is in flight").expires_at(), None);
-    /// # Ok(()) }
-    /// ```
-    pub fn expires_at(&self) -> Option<SystemTime> {
-        let since = Duration::from_millis(self.expires_at_ms);
-        (self.expires_at_ms != 0).then(|| UNIX_EPOCH + since)
-    }
-}
+use crate::{PipelineFull, Result, Session, Store};
 
 /// Up to `pipeline_depth` operations in flight.
 ///
@@ -105,6 +47,42 @@ impl fmt::Debug for Pipeline<'_> {
         let (depth, in_flight) = (self.depth(), self.in_flight());
         let mut pipeline = f.debug_struct("Pipeline");
         pipeline.field("depth", &depth).field("in_flight", &in_flight).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Returns a pipeline, which keeps up to `pipeline_depth` operations in flight.
+    ///
+    /// ```
+    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
+    /// let mut pipeline = session.pipeline()?;
+    /// for number in 0..1000_u32 {
+    ///     if pipeline.free_lanes() == 0 {
+    ///         pipeline.wait().expect("all lanes are busy").result?;
+    ///     }
+    ///     pipeline.put(number.to_le_bytes(), "value")?;
+    /// }
+    /// while let Some(completed) = pipeline.wait() {
+    ///     completed.result?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::session`](crate::Client::session), if the call reconnects.
+    pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
+        self.pipeline_of(usize::MAX)
+    }
+
+    /// [`Session::pipeline`] for at most this many operations in flight: creating a pipeline takes
+    /// time for each lane.
+    pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
+        if self.shared.cluster.is_none() || self.regions.engine.pipelined.get() {
+            self.handle(0)?;
+        }
+        let Self { regions, shared, pipeline_memory, .. } = self;
+        regions.drop_former();
+        Ok(Pipeline::new(regions, shared, pipeline_memory, operations))
     }
 }
 

@@ -11,18 +11,29 @@ use farside_layout::hash::KeyHash;
 use farside_protocol::{
     Action, Answer, Failure, Found, LANE, Lifetime, OperationKind, RetryReason, Version,
 };
+use serde::Serialize;
 
 use crate::batch::BatchMemory;
-use crate::client::ClientInner;
+use crate::client_inner::ClientInner;
 use crate::connection::SessionRegion;
 use crate::metrics::ClientMetrics;
 use crate::pipeline::PipelineMemory;
 use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::{OpenShard, SessionRegions};
-use crate::{
-    Batch, CacheStatistics, Error, Limits, OperationError, Outcome, Pipeline, ReadValue, Result,
-    Store, Value,
-};
+use crate::{CacheStatistics, Error, OperationError, Outcome, ReadValue, Result, Store, Value};
+
+/// The limits of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// The longest key, in bytes.
+    pub key_bytes_max: usize,
+    /// The longest value, in bytes.
+    pub value_bytes_max: usize,
+    /// The length of the region, in bytes.
+    pub region_bytes: u64,
+    /// How long an unlinked block stays untouched: GRACE.
+    pub grace: Duration,
+}
 
 /// One thread's access to the store, with its own lanes and free blocks. All sessions of a client
 /// share one location cache. `Send`, but not `Sync`.
@@ -38,7 +49,7 @@ pub struct Session {
     pub(crate) shared: Arc<ClientInner>,
     pub(crate) regions: SessionRegions,
     pub(crate) batch_memory: BatchMemory,
-    pipeline_memory: PipelineMemory,
+    pub(crate) pipeline_memory: PipelineMemory,
 }
 
 impl fmt::Debug for Session {
@@ -432,53 +443,6 @@ impl Session {
     /// `Contended`, `Indeterminate`; otherwise as [`Session::get`].
     pub fn delete(&mut self, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.change(Action::Delete, key.as_ref(), &[])?.applied)
-    }
-
-    /// Returns a pipeline, which keeps up to `pipeline_depth` operations in flight.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// let mut pipeline = session.pipeline()?;
-    /// for number in 0..1000_u32 {
-    ///     if pipeline.free_lanes() == 0 {
-    ///         pipeline.wait().expect("all lanes are busy").result?;
-    ///     }
-    ///     pipeline.put(number.to_le_bytes(), "value")?;
-    /// }
-    /// while let Some(completed) = pipeline.wait() {
-    ///     completed.result?;
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Client::session`](crate::Client::session), if the call reconnects.
-    pub fn pipeline(&mut self) -> Result<Pipeline<'_>> {
-        self.pipeline_of(usize::MAX)
-    }
-
-    /// [`Session::pipeline`] for at most this many operations in flight: creating a pipeline takes
-    /// time for each lane.
-    pub(crate) fn pipeline_of(&mut self, operations: usize) -> Result<Pipeline<'_>> {
-        if self.shared.cluster.is_none() || self.regions.engine.pipelined.get() {
-            self.handle(0)?;
-        }
-        let Self { regions, shared, pipeline_memory, .. } = self;
-        regions.drop_former();
-        Ok(Pipeline::new(regions, shared, pipeline_memory, operations))
-    }
-
-    /// Returns an empty batch: it collects operations, which then run together.
-    ///
-    /// ```
-    /// # fn example(session: &mut farside::Session) -> farside::Result<()> {
-    /// for outcome in session.batch().put("one", "1").increment("two", 2).run()? {
-    ///     assert!(outcome?.applied);
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub fn batch<'d>(&mut self) -> Batch<'_, 'd> {
-        Batch::new(self)
     }
 
     /// Counts of the verbs of this session. Without a cluster they start again when it reconnects.

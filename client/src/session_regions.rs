@@ -10,7 +10,7 @@ use farside_fabric::{Counters, LaneId, RegionIndex};
 use farside_layout::hash::KeyHash;
 use farside_protocol::{CacheStatistics, LANE, OpenRegion};
 
-use crate::client::ClientInner;
+use crate::client_inner::ClientInner;
 use crate::connection::{ServerConnection, SessionEngine, SessionRegion};
 use crate::metrics::SessionMetrics;
 use crate::reconnecting::ReconnectBudget;

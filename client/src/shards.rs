@@ -1,16 +1,15 @@
 //! The connections of a client, one for each shard. A server without a cluster is a single shard.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use farside_control::attach::ConnectError;
 use farside_fabric::interrupt;
 
-use crate::client::ClientInner;
+use crate::client_inner::ClientInner;
 use crate::cluster::Attempt;
 use crate::connection::ServerConnection;
-use crate::reconnecting::Reconnecting;
 use crate::{Contact, Error, Result};
 
 /// The pause between two looks at all shards, while no shard has a connection yet.
@@ -19,29 +18,6 @@ const FIRST_SHARD_PAUSE: Duration = Duration::from_millis(2);
 const UNWANTED_MAX: Duration = Duration::from_secs(10);
 /// The pause after a round of attempts. A server that refuses ends a round at once.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
-
-/// The connection to one shard.
-pub(crate) struct ShardLink {
-    pub(crate) connections: Reconnecting<ServerConnection>,
-    /// How often a new connection led to another region than the one before.
-    regions_replaced: AtomicU64,
-    /// How often a connection took the place of a lost one.
-    reconnects: AtomicU64,
-    revival: Mutex<Revival>,
-}
-
-/// The thread that connects to a shard, while operations need it.
-#[derive(Default)]
-struct Revival {
-    is_running: bool,
-    wanted_at: Option<Instant>,
-    /// When the first attempt to connect began; `None` while no attempts are made.
-    since: Option<Instant>,
-    /// Whether an attempt has failed since then.
-    has_failed: bool,
-    /// The shard is down: why it could not be reached within the timeout.
-    failed: Option<Error>,
-}
 
 /// What a shard is for an operation that must not wait.
 pub(crate) enum ShardState {
@@ -53,27 +29,6 @@ pub(crate) enum ShardState {
     },
     /// The shard could not be reached for the whole timeout. A thread continues to try.
     Down(Error),
-}
-
-impl ShardLink {
-    pub(crate) fn new(connection: Option<ServerConnection>) -> Self {
-        let connections = Reconnecting::new(connection);
-        let (regions_replaced, reconnects, revival) = Default::default();
-        Self { connections, regions_replaced, reconnects, revival }
-    }
-
-    pub(crate) fn regions_replaced(&self) -> u64 {
-        self.regions_replaced.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn reconnects(&self) -> u64 {
-        self.reconnects.load(Ordering::Relaxed)
-    }
-
-    fn revival(&self) -> MutexGuard<'_, Revival> {
-        // Poisoning is ignored: each critical section leaves a valid state.
-        self.revival.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl ClientInner {

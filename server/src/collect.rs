@@ -10,10 +10,11 @@ use farside_fabric::wait_timer::WaitTimer;
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::{SlotState, SlotWord};
 
+use crate::budget::Budget;
 use crate::content::for_each_extent;
 use crate::depot::{Depot, NotedSuspects, RegionAccess};
 use crate::index::Index;
-use crate::walk::{Budget, Cursor};
+use crate::walk::Cursor;
 
 /// How many subtables a step reads, 2 MiB. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 256;

@@ -12,7 +12,7 @@ use farside_layout::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::walk::Budget;
+use crate::budget::Budget;
 
 /// The bytes of header and key that are read at once. Longer keys take a second reading.
 const HEADER_AND_SHORT_KEY_BYTES: usize = 128;

@@ -10,10 +10,11 @@ use farside_fabric::{ChainError, Nanos};
 use farside_layout::{BLOCK_HEADER_BYTES, BlockHeader, BlockRef, SizeClass, SlotState, SlotWord};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::budget::Budget;
 use crate::content::{BlockReader, for_each_owned_extent};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
-use crate::walk::{Budget, Cursor};
+use crate::walk::Cursor;
 
 /// How many subtables a step reads. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 64;

@@ -23,6 +23,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod budget;
 mod clients;
 mod cluster;
 mod collect;

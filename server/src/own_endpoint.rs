@@ -13,8 +13,8 @@ use farside_protocol::split::{Split, SplitProgress, SubtableSplitter};
 use farside_protocol::sweep::{clear, clear_left_by};
 use zerocopy::IntoBytes;
 
+use crate::budget::Budget;
 use crate::content::read_block;
-use crate::walk::Budget;
 
 /// How many slots a split moves at a time. Over RDMA each batch takes four round trips.
 pub(crate) const LANES: u16 = 32;

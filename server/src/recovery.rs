@@ -19,6 +19,7 @@ use farside_layout::{
     SplitOutcome, Superblock, grace_ms_min,
 };
 
+use crate::budget::Budget;
 use crate::content::for_each_extent;
 use crate::depot::{Depot, DepotOptions, RegionAccess};
 use crate::error::{Damage, ServerError};
@@ -26,7 +27,7 @@ use crate::formatting::{format_region, superblock_bytes};
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
 use crate::rate_limited_warning::warn_rarely;
-use crate::walk::{Budget, Cursor};
+use crate::walk::Cursor;
 
 /// A region in use, and the data structures of its server.
 pub(crate) struct ServedRegion {

@@ -3,9 +3,10 @@
 use farside_fabric::{ChainError, Nanos};
 use farside_layout::SlotState;
 
+use crate::budget::Budget;
 use crate::index::Index;
 use crate::own_endpoint::OwnEndpoint;
-use crate::walk::{Budget, Cursor};
+use crate::walk::Cursor;
 
 /// How many subtables a step reads, 2 MiB. More would let clients wait longer for answers.
 const SUBTABLES_PER_STEP: usize = 256;

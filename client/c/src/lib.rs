@@ -7,7 +7,6 @@
 
 mod fork;
 mod memory;
-mod queue;
 
 // In the order of the header.
 mod status;

@@ -1,10 +1,13 @@
 //! Many operations in flight, driven by the caller's thread or by one of the library.
 
+mod queue;
+
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::time::Duration;
 
 use client::{Pipeline, PipelineFull, Session, Version};
 
+use self::queue::Queue;
 use crate::connect::farside_client;
 use crate::error::{Failure, c_text, run, run_alone};
 use crate::farside_status::{
@@ -13,7 +16,6 @@ use crate::farside_status::{
 use crate::fork::Health;
 use crate::memory::{bytes, set, shared, store};
 use crate::operations::{How, farside_store_options, ttl_of};
-use crate::queue::Queue;
 use crate::session::{Returned, farside_session, with_session};
 
 /// Many operations in flight.

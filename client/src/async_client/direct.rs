@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use farside_protocol::Version;
 
 use crate::Session;
-use crate::client::ClientInner;
+use crate::client_inner::ClientInner;
 
 /// Limit on the direct sessions. Each serves one thread at a time.
 const SESSIONS_MAX: usize = 8;

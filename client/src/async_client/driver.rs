@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use farside_protocol::{Action, Change, Expected, Modification, OperationKind};
 
 use super::shared::{Job, Shared, SlotId, SlotResult};
-use crate::client::ClientInner;
+use crate::client_inner::ClientInner;
 use crate::reconnecting::ReconnectBudget;
 use crate::{Completed, Error, Pipeline, Session};
 

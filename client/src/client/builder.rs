@@ -9,11 +9,12 @@ use farside_control::attach::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, ConnectOptions};
 use farside_control::{Role, SecretKey};
 use farside_fabric::{Intercept, Trust};
 
-use super::{Client, ClientInner};
+use super::Client;
+use crate::client_inner::ClientInner;
 use crate::cluster::{Cluster, Discovered, discover};
 use crate::connection::{ServerConnection, SessionOptions};
 use crate::fetches::Fetches;
-use crate::shards::ShardLink;
+use crate::shard_link::ShardLink;
 use crate::{ConnectError, RdmaOptions, Refusal, SetupError, TlsFiles};
 
 /// Collects the settings of a connection; [`ClientBuilder::connect`] makes it.

@@ -1,10 +1,6 @@
 //! The heartbeats of a connection to a server of a cluster.
 
-use std::sync::Arc;
-
 use farside_fabric::{Nanos, Trust, boot_time_ns};
-
-use crate::cluster::Cluster;
 
 /// Heartbeats in the time for which an answer extends the trust in a server.
 const HEARTBEATS_PER_TRUST: Nanos = 4;
@@ -12,7 +8,7 @@ const HEARTBEATS_PER_TRUST: Nanos = 4;
 /// What a connection to a server of a cluster needs to know.
 pub(crate) struct ClusterLink {
     /// Takes the maps that the server sends.
-    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) take_map: Box<dyn Fn(&[u8]) + Send>,
     /// How long the client trusts the server after it sent a heartbeat that the server answered.
     pub(crate) trust_ns: Nanos,
 }

@@ -17,12 +17,12 @@ use farside_protocol::{
     staged_key,
 };
 
-use super::{Completed, PipelineFull, Ticket};
-use crate::client::ClientInner;
+use super::completed::{Completed, Ticket};
+use crate::client_inner::ClientInner;
 use crate::connection::{SessionEngine, SessionRegion};
 use crate::reconnecting::ReconnectBudget;
 use crate::session_regions::{OpenShard, SessionRegions};
-use crate::{Error, Outcome, ValueRef};
+use crate::{Error, Outcome, PipelineFull, ValueRef};
 use measuring::count_failed;
 use queue::{Queues, emptied};
 use shards::Setup;

@@ -11,7 +11,12 @@ mod options;
 mod records;
 mod store;
 
-pub use options::{StoreOptions, open};
+use std::sync::Arc;
+
+use etcd::EtcdStore;
+use file::FileStore;
+
+pub use options::StoreOptions;
 pub use records::{
     ClusterRecord, Memory, RECORD_VERSION, RecordError, ServedCopy, ServerRecord, ShardRecord,
 };
@@ -19,3 +24,16 @@ pub use store::{
     Announcement, Change, Commit, Condition, Health, RecordStore, Records, Revision, StoreError,
     Versioned, random_id,
 };
+
+/// Opens the store with this URI: `etcd://HOST:2379,HOST:2379/NAME`, or `file:///PATH`. It need not
+/// be reachable yet. The name has up to 63 letters from a to z, digits and hyphens.
+///
+/// # Errors
+/// [`StoreError::Uri`], and [`StoreError::Failed`] for a folder or options that cannot be used.
+pub fn open(uri: &str, options: &StoreOptions) -> Result<Arc<dyn RecordStore>, StoreError> {
+    match uri.split_once("://") {
+        Some(("file", path)) => Ok(Arc::new(FileStore::open(uri, path)?)),
+        Some(("etcd", rest)) => Ok(Arc::new(EtcdStore::open(uri, rest, options)?)),
+        _ => Err(StoreError::Uri { uri: uri.to_owned(), why: "its scheme is unknown" }),
+    }
+}

@@ -5,12 +5,13 @@
 //! nonce, and the server's nonce. Each kind of proof has a label of its own, so none can be used as
 //! another kind.
 
-use std::io;
+mod carried;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::IntoBytes;
 
+pub use self::carried::{Nonce, Proof};
 use super::{ConnectRequest, FabricKind, Versions};
 
 /// The key of a secret. It never leaves its process.
@@ -31,35 +32,6 @@ impl SecretKey {
 /// and the nonces of both sides, so neither is it sent, nor has another connection the same.
 #[derive(Clone, Copy)]
 pub struct SessionKey(SecretKey);
-
-/// A random number that is used once.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(transparent)]
-pub struct Nonce(pub [u8; 16]);
-
-impl Nonce {
-    /// Returns a new one.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub fn random() -> io::Result<Self> {
-        let mut random = [0; 16];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-        Ok(Self(random))
-    }
-}
-
-/// The first half of an HMAC-SHA256. Without the key it cannot be guessed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(transparent)]
-pub struct Proof(pub [u8; 16]);
-
-impl Proof {
-    /// The place of a proof where there is none.
-    pub const NONE: Self = Self([0; 16]);
-}
 
 /// What a proof proves.
 #[derive(Clone, Copy)]

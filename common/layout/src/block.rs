@@ -138,6 +138,17 @@ impl BlockHeader {
         self.written_at_ms.get() & PINNED != 0
     }
 
+    /// Whether this is the header of a block of this class with a key of this length.
+    pub fn fits(&self, class: SizeClass, key_bytes: usize) -> bool {
+        self.key_bytes() == key_bytes && self.is_of_class(class)
+    }
+
+    /// When the value expires, in milliseconds since 1970, without a check of the block; 0 for
+    /// never.
+    pub fn expires_at_ms(&self) -> u64 {
+        self.expires_at_ms.get()
+    }
+
     /// Whether the block has a mark: it was unlinked, or is about to be.
     pub fn is_marked(&self) -> bool {
         Mark(self.superseded.get()).is_set()
@@ -150,6 +161,13 @@ const VALUE_MASK: u32 = (1 << VALUE_BITS) - 1;
 const _: () = assert!(BLOCK_BYTES_MAX <= VALUE_MASK as u64);
 
 impl SizeClass {
+    /// Whether this is the smallest class for a key and this many bytes of a value; for classes of
+    /// heads, of a table of extents. The class of extents never is.
+    #[inline]
+    pub const fn fits(self, key_bytes: usize, value_bytes: usize) -> bool {
+        self.is_smallest_for(block_bytes(key_bytes, value_bytes))
+    }
+
     /// The field of a header for a value of this length in a block of this class, for [`seal`]: the
     /// length alone if this is the smallest class that fits.
     #[inline]

@@ -6,8 +6,10 @@
 //!
 //! [`ExtentTable`]: crate::ExtentTable
 
-use super::{BlockHeader, CHUNK_BYTES, LayoutError, block_bytes};
+use super::LayoutError;
 
+/// The size of a chunk, in bytes. All memory of a chunk has the same [`ChunkUse`](crate::ChunkUse).
+pub const CHUNK_BYTES: u64 = 2 << 20;
 /// The unit of block addresses and the smallest block, in bytes.
 pub const BLOCK_UNIT: u64 = 64;
 /// The largest block of a value that has no extents, in bytes.
@@ -182,11 +184,10 @@ impl SizeClass {
         }
     }
 
-    /// Whether this is the smallest class for a key and this many bytes of a value; for classes of
-    /// heads, of a table of extents. The class of extents never is.
+    /// Whether this is the smallest class whose blocks hold `bytes`, among those of values or among
+    /// those of heads. The class of extents never is.
     #[inline]
-    pub const fn fits(self, key_bytes: usize, value_bytes: usize) -> bool {
-        let bytes = block_bytes(key_bytes, value_bytes);
+    pub(crate) const fn is_smallest_for(self, bytes: u64) -> bool {
         let smaller = SMALLER_BLOCK_BYTES[self.0 as usize % Self::COUNT] as u64;
         smaller < bytes && bytes <= self.block_bytes()
     }
@@ -238,19 +239,6 @@ impl SizeClass {
     }
 }
 
-impl BlockHeader {
-    /// Whether this is the header of a block of this class with a key of this length.
-    pub fn fits(&self, class: SizeClass, key_bytes: usize) -> bool {
-        self.key_bytes() == key_bytes && self.is_of_class(class)
-    }
-
-    /// When the value expires, in milliseconds since 1970, without a check of the block; 0 for
-    /// never.
-    pub fn expires_at_ms(&self) -> u64 {
-        self.expires_at_ms.get()
-    }
-}
-
 const _: () = {
     assert!(SizeClass(VALUE_CLASSES - 1).block_bytes() == BLOCK_BYTES_MAX);
     let mut index = 0;
@@ -268,6 +256,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block_bytes;
 
     #[test]
     fn every_size_gets_the_tightest_class() {

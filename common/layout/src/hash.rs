@@ -2,8 +2,6 @@
 //! region. Without the hash key no user can choose keys that all fall into one row. A region
 //! outlives programs, so the test vectors below freeze the hash.
 
-use crate::{HOME_ROWS, ROW_BYTES};
-
 /// Hashes keys for one region.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyHasher {
@@ -88,6 +86,15 @@ pub struct KeyHash {
     identity: u64,
 }
 
+/// The leading `depth` bits of a directory hash, right-aligned.
+pub const fn prefix_of(directory_hash: u32, depth: u8) -> u32 {
+    match depth {
+        0 => 0,
+        1..=32 => directory_hash >> (32 - depth as u32),
+        _ => u32::MAX,
+    }
+}
+
 /// The hint of a slot that was used and now belongs to no key. A slot that was never used has 0,
 /// and no slot has 0 again (invariant I21).
 pub const NO_HINT: u64 = u64::MAX;
@@ -100,13 +107,7 @@ impl KeyHash {
 
     /// The index of the key's entry in a directory of this depth, at most 32.
     pub const fn directory_index(self, depth: u8) -> u64 {
-        crate::prefix_of(self.directory(), depth) as u64
-    }
-
-    /// The byte offset of the key's window from the start of its subtable.
-    pub const fn window_offset(self) -> u64 {
-        let row = ((self.position & 0xffff_ffff) * HOME_ROWS as u64) >> 32;
-        row * ROW_BYTES
+        prefix_of(self.directory(), depth) as u64
     }
 
     /// The eight bits of the hash in the slot word.
@@ -143,6 +144,7 @@ impl KeyHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{HOME_ROWS, ROW_BYTES};
 
     const KEY: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 

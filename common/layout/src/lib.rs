@@ -29,6 +29,7 @@ pub use aging::*;
 pub use block::*;
 pub use class::*;
 pub use extents::*;
+pub use hash::prefix_of;
 pub use long_block::*;
 pub use row::*;
 pub use split::*;

@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use super::{LayoutError, SlotWord};
-use crate::hash::KeyHash;
+use crate::hash::{KeyHash, prefix_of};
 
 /// Slots in a row.
 pub const SLOTS_PER_ROW: usize = 7;
@@ -47,7 +47,6 @@ pub struct RowHeader {
     pub(super) forward: [le::U32; 2],
 }
 const _: () = assert!(size_of::<RowHeader>() == 16);
-const _: () = assert!(super::REGION_BYTES_MAX / SUBTABLE_BYTES <= u32::MAX as u64);
 
 /// The offset of the forward pointers from the start of their row, in bytes.
 pub const FORWARD_OFFSET: u64 = std::mem::offset_of!(RowHeader, forward) as u64;
@@ -152,12 +151,12 @@ impl SubtableState {
     }
 }
 
-/// The leading `depth` bits of a directory hash, right-aligned.
-pub const fn prefix_of(directory_hash: u32, depth: u8) -> u32 {
-    match depth {
-        0 => 0,
-        1..=32 => directory_hash >> (32 - depth as u32),
-        _ => u32::MAX,
+impl KeyHash {
+    /// The byte offset of the key's window from the start of its subtable.
+    #[inline]
+    pub const fn window_offset(self) -> u64 {
+        let row = (self.row_bits() as u64 * HOME_ROWS as u64) >> 32;
+        row * ROW_BYTES
     }
 }
 

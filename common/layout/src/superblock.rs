@@ -15,6 +15,8 @@ pub const SUPERBLOCK_BYTES: u64 = 4096;
 pub const REGION_BYTES_MIN: u64 = 4 * CHUNK_BYTES;
 /// The largest region that block addresses can reach, in bytes.
 pub const REGION_BYTES_MAX: u64 = 1 << 38;
+// Rows name subtables by 32 bits.
+const _: () = assert!(REGION_BYTES_MAX / SUBTABLE_BYTES <= u32::MAX as u64);
 /// The number of client ids. It includes the id 0, which no client has.
 pub const CLIENT_IDS: u32 = 1024;
 
@@ -215,6 +217,18 @@ impl Geometry {
         } else {
             Err(LayoutError::SubtableOutside { offset })
         }
+    }
+}
+
+impl DirectoryEntry {
+    /// The byte offset of the subtable.
+    ///
+    /// # Errors
+    /// [`LayoutError::SubtableOutside`] if no subtable can start at this offset.
+    pub fn subtable(self, geometry: &Geometry) -> Result<u64, LayoutError> {
+        let offset = self.offset();
+        geometry.check_subtable(offset)?;
+        Ok(offset)
     }
 }
 

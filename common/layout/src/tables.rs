@@ -3,10 +3,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{Geometry, LayoutError, SUBTABLE_BYTES, SizeClass};
-
-/// The size of a chunk, in bytes. All memory of a chunk has the same [`ChunkUse`].
-pub const CHUNK_BYTES: u64 = 2 << 20;
+use super::{LayoutError, SUBTABLE_BYTES, SizeClass};
 
 /// The client that has a client id now. On shared memory a client checks the entry before every
 /// WRITE and compare-and-swap: another lease fences the client. Hence a cache line for each entry.
@@ -49,16 +46,6 @@ impl DirectoryEntry {
     /// The byte offset of the subtable, which may lie outside the heap.
     pub const fn offset(self) -> u64 {
         (self.0 >> 8).saturating_mul(SUBTABLE_BYTES)
-    }
-
-    /// The byte offset of the subtable.
-    ///
-    /// # Errors
-    /// [`LayoutError::SubtableOutside`] if no subtable can start at this offset.
-    pub fn subtable(self, geometry: &Geometry) -> Result<u64, LayoutError> {
-        let offset = self.offset();
-        geometry.check_subtable(offset)?;
-        Ok(offset)
     }
 }
 

@@ -1,6 +1,6 @@
-//! The kinds of operations.
+//! The kinds of operations, and what they require of a key's present value.
 
-use crate::{Change, Expected, Lifetime, Modification, Version};
+use crate::{Lifetime, Version};
 
 /// An operation on a key, without the key and the new value.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,48 @@ pub enum Action<'v> {
     Exchange(Expected<'v>, Lifetime),
     /// Change the value depending on the present one, and return that.
     Modify(Modification<'v>),
+}
+
+/// The condition of an exchange.
+#[derive(Clone, Copy, Debug)]
+pub enum Expected<'v> {
+    /// The key has this value.
+    Value(&'v [u8]),
+    /// The key has the value that this write stored.
+    Version(Version),
+}
+
+/// What becomes of the key's present value. The staged value is the operation's own.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'v> {
+    /// The staged value replaces it, if it is as expected. Without a condition it always does.
+    Store(Option<Expected<'v>>),
+    /// The sum of its decimal number and this one replaces it.
+    Add(i64),
+    /// The staged value is appended to it.
+    Append,
+    /// It stays, with the new lifetime. If it is pinned, it stays so.
+    Retain,
+    /// The key is removed, if its value is still the one that this write stored. Without a
+    /// condition it always is.
+    Remove(Option<Version>),
+    /// Nothing changes.
+    Leave,
+    /// Nothing changes. The key is likely absent, so the operation begins with the INSERT.
+    Refuse,
+}
+
+/// An operation that depends on the present value.
+#[derive(Clone, Copy, Debug)]
+pub struct Modification<'v> {
+    /// What becomes of the present value.
+    pub change: Change<'v>,
+    /// Whether the operation stores a value if the key is absent.
+    pub creates: bool,
+    /// How long the new value stays.
+    pub lifetime: Lifetime,
+    /// Whether the answer has the value before the operation.
+    pub returns: bool,
 }
 
 impl Action<'static> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farside_fabric::{LaneId, Nanos};
 use farside_layout::{BlockAddress, FreeBlock, SizeClass, SplitOutcome};
 
-use crate::held_blocks::{ClassList, HeldBlocks, Lists};
+use crate::held_blocks::{BLOCKS_PER_REQUEST_MAX, ClassList, HeldBlocks, Lists, blocks_in};
 use crate::split_requests::{Prefix, SplitRequests};
 
 /// The messages between a session and the server's depot. No method waits for the server.
@@ -91,8 +91,6 @@ pub enum TakeResult {
     RoomAt(Nanos),
 }
 
-/// The maximum number of blocks in one request or one return: they have to fit into a message.
-pub const BLOCKS_PER_REQUEST_MAX: usize = 4096;
 /// The size of the first request for a class. Each further request is twice as large.
 const REQUEST_BYTES_MIN: u64 = 8 << 10;
 /// The maximum size of a request.
@@ -100,8 +98,6 @@ const REQUEST_BYTES_MAX: u64 = 2 << 20;
 /// The same in blocks, for classes of which fewer have this size. With one, each PUT would wait for
 /// an answer.
 const REQUEST_LARGE_BLOCKS_MAX: u32 = 4;
-/// The number of bytes that a session with a surplus gives back in one message.
-pub(crate) const GIVE_BYTES: u64 = 256 << 10;
 /// How many times GRACE a block is ready before it counts as surplus. A session that pauses for
 /// less keeps its blocks: it would soon need them again, and requests take longer.
 const SURPLUS_GRACES: Nanos = 4;
@@ -123,12 +119,6 @@ pub struct Allocator {
     splits: SplitRequests,
     /// The likely next block of the class that was taken last.
     upcoming: Option<BlockAddress>,
-}
-
-/// Returns how many blocks of a class fill this many bytes: at least one, and at most as many as
-/// fit into a message.
-pub(crate) fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
-    (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
 
 impl Allocator {

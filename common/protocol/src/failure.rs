@@ -145,6 +145,9 @@ impl std::fmt::Display for Exhausted {
     }
 }
 
+/// The result of a step of an operation.
+pub(crate) type ProtocolResult<T> = Result<T, Failure>;
+
 /// Why an operation ended without an answer.
 #[derive(Debug)]
 pub enum Failure {

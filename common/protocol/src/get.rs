@@ -2,15 +2,13 @@
 
 use farside_fabric::{Buffer, Fabric, InFlight, LaneId, Nanos, Verb};
 use farside_layout::hash::KeyHash;
-use farside_layout::{
-    Block, BlockAddress, BlockRef, HeaderWord, NamedBlock, SizeClass, Slot, SlotState, SlotWord,
-};
+use farside_layout::{Block, BlockRef, HeaderWord, NamedBlock, Slot, SlotState, SlotWord};
 
 use super::window::{BlockRead, ENTRY_STATES, ForwardWindow, ObservedWindow};
 use super::{ExaminedBlock, Found, Operation, ProtocolResult, RetryState, read_block};
 use crate::Version;
 use crate::engine::{LANE, has_expired};
-use crate::location_cache::{Location, PackedLocation};
+use crate::location_cache::{Location, PackedLocation, Successor};
 use crate::operation_metrics::read_traffic;
 use crate::region_handle::RegionHandle;
 
@@ -65,17 +63,6 @@ pub(crate) enum CachedMiss {
     InVain(CachedRead),
     /// There was none, because this block is long.
     Long(CachedRead, BlockRef),
-}
-
-/// The block that replaced the one at the cached location, as the mark of the replaced block names
-/// it. This is a guess: the slot decides.
-#[derive(Clone, Copy)]
-pub struct Successor {
-    /// The slot's byte offset from the start of the key's window.
-    in_window: u16,
-    address: BlockAddress,
-    /// The class of the replaced block, and usually of the block that replaced it.
-    class: SizeClass,
 }
 
 /// The result of a search of a window for the key.

@@ -10,8 +10,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use farside_fabric::{LaneId, Nanos};
 use farside_layout::{BlockAddress, FreeBlock, SizeClass};
 
-use crate::allocator::{GIVE_BYTES, blocks_in};
 use crate::shared_word::SharedWord;
+
+/// The maximum number of blocks in one request or one return: they have to fit into a message.
+pub(crate) const BLOCKS_PER_REQUEST_MAX: usize = 4096;
+/// The number of bytes that a session with a surplus gives back in one message.
+pub(crate) const GIVE_BYTES: u64 = 256 << 10;
 
 /// A session's free blocks of one class, and its requests for more.
 #[derive(Default, Hash)]
@@ -110,6 +114,12 @@ fn release(held_address: &impl SharedWord) {
 
 fn held(held_address: &impl SharedWord) -> u32 {
     held_address.load(Ordering::Acquire)
+}
+
+/// Returns how many blocks of a class fill this many bytes: at least one, and at most as many as
+/// fit into a message.
+pub(crate) fn blocks_in(bytes: u64, class: SizeClass) -> u32 {
+    (bytes / class.block_bytes()).clamp(1, BLOCKS_PER_REQUEST_MAX as u64) as u32
 }
 
 /// The blocks that the operation on a lane holds; 0 is no block's address.

@@ -12,10 +12,10 @@ use farside_layout::{
     SubtableState, WINDOW_SLOTS,
 };
 
-use super::swing::NewBlock;
 use super::window::{BlockRead, ENTRY_STATES, KeyLookup, ObservedWindow};
 use super::{ExaminedBlock, Operation, ProtocolResult, ProvenSlot, is_moving};
 use crate::failure::Failure;
+use crate::new_block::NewBlock;
 
 /// The condition under which a store takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,7 @@ mod long_values;
 mod lookups;
 mod measuring;
 mod modify;
+mod new_block;
 mod open_region;
 mod operation;
 mod operation_metrics;
@@ -49,20 +50,19 @@ mod version;
 mod waiting;
 mod window;
 
-pub use action::Action;
+pub use action::{Action, Change, Expected, Modification};
 pub use directory::{Directory, Subtable};
 pub use engine::{Engine, LANE};
 pub use extents::{ExtentWriter, ReadRange};
 pub use failure::{Exhausted, Failure, OperationError};
-pub use get::{CachedRead, Successor};
+pub use get::CachedRead;
 pub use key_at::read_key_at;
 pub use lifetime::Lifetime;
-pub use location_cache::{ConnectionCache, LocationCache};
-pub use long_values::{LONG_VALUE_BYTES, PostedGet, PostedPut, ReadValue, ValueTarget};
+pub use location_cache::{ConnectionCache, LocationCache, Successor};
+pub use long_values::{PostedGet, PostedPut, ReadValue, ValueTarget};
 pub use lookups::{CacheStatistics, Lookups, ReadCounts, SessionLookups};
-pub use modify::{Change, Expected, Modification};
 pub use open_region::{Constants, OpenRegion, RegionOptions};
-pub use operation::{Answer, Found, Operation, staged_key};
+pub use operation::{Answer, Found, LONG_VALUE_BYTES, Operation, staged_key};
 pub use operation_metrics::{
     KindTotals, Latencies, Measurement, OperationKind, OperationMetrics, OperationTotals,
     RetryReason,
@@ -80,7 +80,6 @@ pub use split_requests::Prefix;
 pub use swing::SwingResult;
 pub use version::{Value, Version};
 
-pub(crate) use operation::{
-    ATTEMPTS_MAX, ExaminedBlock, ProtocolResult, ProvenSlot, is_moving, read_block,
-};
+pub(crate) use failure::ProtocolResult;
+pub(crate) use operation::{ATTEMPTS_MAX, ExaminedBlock, ProvenSlot, is_moving, read_block};
 pub(crate) use retry_state::RetryState;

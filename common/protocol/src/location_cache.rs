@@ -24,6 +24,7 @@ use crate::read_reports::ReadReports;
 
 use self::proofs::{ProofClock, empty, entry};
 
+pub use self::entry::Successor;
 pub(crate) use self::entry::{Location, PackedLocation};
 
 /// The number of cells in a set.

@@ -18,15 +18,13 @@ use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock
 use crate::engine::LANE;
 use crate::failure::Failure;
 use crate::get::{CachedMiss, CachedRead};
+use crate::operation::LONG_VALUE_BYTES;
 use crate::put::{CachedPut, DisplacedPut};
 use crate::region_handle::RegionHandle;
 use crate::{Found, Lifetime, Operation, OperationError, ProtocolResult, Version};
 
 pub use posted::{PostedGet, PostedPut};
 
-/// A value of so many bytes, or more, is long. The two calls of a long transfer are worth it from
-/// about this length on.
-pub const LONG_VALUE_BYTES: usize = 4096;
 /// The head of a block ends at a multiple of this, so that the copy of the rest is aligned.
 const HEAD_UNIT_BYTES: usize = 64;
 /// The lengths of READs are multiples of this.

@@ -23,59 +23,18 @@ use farside_layout::BlockHeader;
 use zerocopy::FromBytes;
 
 use super::insert::Condition;
-use super::swing::{BlockFate, SwingResult};
+use super::swing::SwingResult;
 use super::{
     ATTEMPTS_MAX, Answer, Found, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving,
 };
 use crate::image::{Image, image_behind};
-use crate::{Lifetime, OperationError, Version};
+use crate::new_block::BlockFate;
+use crate::{Change, Expected, Lifetime, Modification, OperationError};
 
 /// The longest decimal number of 64 bits with a sign, in bytes.
 const NUMBER_BYTES_MAX: usize = 20;
 /// How many bytes are copied at once from one buffer of the lane to the other.
 const COPY_BYTES: usize = 256;
-
-/// The condition of an exchange.
-#[derive(Clone, Copy, Debug)]
-pub enum Expected<'v> {
-    /// The key has this value.
-    Value(&'v [u8]),
-    /// The key has the value that this write stored.
-    Version(Version),
-}
-
-/// What becomes of the key's present value. The staged value is the operation's own.
-#[derive(Clone, Copy, Debug)]
-pub enum Change<'v> {
-    /// The staged value replaces it, if it is as expected. Without a condition it always does.
-    Store(Option<Expected<'v>>),
-    /// The sum of its decimal number and this one replaces it.
-    Add(i64),
-    /// The staged value is appended to it.
-    Append,
-    /// It stays, with the new lifetime. If it is pinned, it stays so.
-    Retain,
-    /// The key is removed, if its value is still the one that this write stored. Without a
-    /// condition it always is.
-    Remove(Option<Version>),
-    /// Nothing changes.
-    Leave,
-    /// Nothing changes. The key is likely absent, so the operation begins with the INSERT.
-    Refuse,
-}
-
-/// An operation that depends on the present value.
-#[derive(Clone, Copy, Debug)]
-pub struct Modification<'v> {
-    /// What becomes of the present value.
-    pub change: Change<'v>,
-    /// Whether the operation stores a value if the key is absent.
-    pub creates: bool,
-    /// How long the new value stays.
-    pub lifetime: Lifetime,
-    /// Whether the answer has the value before the operation.
-    pub returns: bool,
-}
 
 impl<F: Fabric> Operation<'_, F> {
     /// Performs the modification. A value that it returns is in [`Buffer::ReadBlock`]. One round

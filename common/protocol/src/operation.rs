@@ -12,17 +12,18 @@ use farside_layout::{
 
 use crate::engine::{Engine, LANE, has_expired};
 use crate::failure::Failure;
-use crate::get::Successor;
-use crate::location_cache::{FoundEntry, Location};
-use crate::long_values::LONG_VALUE_BYTES;
+use crate::location_cache::{FoundEntry, Location, Successor};
+use crate::new_block::{BlockFate, NewBlock};
 use crate::open_region::OpenRegion;
 use crate::operation_metrics::{OperationKind, RetryReason};
 use crate::region_handle::RegionHandle;
 use crate::retry_state::RetryState;
-use crate::swing::{BlockFate, NewBlock};
 use crate::waiting::has_timed_out;
-use crate::{Action, Change, Lifetime, Modification, OperationError, Version};
+use crate::{Action, Change, Lifetime, Modification, OperationError, ProtocolResult, Version};
 
+/// A value of so many bytes, or more, is long. The two calls of a long transfer are worth it from
+/// about this length on.
+pub const LONG_VALUE_BYTES: usize = 4096;
 /// Limit on the attempts of an operation that other clients keep disturbing.
 pub(crate) const ATTEMPTS_MAX: u32 = 128;
 /// The longest pause between two READs of a word that a split is moving.
@@ -31,8 +32,6 @@ const MOVING_PAUSE_NS_MAX: Nanos = 60_000;
 const BACKOFF_DOUBLINGS_MAX: u32 = 10;
 /// The shortest pause between two READs of a word that a split is moving.
 const MOVING_PAUSE_NS_MIN: Nanos = 250;
-
-pub(crate) type ProtocolResult<T> = Result<T, Failure>;
 
 /// The result of an operation.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,12 +4,13 @@ use farside_fabric::{ChainError, Fabric, InFlight, LongWrite, Nanos, Verb};
 use farside_layout::SlotWord;
 
 use super::insert::{BlindInsert, Condition, Inserted};
-use super::swing::{BlockFate, NewBlock, SwingResult, TakenBlock};
+use super::swing::{SwingResult, TakenBlock};
 use super::window::{BlockRead, KeyLookup, ObservedWindow};
 use super::{Answer, ExaminedBlock, Operation, ProtocolResult, ProvenSlot, RetryState, is_moving};
 use crate::image::Image;
 use crate::location_cache::FoundEntry;
 use crate::lookups::METRICS_WATCH;
+use crate::new_block::{BlockFate, NewBlock};
 use crate::operation_metrics::cached_put_traffic;
 use crate::{Lifetime, Version};
 

@@ -1,4 +1,4 @@
-//! New blocks, and the chain that swings a slot from one block to another.
+//! The sealing of new blocks, and the chain that swings a slot from one block to another.
 
 use std::cell::Cell;
 
@@ -13,8 +13,9 @@ use super::{Operation, ProtocolResult, ProvenSlot};
 use crate::allocator::TakeResult;
 use crate::failure::Failure;
 use crate::image::Image;
-use crate::location_cache::{Location, PackedLocation};
-use crate::{Lifetime, OperationError, Version};
+use crate::location_cache::Location;
+use crate::new_block::{BlockFate, NewBlock};
+use crate::{Lifetime, OperationError};
 
 /// The number of bytes of a slot, and of an old block, that a swing changes.
 const WORD_BYTES: u32 = 8;
@@ -26,28 +27,6 @@ pub(super) struct TakenBlock {
     /// Whether the class is larger than necessary.
     is_larger: bool,
     taken_at: Nanos,
-}
-
-/// The sealed new block of this operation, in [`Buffer::NewBlock`].
-pub(super) struct NewBlock {
-    free: FreeBlock,
-    pub(super) block: BlockRef,
-    /// When its value expires, in milliseconds since 1970; 0 for never.
-    expires_at_ms: u64,
-    /// Where it begins in the buffer, and the length of its WRITE, in bytes.
-    at: u32,
-    write_bytes: u32,
-    /// Whether the region has its bytes already.
-    pub(super) written: Cell<bool>,
-}
-
-/// Whether a new block is linked now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockFate {
-    /// A slot leads to it.
-    Linked,
-    /// No slot leads to it: it is free again.
-    Unused,
 }
 
 /// The result of a swing.
@@ -518,40 +497,5 @@ impl<'e, F: Fabric> Operation<'e, F> {
             proved_at: self.region.proof_by_store(posted),
         };
         self.region.cache.put(self.hash, location);
-    }
-}
-
-impl NewBlock {
-    /// The version of its value.
-    #[inline]
-    pub(super) fn version(&self) -> Version {
-        Version::of(self.free.address, self.free.generation)
-    }
-
-    /// Whether its value expires. Then its word is conditional (invariant I19).
-    pub(super) fn expires(&self) -> bool {
-        self.expires_at_ms != 0
-    }
-
-    /// The cached location of the key, which was `replaced`, after a PUT has linked this block.
-    #[inline]
-    pub(super) fn replacement(&self, replaced: PackedLocation) -> PackedLocation {
-        let padding = self.block.class.padding(self.write_bytes.into());
-        let block = (self.block, self.free.generation);
-        replaced.replaced_by(block, (self.expires(), padding))
-    }
-
-    /// The length of its WRITE, in bytes.
-    #[inline]
-    pub(super) fn write_bytes(&self) -> u64 {
-        self.write_bytes.into()
-    }
-
-    pub(super) fn write(&self) -> Verb {
-        let (remote, bytes) = (self.block.offset(), self.write_bytes);
-        match self.at {
-            0 => Verb::Write { remote, from: Buffer::NewBlock, bytes },
-            at => Verb::WritePart { remote, from: Buffer::NewBlock, at, bytes },
-        }
     }
 }

@@ -24,9 +24,9 @@ use farside_cluster::{
 use farside_control::cluster::{ClusterMap, Id};
 use farside_fabric::memory::RegionMemory;
 
+use super::continuing::{KnownRegion, may_continue};
 use super::error::{ClusterError, GivenUp};
 use super::identity;
-use super::joining::{KnownRegion, may_continue};
 use super::membership::{Command, News, OwnView};
 use super::serving::{Readiness, Servings};
 use crate::event::signal;

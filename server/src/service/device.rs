@@ -20,7 +20,7 @@ use super::acceptor::{
     IdentifiedChannel, RegionDevice,
 };
 use super::connections::EVENTS_MAX;
-use super::device_atomics::LoopbackAtomics;
+use super::device_atomics::{LoopbackAtomics, Protections};
 use crate::error::ServerError;
 use crate::own_endpoint::{LANES, OwnEndpoint};
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
@@ -32,21 +32,6 @@ struct DeviceAcceptor {
     failed: RateLimitedWarning,
     protections: Arc<Protections>,
     options: Options,
-}
-
-/// The protection domain and the registration of the region for each role.
-pub(super) struct Protections {
-    pub(super) writers: Protection,
-    pub(super) readers: Protection,
-}
-
-impl Protections {
-    fn of(&self, role: Role) -> &Protection {
-        match role {
-            Role::Writer => &self.writers,
-            Role::Reader => &self.readers,
-        }
-    }
 }
 
 /// The configured address of the device, for error messages.

@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use farside_fabric::rdma::{Options, VerbsError};
 use farside_fabric::tcp::DeviceAtomics;
-use farside_fabric::verbs::Loopback;
-use farside_fabric::{ChainError, Fabric, LaneId, Nanos, RegionIndex, Verb};
-
-use super::device::Protections;
+use farside_fabric::verbs::{Loopback, Protection};
+use farside_fabric::{ChainError, Fabric, LaneId, Nanos, RegionIndex, Role, Verb};
 
 /// The only lane, and the only region.
 const LANE: LaneId = LaneId(0);
@@ -25,6 +23,21 @@ const STOP_NS_MAX: Nanos = 200_000_000;
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after a reconnect that failed.
 const RECONNECT_PAUSE_NS: Nanos = 1_000_000_000;
+
+/// The protection domain and the registration of the region for each role.
+pub(super) struct Protections {
+    pub(super) writers: Protection,
+    pub(super) readers: Protection,
+}
+
+impl Protections {
+    pub(super) fn of(&self, role: Role) -> &Protection {
+        match role {
+            Role::Writer => &self.writers,
+            Role::Reader => &self.readers,
+        }
+    }
+}
 
 /// One thread's queue pair to the own device. It connects anew after it broke.
 pub(super) struct LoopbackAtomics {
@@ -107,8 +120,7 @@ mod tests {
     //! `tests/vm/suite` sets it.
 
     use farside_fabric::memory::{HugePages, RegionMemory};
-    use farside_fabric::verbs::Protection;
-    use farside_fabric::{Role, boot_time_ns, tcp};
+    use farside_fabric::{boot_time_ns, tcp};
 
     use super::*;
 

@@ -1,5 +1,6 @@
-//! The times that the fabric promises, and the clocks of clients. A client's clock runs slower or
-//! faster than the world's clock, and stands still while the client is paused.
+//! The times of an execution and those that the fabric promises, and the clocks of clients. A
+//! client's clock runs slower or faster than the world's clock, and stands still while the client
+//! is paused.
 
 use farside_fabric::{Nanos, Timing};
 
@@ -7,6 +8,16 @@ use farside_fabric::{Nanos, Timing};
 /// effect (L).
 pub(crate) const TIMING: Timing =
     Timing { round_trip_min_ns: 20_000, lateness_max_ns: 8_000_000_000 };
+
+/// The time at the start of an execution. The wall clock shows the same time.
+pub(crate) const START_NS: Nanos = 1_000_000_000;
+/// The expiries of touched values are later than this, in milliseconds: two years after the start.
+/// So no touched value expires in an execution.
+pub(crate) const EXPIRY_BASE_MS: u64 = 1 << 36;
+/// When values with a time to live expire, in milliseconds: 50 ms after the start.
+pub(crate) const EXPIRES_AT_MS: u64 = START_NS / 1_000_000 + TTL_NS / 1_000_000;
+/// How long after the start of an execution values with a time to live expire.
+pub const TTL_NS: Nanos = 50_000_000;
 
 /// The pace of a clock that is as fast as the world's: it counts 16 sixteenths of a second in a
 /// second.

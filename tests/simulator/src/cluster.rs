@@ -36,6 +36,39 @@ pub(crate) const OWNED: u64 = 1;
 pub(crate) const REVOKED: u64 = 2;
 pub(crate) const REASSIGNED: u64 = 3;
 
+/// An event of a cluster. Clients are named by their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClusterEvent {
+    /// A client sends a heartbeat to the first owner.
+    Heartbeat(usize),
+    /// The owner answers a client's heartbeat.
+    Answer(usize),
+    /// The answer arrives.
+    Extend(usize),
+    /// The trust has ended, and a client's connection breaks. If the flag is set, the chain in
+    /// flight is still executed.
+    Lapse(usize, bool),
+    /// A client gets a map with this view. The flag is as that of `Lapse`.
+    Map(usize, u64, bool),
+    /// A client connects to the server of the view that it knows.
+    Connect(usize),
+    /// The owner's process stands still.
+    Freeze,
+    /// The owner's process continues.
+    Thaw,
+    /// The owner reads the records, after it stood still for long or was told of a newer view.
+    Confirm,
+    /// The operator revokes the shard.
+    Revoke,
+    /// The owner learns from the operator that the shard is revoked, and gives it up.
+    Tell,
+    /// The operator tells the owner that the shard is revoked. The owner cannot read the records
+    /// now.
+    Claim,
+    /// The operator has waited long enough. An empty region becomes the shard.
+    Reassign,
+}
+
 /// What the first owner of the moving shard does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum OwnerState {

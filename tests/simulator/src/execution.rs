@@ -15,7 +15,6 @@ use farside_fabric::{Buffer, LaneId, Nanos};
 use farside_linearizability::HistoryOperation;
 use farside_protocol::split::SplitProgress;
 
-pub(crate) use crate::execution::cluster::ClusterEvent;
 use crate::fabric::{PAUSE_NS_MAX, SimFabric};
 use crate::lane::Phase;
 use crate::memory::mix;

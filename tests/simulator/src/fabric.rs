@@ -12,15 +12,14 @@ use farside_layout::{BlockHeader, ExtentTable, SizeClass, SlotWord, extent_data_
 use farside_protocol::held_blocks::HeldBlocks;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::clock::{Clock, TIMING};
+use crate::clock::{Clock, EXPIRES_AT_MS, START_NS, TIMING};
 use crate::cluster::{ClusterState, FORMER, OwnerState};
 use crate::lane::{Lane, Phase, extent, read_target, write_source};
 use crate::memory::{global, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::{MutantFabric, swap_of};
 use crate::region::SHAPE;
-use crate::session::EXPIRES_AT_MS;
-use crate::world::{START_NS, World};
+use crate::world::World;
 
 /// A wait of at most this many nanoseconds takes no time. So executions that differ only in such
 /// waits have equal states.

@@ -38,6 +38,7 @@ mod trace;
 mod two_regions;
 mod world;
 
+pub use clock::TTL_NS;
 pub use cluster::TRUST_NS;
 pub use explore::{Bounds, Explored};
 pub use failure::Failure;
@@ -46,4 +47,3 @@ pub use mutant::Mutant;
 pub use region::{GRACE_MS, KEYS, Key};
 pub use scenario::Scenario;
 pub use script::{Op, Script, client};
-pub use session::TTL_NS;

@@ -9,10 +9,11 @@ use farside_linearizability::{
 };
 use farside_protocol::OperationError;
 
+use crate::clock::EXPIRES_AT_MS;
 use crate::memory::mix;
 use crate::region::{KEYS, Key};
 use crate::script::Op;
-use crate::session::{EXPIRES_AT_MS, FoundValue, Reply};
+use crate::session::{FoundValue, Reply};
 
 /// The process that the history names for the emptying of a shard.
 const OPERATOR: usize = 98;

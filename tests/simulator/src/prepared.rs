@@ -8,7 +8,7 @@ use std::rc::Rc;
 use farside_fabric::{LaneId, Nanos, RegionIndex, Trust};
 use farside_protocol::{Action, ConnectionCache, Lifetime, RegionOptions};
 
-use crate::clock::PACE;
+use crate::clock::{EXPIRES_AT_MS, PACE};
 use crate::cluster::{
     ClusterClient, ClusterState, Connection, FORMER, LATTER, OTHER, OWNED, REASSIGNED, TRUST_NS,
 };
@@ -21,7 +21,7 @@ use crate::region::{KEYS, Key, SHAPE, SimRegion, keys};
 use crate::scenario::{Chore, EventCounts, Scenario};
 use crate::script::{Op, Script};
 use crate::server::{ServerAnswers, run_chores};
-use crate::session::{EXPIRES_AT_MS, Reply, TestSession};
+use crate::session::{Reply, TestSession};
 use crate::task::Events;
 use crate::world::World;
 

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 
 use farside_fabric::{LaneId, Nanos};
 
-use crate::execution::ClusterEvent;
+use crate::cluster::ClusterEvent;
 use crate::task::Events;
 
 /// A possible next step of an execution.

@@ -2,7 +2,7 @@
 
 use std::hash::Hasher;
 
-use farside_fabric::{Buffer, Endpoint, LaneId, Nanos, RegionIndex};
+use farside_fabric::{Buffer, Endpoint, LaneId, RegionIndex};
 use farside_layout::SizeClass;
 use farside_protocol::allocator::BlockSource;
 use farside_protocol::{
@@ -13,7 +13,6 @@ use farside_protocol::{
 use crate::cluster::ClusterClient;
 use crate::fabric::SimFabric;
 use crate::mutant::Mutant;
-use crate::world::START_NS;
 
 /// The answer to an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +33,6 @@ pub(crate) struct FoundValue {
     /// When it expires, in milliseconds of the simulated wall clock; 0 for never.
     pub(crate) expiry: u64,
 }
-
-/// The expiries of touched values are later than this, in milliseconds: two years after the start.
-/// So no touched value expires in an execution.
-pub(crate) const EXPIRY_BASE_MS: u64 = 1 << 36;
-/// When values with a time to live expire, in milliseconds: 50 ms after the start.
-pub(crate) const EXPIRES_AT_MS: u64 = START_NS / 1_000_000 + TTL_NS / 1_000_000;
-/// How long after the start of an execution values with a time to live expire.
-pub const TTL_NS: Nanos = 50_000_000;
 
 /// A session over the simulated fabric.
 pub(crate) struct TestSession {

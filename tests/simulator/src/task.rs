@@ -9,10 +9,11 @@ use farside_fabric::LaneId;
 use farside_protocol::split::SplitProgress;
 use farside_protocol::{Action, Change, Expected, Lifetime, OperationError};
 
+use crate::clock::{EXPIRES_AT_MS, EXPIRY_BASE_MS};
 use crate::monitor::{ExpectedContent, RequestedOperation};
 use crate::region::{KEYS, Key, LARGE_BYTES, keys};
 use crate::script::Op;
-use crate::session::{EXPIRES_AT_MS, EXPIRY_BASE_MS, FoundValue, Reply, TestSession};
+use crate::session::{FoundValue, Reply, TestSession};
 use crate::two_regions::raise;
 
 /// A message of a process to the execution that polls it.

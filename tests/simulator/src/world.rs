@@ -12,15 +12,13 @@ use farside_protocol::ConnectionCache;
 use farside_protocol::held_blocks::HeldBlocks;
 use farside_protocol::split::SplitProgress;
 
+use crate::clock::START_NS;
 use crate::cluster::{ClusterState, FORMER};
 use crate::memory::{Memory, local};
 use crate::mutant::Mutant;
 use crate::region::SimRegion;
 use crate::trace::{Line, describe};
 use crate::world::depot::SimDepot;
-
-/// The time at the start of an execution. The wall clock shows the same time.
-pub(crate) const START_NS: Nanos = 1_000_000_000;
 
 /// A slot whose key the server removed: a tombstone until `ready_at`.
 #[derive(Clone, Copy, Debug, Hash)]

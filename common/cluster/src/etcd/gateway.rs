@@ -33,6 +33,10 @@ const BODY_BYTES_MAX: u64 = 8 << 20;
 /// The characters of an answer that an error message has at most.
 const QUOTED_MAX: usize = 200;
 
+/// How to end a lack of space.
+pub(super) const FREE_SPACE: &str = "compact etcd's history, defragment every member or raise \
+    --quota-backend-bytes, then run: etcdctl alarm disarm";
+
 /// gRPC's status codes of errors that concern more than one request.
 const DEADLINE_EXCEEDED: i64 = 4;
 const NOT_FOUND: i64 = 5;
@@ -441,7 +445,7 @@ impl Gateway {
         } else if *code == PERMISSION_DENIED || has("authentication failed") {
             Failure::Final(self.denied(message))
         } else if has("database space exceeded") {
-            let why = format!("{message}; {}", super::health::FREE_SPACE);
+            let why = format!("{message}; {}", FREE_SPACE);
             Failure::Final(StoreError::NoSpace { uri: self.uri.clone(), why })
         } else if has("revision has been compacted") {
             Failure::Compacted

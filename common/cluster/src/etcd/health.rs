@@ -4,16 +4,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::gateway::{Gateway, Repeat};
+use super::gateway::{FREE_SPACE, Gateway, Repeat};
 use super::wire::{Alarm, Alarms, Members, Status};
 use crate::store::{Health, StoreError};
 
 /// The longest time to ask one member, with a login.
 const MEMBER_MAX: Duration = Duration::from_secs(2);
-
-/// How to end a lack of space.
-pub(super) const FREE_SPACE: &str = "compact etcd's history, defragment every member or raise \
-    --quota-backend-bytes, then run: etcdctl alarm disarm";
 
 /// Looks at every member, and at the alarms.
 pub(super) fn check(gateway: &Gateway) -> Vec<Health> {

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 use farside_fabric::LaneId;
 
 use super::*;
+use crate::held_blocks::GIVE_BYTES;
 
 /// A depot with a number of blocks. It answers a request when the allocator receives.
 #[derive(Default)]

@@ -6,7 +6,8 @@ use farside_layout::{
     extent_data_offset,
 };
 
-use super::{Chain, Table, split_at_word};
+use super::tables::Table;
+use super::{Chain, split_at_word};
 use crate::get::CachedRead;
 use crate::region_handle::RegionHandle;
 use crate::{Found, Operation, ProtocolResult, RetryState, read_block};

@@ -31,6 +31,17 @@ pub struct Location {
     pub proved_at: Nanos,
 }
 
+/// The block that replaced the one at the cached location, as the mark of the replaced block names
+/// it. This is a guess: the slot decides.
+#[derive(Clone, Copy)]
+pub struct Successor {
+    /// The slot's byte offset from the start of the key's window.
+    pub(crate) in_window: u16,
+    pub(crate) address: BlockAddress,
+    /// The class of the replaced block, and usually of the block that replaced it.
+    pub(crate) class: SizeClass,
+}
+
 /// A [`Location`] in 16 bytes. It omits what follows from the key's hash and the other fields: the
 /// fingerprint, the low bits of the generation, and the state, which is always LIVE.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]

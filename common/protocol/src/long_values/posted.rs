@@ -5,11 +5,9 @@ use farside_fabric::{Buffer, ChainError, Fabric, LaneId, LentMemory, Loan, Nanos
 use farside_layout::hash::KeyHash;
 use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, SizeClass};
 
-use super::{
-    DepartingBlockSum, LONG_VALUE_BYTES, ReadValue, head_bytes, read_bytes, value_bytes_in_head,
-};
+use super::{DepartingBlockSum, ReadValue, head_bytes, read_bytes, value_bytes_in_head};
 use crate::get::CachedRead;
-use crate::operation::read_block;
+use crate::operation::{LONG_VALUE_BYTES, read_block};
 use crate::operation_metrics::OperationKind;
 use crate::put::CachedPut;
 use crate::region_handle::RegionHandle;

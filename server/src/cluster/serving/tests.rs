@@ -6,7 +6,7 @@ use farside_control::cluster::ShardCopy;
 use farside_fabric::memory::HugePages;
 use farside_layout::REGION_BYTES_MIN;
 
-use super::super::joining::{KnownRegion, may_continue};
+use super::super::continuing::{KnownRegion, may_continue};
 use super::*;
 
 /// A region file: its numbers, its name, and the last write that it has.

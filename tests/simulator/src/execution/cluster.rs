@@ -11,8 +11,8 @@ use std::rc::Rc;
 use farside_fabric::{LaneId, Nanos};
 
 use crate::cluster::{
-    ClusterClient, ClusterState, FORMER, Heartbeat, OWNED, OwnerState, REASSIGNED, REVOKED,
-    TRUST_NS, moving_keys,
+    ClusterClient, ClusterEvent, ClusterState, FORMER, Heartbeat, OWNED, OwnerState, REASSIGNED,
+    REVOKED, TRUST_NS, moving_keys,
 };
 use crate::execution::Execution;
 use crate::lane::Phase;
@@ -20,39 +20,6 @@ use crate::monitor::Violation;
 use crate::mutant::Mutant;
 use crate::process::{SchedulerAction, State};
 use crate::session::{Reply, TestSession};
-
-/// An event of a cluster. Clients are named by their index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClusterEvent {
-    /// A client sends a heartbeat to the first owner.
-    Heartbeat(usize),
-    /// The owner answers a client's heartbeat.
-    Answer(usize),
-    /// The answer arrives.
-    Extend(usize),
-    /// The trust has ended, and a client's connection breaks. If the flag is set, the chain in
-    /// flight is still executed.
-    Lapse(usize, bool),
-    /// A client gets a map with this view. The flag is as that of `Lapse`.
-    Map(usize, u64, bool),
-    /// A client connects to the server of the view that it knows.
-    Connect(usize),
-    /// The owner's process stands still.
-    Freeze,
-    /// The owner's process continues.
-    Thaw,
-    /// The owner reads the records, after it stood still for long or was told of a newer view.
-    Confirm,
-    /// The operator revokes the shard.
-    Revoke,
-    /// The owner learns from the operator that the shard is revoked, and gives it up.
-    Tell,
-    /// The operator tells the owner that the shard is revoked. The owner cannot read the records
-    /// now.
-    Claim,
-    /// The operator has waited long enough. An empty region becomes the shard.
-    Reassign,
-}
 
 impl Execution<'_> {
     fn cluster(&self) -> Option<ClusterState> {

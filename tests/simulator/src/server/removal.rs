@@ -14,11 +14,12 @@ use farside_linearizability::HistoryOperation;
 use farside_protocol::removal::{clear_tomb, unlink_to_tombstone};
 use zerocopy::FromBytes;
 
+use crate::clock::EXPIRES_AT_MS;
 use crate::memory::mix;
 use crate::monitor::{ExpectedContent, RequestedOperation};
 use crate::mutant::Mutant;
 use crate::region::{Key, hash, keys};
-use crate::session::{EXPIRES_AT_MS, Reply, TestSession};
+use crate::session::{Reply, TestSession};
 use crate::task::{Event, Events};
 use crate::world::{Tomb, World};
 

@@ -11,54 +11,10 @@ use farside::{Client, Session};
 use farside_tests::counters::{self, Observation};
 use farside_tests::ledger::Ledger;
 
-use crate::worker::{Worker, check_own};
+use crate::worker::{Clock, LoadMix, Progress, Worker, check_own};
 
 /// The number of sessions of one process.
 pub(crate) const SESSIONS: u64 = 4;
-
-/// The mix of operations of the sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LoadMix {
-    /// All operations.
-    Mixed,
-    /// Inserts and deletes: a client that dies is probably in the middle of an insert.
-    Churn,
-}
-
-/// The counts and times of one session's calls so far.
-#[derive(Default)]
-pub(crate) struct Progress {
-    pub(crate) done: AtomicU64,
-    pub(crate) unreachable: AtomicU64,
-    pub(crate) indeterminate: AtomicU64,
-    pub(crate) contended: AtomicU64,
-    slowest_ns: AtomicU64,
-    /// When the call under way began; 0 between calls.
-    began_ns: AtomicU64,
-}
-
-/// The clock of all sessions of this process; never 0.
-#[derive(Clone, Copy)]
-pub(crate) struct Clock(Instant);
-
-impl Clock {
-    pub(crate) fn now_ns(self) -> u64 {
-        self.0.elapsed().as_nanos() as u64 + 1
-    }
-}
-
-impl Progress {
-    /// Makes a call; also returns when it began and ended.
-    pub(crate) fn timed<T>(&self, clock: Clock, call: impl FnOnce() -> T) -> (T, u64, u64) {
-        let began = clock.now_ns();
-        self.began_ns.store(began, Ordering::Relaxed);
-        let result = call();
-        self.began_ns.store(0, Ordering::Relaxed);
-        let ended = clock.now_ns();
-        self.slowest_ns.fetch_max(ended - began, Ordering::Relaxed);
-        (result, began, ended)
-    }
-}
 
 /// Sessions of one client at work, each on its own thread.
 pub(crate) struct Load {

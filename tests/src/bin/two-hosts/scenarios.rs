@@ -12,8 +12,8 @@ use farside_tests::ledger::{COUNTERS, Ledger};
 use farside_tests::{TEST_TIMEOUT, counters, wait_until};
 
 use crate::guests::{Guest, Running};
-use crate::load::{Finished, Load, LoadMix, SESSIONS};
-use crate::worker::{counter_name, number, own_name};
+use crate::load::{Finished, Load, SESSIONS};
+use crate::worker::{LoadMix, counter_name, number, own_name};
 
 type Scenario = fn(&mut World) -> String;
 

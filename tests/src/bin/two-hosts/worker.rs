@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use farside::ConnectError::Unreachable;
 use farside::OperationError::{Contended, Indeterminate};
@@ -12,13 +13,55 @@ use farside_tests::self_describing;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::load::{Clock, LoadMix, Progress};
-
 /// Keys that all sessions write.
 const HOT_KEYS: u64 = 16;
 /// Keys that one session alone writes.
 const OWN_KEYS: u64 = 8;
 const SIZES: [usize; 4] = [24, 100, 500, 2000];
+
+/// The mix of operations of the sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadMix {
+    /// All operations.
+    Mixed,
+    /// Inserts and deletes: a client that dies is probably in the middle of an insert.
+    Churn,
+}
+
+/// The counts and times of one session's calls so far.
+#[derive(Default)]
+pub(crate) struct Progress {
+    pub(crate) done: AtomicU64,
+    pub(crate) unreachable: AtomicU64,
+    pub(crate) indeterminate: AtomicU64,
+    pub(crate) contended: AtomicU64,
+    pub(crate) slowest_ns: AtomicU64,
+    /// When the call under way began; 0 between calls.
+    pub(crate) began_ns: AtomicU64,
+}
+
+/// The clock of all sessions of this process; never 0.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock(pub(crate) Instant);
+
+impl Clock {
+    pub(crate) fn now_ns(self) -> u64 {
+        self.0.elapsed().as_nanos() as u64 + 1
+    }
+}
+
+impl Progress {
+    /// Makes a call; also returns when it began and ended.
+    pub(crate) fn timed<T>(&self, clock: Clock, call: impl FnOnce() -> T) -> (T, u64, u64) {
+        let began = clock.now_ns();
+        self.began_ns.store(began, Ordering::Relaxed);
+        let result = call();
+        self.began_ns.store(0, Ordering::Relaxed);
+        let ended = clock.now_ns();
+        self.slowest_ns.fetch_max(ended - began, Ordering::Relaxed);
+        (result, began, ended)
+    }
+}
 
 /// The effect of a call that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

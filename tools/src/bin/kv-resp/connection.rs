@@ -7,8 +7,8 @@ use std::io;
 
 use farside_tools::resp::{ParserLimits, Progress, ProtocolError, ReplyWriter, RequestParser};
 
-use crate::commands::connection::ClientState;
-use crate::commands::plan::Arguments;
+use crate::commands::arguments::Arguments;
+use crate::commands::client_state::ClientState;
 use crate::gateway::WaitingInput;
 use crate::stream::Stream;
 use replies::Reply;

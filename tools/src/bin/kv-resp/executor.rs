@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use farside::{Completed, Error, OperationError, Pipeline};
 use farside_tools::resp::{Protocol, ReplyWriter};
 
-use crate::away_shards;
-use crate::commands::plan::{Arguments, Operation, Plan, plan};
+use crate::commands::arguments::Arguments;
+use crate::commands::operation::Operation;
+use crate::commands::plan::{Plan, plan};
 use crate::commands::table::{Command, CommandSpec, find};
 use crate::commands::task::Task;
 use crate::commands::{
@@ -18,7 +19,7 @@ use crate::commands::{
 };
 use crate::connection::{Connection, Input};
 use crate::empty_key;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, away_shards};
 use crate::helper::{Helper, HelperKind, Job, LONG_VALUE_BYTES, Origin, OwnedArguments};
 use crate::lanes::{Access, LaneLock, Lanes, LockKind};
 

@@ -1,5 +1,7 @@
 //! What all threads of the gateway share: the client, the settings, and the list of connections.
 
+pub(crate) mod away_shards;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -10,7 +12,7 @@ use std::time::Instant;
 use farside::{Client, Limits, Session};
 use farside_fabric::tcp::TlsServer;
 
-use crate::away_shards::AwayShards;
+use self::away_shards::AwayShards;
 use crate::listen::Accepted;
 use crate::store_figures::StoreFigures;
 

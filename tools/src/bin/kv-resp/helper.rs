@@ -14,13 +14,14 @@ use std::thread;
 use farside::{Result, Session};
 use farside_tools::resp::{Protocol, ReplyWriter};
 
-use crate::away_shards;
-use crate::commands::plan::{Arguments, Operation, Plan, plan, plan_part};
+use crate::commands::arguments::Arguments;
+use crate::commands::operation::Operation;
+use crate::commands::plan::{Plan, plan, plan_part};
 use crate::commands::table::{COMMANDS, Command};
 use crate::commands::task::Task;
 use crate::commands::{error, expiry, info, introspection, whole};
 use crate::empty_key;
-use crate::gateway::{ClientRecord, Gateway};
+use crate::gateway::{ClientRecord, Gateway, away_shards};
 
 /// A value of at least so many bytes is long: a helper stores and reads it.
 pub(crate) const LONG_VALUE_BYTES: usize = 1 << 20;

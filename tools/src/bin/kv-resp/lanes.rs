@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farside_tools::resp::Protocol;
 
-use crate::commands::plan::Operation;
+use crate::commands::operation::Operation;
 use crate::commands::task::Task;
 use crate::helper::Origin;
 

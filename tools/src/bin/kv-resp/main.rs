@@ -6,7 +6,6 @@
 #![deny(unsafe_code)]
 
 mod args;
-mod away_shards;
 mod commands;
 mod connection;
 mod empty_key;

@@ -19,7 +19,7 @@ use farside_tools::resp::{ParserLimits, Protocol};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use crate::commands::connection::ClientState;
+use crate::commands::client_state::ClientState;
 use crate::commands::error;
 use crate::connection::Connection;
 use crate::executor::{Executor, Pause};

@@ -1,18 +1,15 @@
 //! Commands about the connection itself: they ask nothing of the store.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_tools::resp::{Protocol, ReplyWriter, parse_integer};
 
-use super::plan::Arguments;
+use super::arguments::Arguments;
+use super::client_state::{ClientState, checked_name};
+use super::info::REDIS_VERSION;
 use super::table::{Command, CommandSpec};
 use super::{error, info, introspection};
-use crate::gateway::{ClientRecord, Gateway};
-
-/// The version of redis whose answers the gateway gives. Clients derive from it what they may use.
-pub(crate) const REDIS_VERSION: &str = "7.0.15";
+use crate::gateway::Gateway;
 
 /// The only user.
 const USER: &[u8] = b"default";
@@ -21,28 +18,6 @@ const HELLO_NEEDS_AUTH: &str = "NOAUTH HELLO must be called with the client alre
     authenticated, otherwise the HELLO \
      <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP \
      protocol version at the same time";
-const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
-
-/// What the gateway knows about the client of a connection.
-pub(crate) struct ClientState {
-    pub(crate) record: Arc<ClientRecord>,
-    pub(crate) protocol: Protocol,
-    pub(crate) is_authenticated: bool,
-    /// MULTI was sent, and neither EXEC nor DISCARD since.
-    pub(crate) is_in_transaction: bool,
-    /// It has given a wrong password: it gets no answer in this second.
-    pub(crate) is_delayed: bool,
-    /// The connection ends when its replies are sent.
-    pub(crate) is_closing: bool,
-}
-
-impl ClientState {
-    fn set_protocol(&mut self, protocol: Protocol) {
-        self.protocol = protocol;
-        let number = if protocol == Protocol::Two { 2 } else { 3 };
-        self.record.protocol.store(number, Ordering::Relaxed);
-    }
-}
 
 /// Runs the command, if it is one of these; otherwise returns false.
 pub(crate) fn run(
@@ -142,17 +117,6 @@ fn check(
     state.is_delayed = true;
     gateway.note_wrong_password(&state.record);
     Err(error::WRONG_PASSWORD)
-}
-
-/// Sets the name of a client. An empty one removes it.
-pub(crate) fn set_name(state: &ClientState, name: &[u8]) -> Result<(), &'static str> {
-    checked_name(name)?.clone_into(&mut state.record.name());
-    Ok(())
-}
-
-fn checked_name(name: &[u8]) -> Result<&str, &'static str> {
-    let is_plain = name.iter().all(u8::is_ascii_graphic);
-    str::from_utf8(name).ok().filter(|_| is_plain).ok_or(BAD_NAME)
 }
 
 fn hello(

@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use farside_tools::resp::ReplyWriter;
 use rustix::param::clock_ticks_per_second;
 
-use super::connection::REDIS_VERSION;
-use super::plan::Arguments;
+use super::arguments::Arguments;
 use super::table::COMMANDS;
 use crate::gateway::{ClientRecord, Gateway};
+
+/// The version of redis whose answers the gateway gives. Clients derive from it what they may use.
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
 /// The sections, in their order.
 const SECTIONS: [&str; 8] =

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use farside_tools::resp::{ReplyWriter, matches, parse_integer};
 
-use super::connection::{ClientState, set_name};
-use super::plan::Arguments;
+use super::arguments::Arguments;
+use super::client_state::{ClientState, set_name};
 use super::table::{COMMANDS, CommandSpec, find};
 use super::{error, info};
 use crate::gateway::Gateway;

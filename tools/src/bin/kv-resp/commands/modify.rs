@@ -4,9 +4,10 @@
 use farside::{Outcome, ValueRef};
 use farside_tools::resp::ReplyWriter;
 
+use super::arguments::Arguments;
 use super::error;
 use super::expiry::{self, Expiry};
-use super::plan::{Arguments, Condition, Operation};
+use super::operation::{Condition, Operation};
 
 /// Limit on the attempts of one command. More than this fail only if other clients change the key
 /// all the time.

@@ -5,7 +5,7 @@ use farside_tools::resp::ReplyWriter;
 
 use super::expiry::{self, Unit};
 use super::modify::Modify;
-use super::plan::Operation;
+use super::operation::Operation;
 
 /// How the outcome becomes a reply.
 #[derive(Debug)]

@@ -5,9 +5,9 @@
 //! or DISCARD at its end only if MULTI has succeeded. If it failed, the gateway could not know
 //! which of the commands behind it belong to the transaction.
 
-use super::connection::ClientState;
+use super::arguments::Arguments;
+use super::client_state::ClientState;
 use super::error;
-use super::plan::Arguments;
 
 const REFUSED: &str = "ERR there are no transactions here, so this command between MULTI and EXEC \
     was not executed: send it without MULTI";

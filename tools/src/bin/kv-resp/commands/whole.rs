@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use farside::{KeyEntry, Result, ScanPosition, Session};
 use farside_tools::resp::{ReplyWriter, matches, parse_integer};
 
+use super::arguments::Arguments;
 use super::error;
-use super::plan::Arguments;
 use super::table::Command;
 use crate::empty_key;
 

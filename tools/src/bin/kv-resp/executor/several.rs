@@ -4,8 +4,9 @@ use farside::{Limits, OperationError, Pipeline};
 use farside_tools::resp::ReplyWriter;
 
 use super::{Begun, Executor, Pause, connection_of};
+use crate::commands::arguments::Arguments;
 use crate::commands::error;
-use crate::commands::plan::{Arguments, plan_part};
+use crate::commands::plan::plan_part;
 use crate::commands::table::{Command, CommandSpec};
 use crate::connection::Connection;
 use crate::empty_key;

@@ -11,10 +11,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use client::{AsyncClient, Client, PipelineFull, Result, Value, Version};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use super::{Start, farside_completed, status_of};
 use crate::error::Failure;
-use crate::farside_completed;
 use crate::farside_status::FARSIDE_ERROR_SYSTEM;
-use crate::pipeline::{Start, status_of};
 
 /// How many operations can be in flight: as many as an [`AsyncClient`] has under way at once.
 const DEPTH: usize = 16_384;

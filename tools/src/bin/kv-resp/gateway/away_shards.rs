@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farside::Error;
 
-use crate::gateway::Gateway;
+use super::Gateway;
 
 /// How often a shard that is away is asked.
 const ASK_INTERVAL: Duration = Duration::from_millis(500);
