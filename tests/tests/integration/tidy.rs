@@ -1,11 +1,13 @@
 //! Checks the rules of the house that neither the compiler nor clippy checks, in every file that
 //! git tracks or is about to. Code is short and ASCII, and names no machine or workplace. Paths
 //! that documents name exist. Crates use only lower ones. Prose has short sentences and plain
-//! words, and commit subjects are short. What pages and invariants need is in `tidy/`.
+//! words, and commit subjects are short. What pages, invariants and the order of files need is in
+//! `tidy/`.
 
 mod fabrics;
 mod invariants;
 mod pages;
+mod rings;
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
