@@ -82,7 +82,7 @@ fn verify_and_stat_wait_for_a_shard_without_a_server_and_say_why_it_is_missing()
         run
     };
     for what in ["verify", "stat"] {
-        let failed = CommandOutput::of(&mut run(what, 50));
+        let failed = CommandOutput::of(&mut run(what, 2000));
         assert_eq!(failed.code, Some(3), "{failed:?}");
         assert!(failed.stderr.contains("shard 1 is not available: "), "{failed:?}");
         assert!(failed.stderr.contains("has no server at present"), "{failed:?}");

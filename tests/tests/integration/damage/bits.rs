@@ -151,21 +151,19 @@ impl<'s> Trial<'s> {
 
 /// Runs the test for each key: with every bit for the first one, every seventh for the others.
 fn each_sample(mut test: impl FnMut(&Scene, &Sample, usize)) {
-    let started = Instant::now();
     let (scene, samples) = crowded();
     for (n, sample) in samples.iter().enumerate() {
         test(&scene, sample, if n == 0 { 1 } else { 7 });
+    }
+    if !scene.is_in_grace() {
+        let why = "this machine is so slow that blocks of restored words may be in use again";
+        return left_out("a part of the flipped bits", why);
     }
     let mut session = scene.cold();
     for Sample { key, value } in &samples {
         assert!(session.get(key).unwrap().unwrap().data == *value, "the damage was not undone");
     }
     scene.server.assert_verifies();
-    let took = started.elapsed();
-    if took > Duration::from_secs(55) {
-        let why = format!("it took {took:?}, and after GRACE a restored block may be used again");
-        left_out("proof that the damage was undone", &why);
-    }
 }
 
 /// Makes an attempt with each bit of each key's window flipped.
@@ -173,9 +171,14 @@ fn each_window_bit(attempt: impl Fn(&mut Trial<'_>, Bit)) {
     each_sample(|scene, sample, step| {
         let mut trial = Trial::new(scene, sample);
         let window = bits(scene.window(&sample.key), WINDOW_BYTES / 8);
-        window.step_by(step).for_each(|at| attempt(&mut trial, at));
+        let in_time = window.step_by(step).take_while(|_| scene.is_in_grace());
+        in_time.for_each(|at| attempt(&mut trial, at));
         let Tally { right, missed, failed } = trial.tally;
-        assert!(right > missed && missed > 0 && failed > 0, "{:?}", trial.tally);
+        assert!(
+            !scene.is_in_grace() || right > missed && missed > 0 && failed > 0,
+            "{:?}",
+            trial.tally
+        );
     });
 }
 
@@ -199,7 +202,7 @@ fn a_flipped_bit_in_a_block_is_an_error_except_in_the_mark() {
         let header = bits(start, BLOCK_HEADER_BYTES / 8);
         let payload = bits(start + BLOCK_HEADER_BYTES, (used - BLOCK_HEADER_BYTES).div_ceil(8));
         let sampled = payload.step_by((used / 100).max(1) as usize);
-        for at in header.chain(sampled).step_by(step) {
+        for at in header.chain(sampled).step_by(step).take_while(|_| scene.is_in_grace()) {
             let seen = trial.get_with_flipped_bit(at);
             let byte = at.offset + u64::from(at.bit / 8);
             let covered = (start + 4..start + used).contains(&byte);
@@ -207,7 +210,7 @@ fn a_flipped_bit_in_a_block_is_an_error_except_in_the_mark() {
             assert!(expected, "{at:?}, byte {} of the block: {seen:?}", byte - start);
         }
         let header = bits(start, BLOCK_HEADER_BYTES / 8);
-        header.step_by(step).for_each(|at| trial.change(at));
+        header.step_by(step).take_while(|_| scene.is_in_grace()).for_each(|at| trial.change(at));
     });
 }
 

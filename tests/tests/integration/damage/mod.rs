@@ -52,6 +52,7 @@ struct Scene {
     geometry: Geometry,
     depth: u8,
     hasher: KeyHasher,
+    started: Instant,
 }
 
 impl Scene {
@@ -64,7 +65,12 @@ impl Scene {
         let geometry = format.geometry();
         let depth = superblock.directory_depth(&geometry).unwrap();
         let hasher = KeyHasher::new(&format.hash_key);
-        Self { server, region, geometry, depth, hasher }
+        Self { server, region, geometry, depth, hasher, started: Instant::now() }
+    }
+
+    /// Whether no freed block can be in use again, if GRACE is [`GRACE_MS_MAX`].
+    fn is_in_grace(&self) -> bool {
+        self.started.elapsed() < Duration::from_secs(55)
     }
 
     /// Returns a session with a location cache.
