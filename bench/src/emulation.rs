@@ -7,9 +7,9 @@
 //! completions are held back. As over verbs, the link bounds how much is in flight ([`Flight`]).
 //!
 //! The device belongs to a session ([`wrap`]), at the published rates of a ConnectX-5, or to the
-//! server of a cluster ([`Devices`]). Then all sessions of a run share it, and a server that is asked
-//! for more than its device can do has a queue. Packet headers, PCIe and doorbells are not emulated,
-//! and neither is the effect that atomic verbs slow down READs.
+//! server of a cluster ([`Devices`]). Then all sessions of a run share it, and a server that is
+//! asked for more than its device can do has a queue. Packet headers, PCIe and doorbells are not
+//! emulated, and neither is the effect that atomic verbs slow down READs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

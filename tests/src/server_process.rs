@@ -17,8 +17,8 @@ use crate::{TEST_TIMEOUT, binary, device, is_over_shm, new_address, send_signal}
 /// longer than the default allows.
 pub const RDMA_GRACE_MS: u64 = 250;
 
-/// The shortest GRACE over TCP, the default of servers. They fence a client that does not answer for
-/// a part of it, as one on a busy machine may not.
+/// The shortest GRACE over TCP, the default of servers. They fence a client that does not answer
+/// for a part of it, as one on a busy machine may not.
 const TCP_GRACE_MS: u64 = 100;
 
 /// Returns a server's arguments, with a GRACE that suits the fabric.

@@ -91,8 +91,8 @@ pub struct Cache {
     /// The number of requests of each trace, without those of scans
     #[arg(long, value_name = "N", default_value_t = 2_000_000)]
     pub requests: usize,
-    /// Traces whose names contain one of these texts: zipfian-0.7, zipfian-0.99, zipfian-1.2, scans,
-    /// shifts
+    /// Traces whose names contain one of these texts: zipfian-0.7, zipfian-0.99, zipfian-1.2,
+    /// scans, shifts
     #[arg(long, value_name = "TEXT,...", value_delimiter = ',')]
     pub only: Vec<String>,
     /// How many threads ask, each one request after another

@@ -2,9 +2,9 @@
 //!
 //! An [`Engine`] is the state that a session has once: its endpoint, lanes and clock. An
 //! [`OpenRegion`] is the state that it has for each region. An [`Operation`] borrows both for one
-//! key on one lane, so one future can work on several regions, one after the other. The server uses
-//! the same code for tasks of its own: [`split`] and [`sweep`]. `docs/protocol.md` has the protocol,
-//! why it is right, and the numbered invariants cited here.
+//! key on one lane, so one future can work on several regions, one after the other. The server
+//! uses the same code for tasks of its own: [`split`] and [`sweep`]. `docs/protocol.md` has the
+//! protocol, why it is right, and the numbered invariants cited here.
 #![deny(unsafe_code)]
 #![allow(missing_debug_implementations, reason = "engines and operations are not data")]
 
