@@ -19,9 +19,10 @@ impl Ticket {
         self.number
     }
 
-    /// Returns the number of the operation's lane, below [`Pipeline::depth`](crate::Pipeline::depth). No other operation
-    /// uses the lane until the [`Completed`] of this one is taken. So the number can index an array
-    /// of data for each operation.
+    /// Returns the number of the operation's lane, below
+    /// [`Pipeline::depth`](crate::Pipeline::depth). No other operation uses the lane until the
+    /// [`Completed`] of this one is taken. So the number can index an array of data for each
+    /// operation.
     pub const fn lane(self) -> usize {
         self.lane.0 as usize
     }

@@ -8,19 +8,16 @@
 
 mod chain_memory;
 mod executor;
-mod huge_pages;
 #[allow(unsafe_code, reason = "maps a file into addresses that the module has reserved")]
 mod mapping;
 pub(crate) mod own_file;
 #[allow(unsafe_code, reason = "the mapping is shared with other processes")]
 mod region;
-mod region_file;
 mod region_memory;
 mod words;
 
 pub(crate) use chain_memory::{Buffers, ChainMemory, part_mut, words_mut};
 pub use executor::Lease;
 pub(crate) use executor::{Executor, PREFETCH_BYTES_MAX, PutChain};
-pub use huge_pages::{Collapse, Pages, collapse_refusal};
 pub use region::{Region, prefetch};
-pub use region_memory::{HugePages, MemoryError, RegionMemory};
+pub use region_memory::{Collapse, HugePages, MemoryError, Pages, RegionMemory, collapse_refusal};

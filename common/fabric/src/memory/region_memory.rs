@@ -3,6 +3,9 @@
 //! All pages are allocated at the start. Otherwise a client could be killed by an access to a page
 //! that the system cannot provide.
 
+mod huge_pages;
+mod region_file;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -16,11 +19,13 @@ use bytesize::ByteSize;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use serde::Deserialize;
 
-use super::huge_pages::{Pages, fill};
 use super::mapping::{HUGE_PAGE_BYTES, HUGETLBFS_MAGIC};
 use super::region::Region;
-use super::region_file::{RegionFile, Unfinished};
 use crate::resources::{self, Meminfo, Room};
+
+use huge_pages::fill;
+pub use huge_pages::{Collapse, Pages, collapse_refusal};
+use region_file::{RegionFile, Unfinished};
 
 /// The memory of a server beside its region, which counts against the limit of a cgroup, too.
 const OWN_BYTES: u64 = 32 << 20;

@@ -15,7 +15,7 @@ use super::{report, with_extension};
 const LEFT_IN_FABRIC: [&str; 3] = [
     "rdma verbs/ffi verbs/identifier verbs/preflight",
     "verbs/direct verbs/fabric",
-    "verbs/handles verbs/lanes verbs/memory",
+    "verbs/handles verbs/lanes verbs/local_memory",
 ];
 
 /// The segments of a path.

@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::own_file::{FolderEntry, is_link, is_own, lock, unlock};
-use super::region_memory::{MemoryError, system};
+use super::{MemoryError, system};
+use crate::memory::own_file::{FolderEntry, is_link, is_own, lock, unlock};
 
 /// The suffix of a region file's name until the file is complete. So a region's own name is that of
 /// a complete region or of nothing, even if a server is killed.

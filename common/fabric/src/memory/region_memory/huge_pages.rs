@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::mapping::HUGE_PAGE_BYTES;
-use super::region::Region;
-use super::region_memory::{RegionMemory, memfd, reserve};
+use super::{RegionMemory, memfd, reserve};
+use crate::memory::mapping::HUGE_PAGE_BYTES;
+use crate::memory::region::Region;
 
 const SMALL_PAGE_BYTES: u64 = 4 << 10;
 /// The memory of one call. Each call interrupts all processors, so smaller steps cost more. A
