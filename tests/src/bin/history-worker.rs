@@ -263,11 +263,8 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
         Ok(output) => Some(output),
         Err(Error::Operation(Contended { .. } | Indeterminate)) => None,
         Err(Error::Operation(OutOfSpace { .. })) if mode() == Mode::LongFull => None,
-        Err(Error::Connect(Unreachable { contact: Contact::Silent, .. }))
-            if mode() == Mode::Network =>
-        {
-            None
-        }
+        // Behind a network that fails, or on a busy machine. It has not taken effect.
+        Err(Error::Connect(Unreachable { contact: Contact::Silent, .. })) => None,
         Err(Error::Unavailable { .. }) if is_in_cluster() => {
             std::thread::sleep(UNAVAILABLE_PAUSE);
             None

@@ -101,8 +101,13 @@ fn a_thousand_connections_without_a_request_keep_no_client_out() {
         let attack = Attack::start(&tcp, kind);
         for _ in 0..20 {
             check_served(&tcp, &mut session);
-            let (descriptors, bytes) = (server.descriptors().len(), server.own_bytes());
-            assert!(descriptors <= before + DESCRIPTORS_MAX, "{kind}: {descriptors}");
+            let bytes = server.own_bytes();
+            // Some may wait to be closed.
+            let descriptors = server.descriptors().len();
+            assert!(descriptors <= before + 2 * DESCRIPTORS_MAX, "{kind}: {descriptors}");
+            wait_until("the server keeps few of them", TEST_TIMEOUT, || {
+                server.descriptors().len() <= before + DESCRIPTORS_MAX
+            });
             let more = bytes.saturating_sub(bytes_before);
             assert!(more <= GREETING_BYTES_MAX, "{kind}: {more} bytes more");
         }
