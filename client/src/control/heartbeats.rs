@@ -5,10 +5,13 @@ use farside_fabric::{Nanos, Trust, boot_time_ns};
 /// Heartbeats in the time for which an answer extends the trust in a server.
 const HEARTBEATS_PER_TRUST: Nanos = 4;
 
+/// Takes a map that a server has sent.
+type TakeMap = Box<dyn Fn(&[u8]) + Send>;
+
 /// What a connection to a server of a cluster needs to know.
 pub(crate) struct ClusterLink {
     /// Takes the maps that the server sends.
-    pub(crate) take_map: Box<dyn Fn(&[u8]) + Send>,
+    pub(crate) take_map: TakeMap,
     /// How long the client trusts the server after it sent a heartbeat that the server answered.
     pub(crate) trust_ns: Nanos,
 }
