@@ -20,6 +20,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use figures::Figures;
+pub(crate) use run::ENOUGH_TIMEOUT;
 use run::{
     CLIENTS_KILLED_MIN, DENIED_MIN, LONG_OPERATIONS_MIN, OPERATIONS_MIN, Plan, Run,
     SERVER_RESTARTS_MIN, SPLITS_MIN, has_all_kinds,

@@ -89,10 +89,12 @@ fn assert_unharmed(scene: &Scene, what: &dyn Display) {
     // A session waits for GRACE before it uses blocks that it has freed, and the server as well.
     for round in 0..4 {
         std::thread::sleep(Duration::from_millis(120));
-        for n in 0..3 {
-            session.put(format!("new-{n}"), value(n, round, LONG_BYTES)).unwrap();
-        }
-        (0..SHORTS).for_each(|n| session.put(format!("more-{n}"), [9; 100_000]).unwrap());
+        // A full cache may have no room for a while.
+        let mut put = |key: String, value: &[u8]| {
+            wait_until("there is room", TEST_TIMEOUT, || session.put(&key, value).is_ok());
+        };
+        (0..3).for_each(|n| put(format!("new-{n}"), &value(n, round, LONG_BYTES)));
+        (0..SHORTS).for_each(|n| put(format!("more-{n}"), &[9; 100_000]));
     }
     let found = session.get(VICTIM).unwrap().expect("the victim");
     assert!(found.data == value(1, 1, LONG_BYTES), "{what}: the victim's value");
@@ -100,7 +102,10 @@ fn assert_unharmed(scene: &Scene, what: &dyn Display) {
         let found = session.get(short(n)).unwrap().expect("a short value");
         assert!(found.data == short_value(n), "{what}: short value {n}");
     }
-    (0..3).for_each(|n| assert!(session.delete(format!("new-{n}")).unwrap()));
+    // A cache may have evicted them.
+    for n in 0..3 {
+        let _ = session.delete(format!("new-{n}")).unwrap();
+    }
 }
 
 #[on(shm, tcp_in_soak)]

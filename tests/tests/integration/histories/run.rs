@@ -23,6 +23,8 @@ const WORKERS: usize = 2;
 /// A run continues until it has made more operations than this, which takes longer on a busy
 /// machine.
 pub(super) const OPERATIONS_MIN: u64 = 10_000;
+/// Limit on the time that a run takes until there is enough to check.
+pub(crate) const ENOUGH_TIMEOUT: Duration = Duration::from_secs(240);
 /// A run continues until it has seen more splits than this.
 pub(super) const SPLITS_MIN: u64 = 60;
 /// A run of a cache continues until the server has evicted more keys than this.
@@ -169,7 +171,7 @@ impl Run {
         let Plan { kills_workers, kills_server, chores, .. } = self.plan;
         let (started, mut before) = (Instant::now(), 0);
         while started.elapsed() < duration
-            || (self.needs_more() && started.elapsed() < TEST_TIMEOUT)
+            || (self.needs_more() && started.elapsed() < ENOUGH_TIMEOUT)
         {
             std::thread::sleep(Duration::from_millis(random.random_range(5..200)));
             self.fail_network(random);

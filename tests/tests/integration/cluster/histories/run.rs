@@ -17,6 +17,7 @@ use rand::rngs::SmallRng;
 
 use super::faults::{EtcdMembers, ShardServer};
 use super::figures::{Figures, longest_call, longest_pause};
+use crate::histories::ENOUGH_TIMEOUT;
 use crate::histories::workers::{Workers, keep};
 
 const SERVERS: usize = 3;
@@ -103,7 +104,7 @@ impl Run {
     pub(super) fn continue_for(&mut self, duration: Duration, random: &mut SmallRng) {
         let started = Instant::now();
         let (end, interval) = (started + duration, &INTERVAL_MS[usize::from(self.plan.has_etcd)]);
-        while Instant::now() < end || (!self.has_enough() && started.elapsed() < TEST_TIMEOUT) {
+        while Instant::now() < end || (!self.has_enough() && started.elapsed() < ENOUGH_TIMEOUT) {
             std::thread::sleep(Duration::from_millis(random.random_range(interval.clone())));
             self.workers.members.iter_mut().for_each(|member| member.worker.check());
             self.servers.iter_mut().for_each(ShardServer::check);
