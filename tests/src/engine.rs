@@ -16,14 +16,20 @@ use farside_protocol::{ConnectionCache, Engine, OpenRegion, Prefix, RegionHandle
 
 use crate::TEST_TIMEOUT;
 
-/// Blocks from a server, over a control channel that only this engine uses.
-struct ChannelBlocks {
+/// Blocks from a server, over a control channel that nothing else uses. Dropping it says no
+/// goodbye.
+pub struct ChannelBlocks {
     channel: Box<dyn ControlChannel>,
     buffer: Vec<u8>,
     answers: VecDeque<Delivery>,
 }
 
 impl ChannelBlocks {
+    /// Blocks over this channel.
+    pub fn over(channel: Box<dyn ControlChannel>) -> Self {
+        Self { channel, buffer: vec![0; MESSAGE_BYTES_MAX], answers: VecDeque::new() }
+    }
+
     fn send(&mut self, request: &Request) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -167,8 +173,7 @@ pub fn open_region<F: Fabric>(
     let Welcome { region_id, region_bytes, client_id, .. } = *welcome;
     let (cache_bytes, trust) = (64 << 20, farside_fabric::Trust::forever());
     let options = RegionOptions { region_id, region_bytes, client_id, cache_bytes, trust };
-    let (buffer, answers) = (vec![0; MESSAGE_BYTES_MAX], VecDeque::new());
-    let blocks = Box::new(ChannelBlocks { channel, buffer, answers });
+    let blocks = Box::new(ChannelBlocks::over(channel));
     engine.open(index, blocks, options, &ConnectionCache::default()).unwrap()
 }
 

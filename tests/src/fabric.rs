@@ -45,11 +45,12 @@ const FABRICS: [(&str, &str); 6] = [
     ("rdma_in_soak", "over RDMA, in make test-rdma"),
 ];
 
-/// Prints how many tests of this program there are for each fabric.
+/// Prints how many tests of this program there are for each fabric, and checks that there are some
+/// for so many of the six.
 ///
 /// # Panics
-/// If a test says nothing about fabrics.
-pub fn assert_each_test_says_where_it_runs() {
+/// If there are none, or if a test says nothing about fabrics.
+pub fn assert_each_test_says_where_it_runs(fabrics: usize) {
     let mut list = Command::new(std::env::current_exe().unwrap());
     let output = list.args(["--list", "--format", "terse"]).output().unwrap();
     let listed = String::from_utf8(output.stdout).unwrap();
@@ -63,4 +64,5 @@ pub fn assert_each_test_says_where_it_runs() {
     }
     assert!(without.is_empty(), "write #[on(...)] in the place of #[test]: {without:?}");
     counts.iter().for_each(|(place, count)| println!("{count:4} {place}"));
+    assert_eq!(counts.len(), fabrics, "{counts:?}");
 }

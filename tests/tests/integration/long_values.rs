@@ -285,7 +285,7 @@ fn long_values_of_several_keys_share_a_doorbell() {
     let mut registered = client.buffer(3 << 20).unwrap();
     let mut plain = vec![0; 3 << 20];
     let shared = if is_over_shm() { KEYS as u64 } else { 1 };
-    for (turn, bytes) in [4096, 12_289, 70_001, 131_072].into_iter().enumerate() {
+    for (turn, bytes) in [4096, 8189, 12_289, 70_001, 131_072].into_iter().enumerate() {
         // A link that is slow at the moment gets only 64 KiB at a time.
         let is_shared = |doorbells| match is_over_shm() || KEYS * bytes < 64 << 10 {
             true => doorbells == shared,

@@ -3,9 +3,9 @@
 //! keys. Guards against a word of a head whose address lay outside the region: the next walk ended
 //! the server.
 
-use farside_control::{MESSAGE_BYTES_MAX, Request};
 use farside_layout::{SizeClass, WORD_GENERATIONS};
-use farside_tests::engine::attach;
+use farside_protocol::allocator::BlockSource;
+use farside_tests::engine::{ChannelBlocks, attach};
 use farside_tests::{TEST_TIMEOUT, wait_until};
 
 use super::*;
@@ -71,15 +71,10 @@ fn is_seen(scene: &Scene, key: &[u8]) -> bool {
 fn lose_a_client(scene: &Scene) {
     let observer = scene.server.client();
     let before = observer.admin().statistics().unwrap();
-    let mut channel = attach(&scene.server.address()).channel;
-    let (mut bytes, class) = (Vec::new(), SizeClass::for_bytes(64).unwrap());
-    Request::TakeBlocks { class, count: 10 }.encode(&mut bytes);
-    channel.send(&bytes).unwrap();
-    let mut answer = vec![0; MESSAGE_BYTES_MAX];
-    wait_until("the client has blocks", TEST_TIMEOUT, || {
-        channel.receive(&mut answer).unwrap().is_some()
-    });
-    drop(channel);
+    let mut lost = ChannelBlocks::over(attach(&scene.server.address()).channel);
+    lost.request(SizeClass::for_bytes(64).unwrap(), 10);
+    wait_until("the client has blocks", TEST_TIMEOUT, || lost.receive().is_some());
+    drop(lost);
     wait_until("the lost client's blocks are collected", TEST_TIMEOUT, || {
         observer.admin().statistics().unwrap().collections > before.collections
     });
