@@ -580,6 +580,7 @@ impl Drop for LaneScheduler<'_> {
             return std::mem::forget(std::mem::take(&mut self.lanes));
         }
         while self.wait().is_some() {}
+        self.end_setup();
         self.engine.pipelined.set(false);
         let mut lanes = std::mem::take(&mut self.lanes);
         self.memory.values.extend(lanes.drain(..).map(|lane| lane.value));

@@ -11,10 +11,10 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use farside_fabric::{Fabric, LaneId, Nanos, interrupt};
+use farside_fabric::{Fabric, LaneId, Nanos, RegionIndex, interrupt};
 use farside_protocol::{Failure, OpenRegion, RetryReason};
 
 use super::{LaneScheduler, LaneState};
@@ -50,11 +50,15 @@ pub(super) enum Setup<'s> {
     /// It waits for a moment.
     Waiting,
     /// It opens the region of a shard.
-    Opening {
-        shard: usize,
-        connection: Arc<ServerConnection>,
-        region: Pin<Box<dyn Future<Output = Result<OpenRegion, Failure>> + 's>>,
-    },
+    Opening(Opening<'s>),
+}
+
+/// The opening of a shard's region, with a chain of the setup lane in flight.
+pub(super) struct Opening<'s> {
+    shard: usize,
+    index: RegionIndex,
+    connection: Arc<ServerConnection>,
+    region: Pin<Box<dyn Future<Output = Result<OpenRegion, Failure>> + 's>>,
 }
 
 /// What a parked operation finds.
@@ -138,27 +142,35 @@ impl<'s> LaneScheduler<'s> {
             Setup::Waiting => {
                 let _ = self.engine.endpoint.take_result(self.regions.setup_lane());
             }
-            Setup::Opening { shard, connection, region } => {
-                self.poll_opening(shard, connection, region);
-            }
+            Setup::Opening(opening) => self.poll_opening(opening),
         }
         self.serve_parked();
     }
 
-    fn poll_opening(
-        &mut self,
-        shard: usize,
-        connection: Arc<ServerConnection>,
-        mut region: Pin<Box<dyn Future<Output = Result<OpenRegion, Failure>> + 's>>,
-    ) {
+    /// Ends the work of the setup lane: otherwise the next pipeline would take its completion for one
+    /// of its own.
+    pub(super) fn end_setup(&mut self) {
+        let (lane, endpoint) = (self.regions.setup_lane(), &self.engine.endpoint);
+        match std::mem::take(&mut self.setup) {
+            Setup::Idle => return,
+            Setup::Waiting => {}
+            // No operation waits for it any more.
+            Setup::Opening(Opening { index, .. }) => endpoint.fabric_mut().disconnect(index),
+        }
+        let mut has_ended = false;
+        while !has_ended {
+            endpoint.step(|completed| has_ended |= completed == lane);
+        }
+        let _ = endpoint.take_result(lane);
+    }
+
+    fn poll_opening(&mut self, mut opening: Opening<'s>) {
         let mut context = Context::from_waker(Waker::noop());
-        let opened = match region.as_mut().poll(&mut context) {
-            std::task::Poll::Pending => {
-                self.setup = Setup::Opening { shard, connection, region };
-                return;
-            }
-            std::task::Poll::Ready(opened) => opened,
+        let Poll::Ready(opened) = opening.region.as_mut().poll(&mut context) else {
+            self.setup = Setup::Opening(opening);
+            return;
         };
+        let Opening { shard, connection, .. } = opening;
         let opened =
             opened.map_err(|failure| self.shared.handle_failure(shard, &connection, failure));
         match opened.map(|region| self.regions.opened(shard, region, connection)) {
@@ -283,7 +295,7 @@ impl<'s> LaneScheduler<'s> {
         };
         let (engine, lane, opened) = (self.engine, self.regions.setup_lane(), connection.clone());
         let region = Box::pin(async move { opened.open_on(engine, lane, index).await });
-        self.poll_opening(shard, connection, region);
+        self.poll_opening(Opening { shard, index, connection, region });
         Ok(())
     }
 }

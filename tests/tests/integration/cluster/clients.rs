@@ -3,10 +3,15 @@
 
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use farside::{Client, Error, Session};
 use farside_control::attach::ConnectError;
+use farside_fabric::{
+    Buffer, Completion, Fabric, Intercepted, Interceptor, LaneId, Nanos, RegionIndex, Verb,
+};
 use farside_tests::cluster::TestCluster;
 use farside_tests::{
     ServerProcess, TEST_TIMEOUT, free_tcp_address, is_over_shm, short_timeout, wait_until,
@@ -227,6 +232,78 @@ fn a_client_with_one_live_connection_learns_of_a_new_owner_at_once() {
     });
     assert!(lost.iter().all(|&number| session.get(key(number)).unwrap().is_none()));
     assert_eq!(session.scan().unwrap().count(), KEYS as usize - lost.len());
+}
+
+/// Of the first opening of a further region, the first chain takes longer than a client waits for a
+/// shard. The second one completes after the next chain was posted, or after a while.
+struct SlowOpening {
+    chains: Arc<AtomicU32>,
+    until: Nanos,
+    second: Option<LaneId>,
+}
+
+impl<F: Fabric + ?Sized> Interceptor<F> for SlowOpening {
+    fn post(
+        &mut self,
+        fabric: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
+        let timeout = short_timeout().as_nanos() as Nanos;
+        if region != RegionIndex::FIRST {
+            match self.chains.fetch_add(1, Ordering::Relaxed) {
+                0 => self.until = fabric.now() + 2 * timeout,
+                1 => {
+                    (self.second, self.until) = (Some(lane), fabric.now() + timeout);
+                    return;
+                }
+                _ => self.until = 0,
+            }
+        }
+        fabric.post(lane, region, chain, deadline);
+    }
+
+    fn poll(&mut self, fabric: &mut F) -> Option<Completion> {
+        if fabric.now() < self.until {
+            return None;
+        }
+        let Some(lane) = self.second.take() else { return fabric.poll() };
+        // What it has read.
+        fabric.buffer_mut(lane, Buffer::ReadBlock).fill(0xff);
+        Some(Completion { lane, result: Ok(0) })
+    }
+}
+
+/// The operation for which it opens the shard fails between the two chains of the opening.
+#[on(each, rdma_in_soak)]
+fn a_pipeline_that_ends_while_it_opens_a_shard_leaves_no_chain_to_the_next_one() {
+    let (cluster, servers) = TestCluster::with_servers(2);
+    let chains = Arc::new(AtomicU32::new(0));
+    let counted = chains.clone();
+    let client = Client::builder().server(&servers[0].address()).connect_timeout(short_timeout());
+    let client = client.intercept_fabric(Arc::new(move |fabric, _| {
+        let interceptor = SlowOpening { chains: counted.clone(), until: 0, second: None };
+        Box::new(Intercepted { interceptor, fabric })
+    }));
+    let mut session = client.connect().unwrap().session().unwrap();
+    let numbers: Vec<u32> = keys_by_shard(&cluster).values().map(|numbers| numbers[0]).collect();
+    // In a pipeline of its own. Returns whether the key's shard could be reached.
+    let mut get = |number| {
+        let mut pipeline = session.pipeline().unwrap();
+        pipeline.get(key(number)).unwrap();
+        match pipeline.wait().unwrap().result {
+            Ok(found) => found.value.is_none(),
+            Err(Error::Unavailable { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    // A session has opened one of the shards from the start.
+    let begins_opening = |&number: &u32| !get(number) && chains.load(Ordering::Relaxed) > 0;
+    let number = numbers.into_iter().cycle().find(begins_opening).unwrap();
+    wait_until("the shard can be reached", TEST_TIMEOUT, || get(number));
+    assert!(chains.load(Ordering::Relaxed) > 2, "the shard was opened at once");
 }
 
 /// A seed that is down, silent, wrong, or of another cluster does no harm.
