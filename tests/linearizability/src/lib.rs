@@ -154,7 +154,10 @@ fn check_key(key: &str, records: &[&Record], rules: Rules) -> Result<(), Violati
         let answer = values.answer(record);
         let id = index as u32;
         if !is_end {
-            register.invoke(id, values.call(record)?, answer);
+            match answer {
+                Some(_) => register.invoke(id, values.call(record)?, answer),
+                None => register.invoke_unanswered(id, values.call(record)?),
+            }
         } else {
             let result = match answer {
                 Some(answer) => register.respond(id, answer),

@@ -62,6 +62,9 @@ pub struct HistoryAnswer {
     pub found: Option<Held>,
 }
 
+/// Stands for the answers of an operation that ends without one.
+const NEVER_SEEN: HistoryAnswer = HistoryAnswer { done: false, found: None };
+
 impl HistoryCall {
     /// Whether an operation with this answer changes nothing.
     fn is_unchanging(self, answer: HistoryAnswer) -> bool {
@@ -252,6 +255,8 @@ struct Pending {
     call: HistoryCall,
     /// The operation's answer, if the caller knows it before the operation ends.
     known_answer: Option<HistoryAnswer>,
+    /// Whether the caller knows that the operation ends without an answer.
+    is_unanswered: bool,
     /// The time at which it began, as far as [`Register::advance`] knows it.
     began_at: Value,
 }
@@ -297,7 +302,16 @@ impl Register {
     /// Begins an operation. The caller chooses a unique id. A caller that knows the answer already
     /// passes it, which saves work.
     pub fn invoke(&mut self, id: u32, call: HistoryCall, known_answer: Option<HistoryAnswer>) {
-        self.pending.insert(id, Pending { call, known_answer, began_at: self.now });
+        let (is_unanswered, began_at) = (false, self.now);
+        self.pending.insert(id, Pending { call, known_answer, is_unanswered, began_at });
+    }
+
+    /// Begins an operation of which the caller knows that it ends without an answer. So orders
+    /// agree that differ only in the answers of such operations: several on one key would have too
+    /// many.
+    pub fn invoke_unanswered(&mut self, id: u32, call: HistoryCall) {
+        let (known_answer, is_unanswered, began_at) = (None, true, self.now);
+        self.pending.insert(id, Pending { call, known_answer, is_unanswered, began_at });
     }
 
     /// Notes the time. From here on, values that have expired by then are absent.
@@ -339,6 +353,12 @@ impl Register {
                 continue;
             }
             for outcome in pending.call.outcomes(configuration.content, *pending, self.now) {
+                let outcome = match outcome {
+                    _ if !pending.is_unanswered => outcome,
+                    // Without the operation, more can follow.
+                    (content, _) if content == configuration.content => continue,
+                    (content, _) => (content, NEVER_SEEN),
+                };
                 let applied = configuration.apply(*id, outcome);
                 if seen.insert(applied.clone()) {
                     stack.push(applied);

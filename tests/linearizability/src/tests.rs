@@ -362,6 +362,23 @@ fn a_second_get_or_insert_finds_the_value_of_the_first() {
     assert!(check(&[at(0, 5, stored(1, 7)), at(1, 6, found(2, 8, 8))]).is_err());
 }
 
+/// As after the loss of a client with many operations on one key in flight.
+#[test]
+fn many_operations_without_an_answer_have_a_verdict() {
+    let lost = |operation, argument| {
+        let record = record(1, operation, argument);
+        at(0, 9, Record { result: Ended::Unknown, ..record })
+    };
+    let increments = [1, 2, 4, 8, 16, 32, 64].map(|n| lost(HistoryOperation::Increment, Some(n)));
+    let deletes = || (0..4).map(|_| lost(HistoryOperation::Delete, None));
+    let history = |found| {
+        let read = [at(1, 2, get(2, Some(found))), at(20, 21, get(2, Some(127)))];
+        increments.iter().cloned().chain(deletes()).chain(read).collect::<Vec<_>>()
+    };
+    assert_eq!(check(&history(85)), Ok(()));
+    assert!(matches!(check(&history(128)), Err(Violation::NotLinearizable { .. })));
+}
+
 /// A touch changes the expiry, and a store that keeps it the value.
 #[test]
 fn a_register_knows_expiries() {
