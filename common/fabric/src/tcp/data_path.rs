@@ -245,6 +245,7 @@ impl TcpFabric {
                 Ok(None) => {}
                 Ok(completion) => return completion,
                 Err(_) => {
+                    self.links[at].discard_input();
                     self.break_link(region);
                     return self.completed.pop_front();
                 }

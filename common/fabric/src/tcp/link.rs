@@ -214,9 +214,14 @@ impl Link {
         self.stream = None;
         self.output.clear();
         // What is left is a part of an answer.
-        (self.received, self.processed, self.direct) = (0, 0, None);
+        self.discard_input();
         self.flight.clear();
         self.in_flight = 0;
+    }
+
+    /// Forgets what was received and not processed: nothing after a malformed record is an answer.
+    pub(super) fn discard_input(&mut self) {
+        (self.received, self.processed, self.direct) = (0, 0, None);
     }
 
     /// Sends what the socket has room for. Returns false if the connection broke.
