@@ -75,7 +75,7 @@ soak: ## Records histories for MINUTES=10 each while all faults happen: one serv
 	@tests/vm/needs.sh
 	. tools/scripts/verbs-env.sh && export FARSIDE_SOAK_MINUTES=$(MINUTES) && \
 	    cargo test --release --locked -p farside-tests --test integration -- \
-	    --ignored --nocapture --test-threads=1 \
+	    --ignored --nocapture --test-threads=3 \
 	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
 	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
 	    FARSIDE_SIMULATION_SECONDS=60 cargo test --release --locked -p farside-simulator \
