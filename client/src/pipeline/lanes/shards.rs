@@ -147,8 +147,8 @@ impl<'s> LaneScheduler<'s> {
         self.serve_parked();
     }
 
-    /// Ends the work of the setup lane: otherwise the next pipeline would take its completion for one
-    /// of its own.
+    /// Ends the work of the setup lane. Otherwise the next pipeline would take its completion for
+    /// one of its own.
     pub(super) fn end_setup(&mut self) {
         let (lane, endpoint) = (self.regions.setup_lane(), &self.engine.endpoint);
         match std::mem::take(&mut self.setup) {
