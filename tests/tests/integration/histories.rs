@@ -176,7 +176,7 @@ fn a_full_region_of_long_values_leaves_linearizable_histories_and_loses_no_block
     assert_no_block_is_lost(&run, &figures);
 }
 
-#[on(each)]
+#[on(shm, tcp_in_soak)]
 fn a_history_with_one_wrong_answer_is_refused() {
     let mut run = Run::start(Plan::default());
     run.continue_for(seconds(1), &mut SmallRng::seed_from_u64(1));

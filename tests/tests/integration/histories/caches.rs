@@ -93,7 +93,7 @@ fn soak_of_a_cache_of_long_values() {
     assert_good_with_long(&runs(plan, ROUND, soak_time()));
 }
 
-#[on(each)]
+#[on(shm, tcp_in_soak)]
 fn a_history_in_which_a_value_returns_or_outlives_its_expiry_is_refused() {
     let mut run = Run::start(Plan { is_cache: true, ..Plan::default() });
     run.continue_for(ROUND, &mut SmallRng::seed_from_u64(1));
