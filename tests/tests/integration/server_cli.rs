@@ -368,7 +368,10 @@ fn an_address_at_which_everybody_may_write_is_reported() {
         [("", &open, true), ("", &loopback, false), ("secret = \"hush\"", &open, false)]
     {
         let arguments = format!("--memory 16MiB --listen {listen}");
-        let log = ServerProcess::start_with_config(config, &arguments).log();
+        let mut server = ServerProcess::start_with_config(config, &arguments);
+        // The warning comes after the line for which the start waits.
+        assert_eq!(server.terminate(), Some(0));
+        let log = server.log();
         let warning = format!("FS-018 every host that reaches {listen} can read");
         assert_eq!(log.contains(&warning), warns, "{log}");
     }
