@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, HashMap};
 
 pub use history::{Ended, HistoryOperation, Record, read, write};
 pub use register::{
-    CONFIGURATIONS_MAX, Held, HistoryAnswer, HistoryCall, OPAQUE_MIN, Register, RegisterFault,
-    Value, numeric,
+    CONFIGURATIONS_MAX, Ending, Held, HistoryAnswer, HistoryCall, OPAQUE_MIN, Register,
+    RegisterFault, Value, numeric,
 };
 
 /// The reason why a history was not accepted.
@@ -154,10 +154,8 @@ fn check_key(key: &str, records: &[&Record], rules: Rules) -> Result<(), Violati
         let answer = values.answer(record);
         let id = index as u32;
         if !is_end {
-            match answer {
-                Some(_) => register.invoke(id, values.call(record)?, answer),
-                None => register.invoke_unanswered(id, values.call(record)?),
-            }
+            let ending = answer.map_or(Ending::Unanswered, Ending::Answer);
+            register.invoke(id, values.call(record)?, ending);
         } else {
             let result = match answer {
                 Some(answer) => register.respond(id, answer),

@@ -62,6 +62,18 @@ pub struct HistoryAnswer {
     pub found: Option<Held>,
 }
 
+/// What the caller knows of an operation's end when the operation begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Nothing.
+    Unknown,
+    /// It will have this answer, which saves work.
+    Answer(HistoryAnswer),
+    /// It will have no answer. So orders agree that differ only in the answers of such operations:
+    /// several on one key would have too many.
+    Unanswered,
+}
+
 /// Stands for the answers of an operation that ends without one.
 const NEVER_SEEN: HistoryAnswer = HistoryAnswer { done: false, found: None };
 
@@ -193,8 +205,13 @@ impl HistoryCall {
         let of_expired = expired.map(|expired| self.outcomes_of_expired(expired, pending.began_at));
         let outcomes = outcomes.chain(of_expired.into_iter().flatten());
         let outcomes = outcomes.map(move |(content, answer)| (content.at(now), answer));
-        let known_answer = pending.known_answer;
-        outcomes.filter(move |(_, answer)| known_answer.is_none_or(|known| known == *answer))
+        let before = Content { held, expired };
+        outcomes.filter_map(move |(content, answer)| match pending.ending {
+            Ending::Unknown => Some((content, answer)),
+            Ending::Answer(known) => (known == answer).then_some((content, answer)),
+            // Without an operation that changes nothing, more can follow.
+            Ending::Unanswered => (content != before).then_some((content, NEVER_SEEN)),
+        })
     }
 }
 
@@ -253,10 +270,7 @@ impl Configuration {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     call: HistoryCall,
-    /// The operation's answer, if the caller knows it before the operation ends.
-    known_answer: Option<HistoryAnswer>,
-    /// Whether the caller knows that the operation ends without an answer.
-    is_unanswered: bool,
+    ending: Ending,
     /// The time at which it began, as far as [`Register::advance`] knows it.
     began_at: Value,
 }
@@ -299,19 +313,9 @@ impl Register {
         Self { is_cached: true, ..Self::default() }
     }
 
-    /// Begins an operation. The caller chooses a unique id. A caller that knows the answer already
-    /// passes it, which saves work.
-    pub fn invoke(&mut self, id: u32, call: HistoryCall, known_answer: Option<HistoryAnswer>) {
-        let (is_unanswered, began_at) = (false, self.now);
-        self.pending.insert(id, Pending { call, known_answer, is_unanswered, began_at });
-    }
-
-    /// Begins an operation of which the caller knows that it ends without an answer. So orders
-    /// agree that differ only in the answers of such operations: several on one key would have too
-    /// many.
-    pub fn invoke_unanswered(&mut self, id: u32, call: HistoryCall) {
-        let (known_answer, is_unanswered, began_at) = (None, true, self.now);
-        self.pending.insert(id, Pending { call, known_answer, is_unanswered, began_at });
+    /// Begins an operation. The caller chooses a unique id.
+    pub fn invoke(&mut self, id: u32, call: HistoryCall, ending: Ending) {
+        self.pending.insert(id, Pending { call, ending, began_at: self.now });
     }
 
     /// Notes the time. From here on, values that have expired by then are absent.
@@ -353,12 +357,6 @@ impl Register {
                 continue;
             }
             for outcome in pending.call.outcomes(configuration.content, *pending, self.now) {
-                let outcome = match outcome {
-                    _ if !pending.is_unanswered => outcome,
-                    // Without the operation, more can follow.
-                    (content, _) if content == configuration.content => continue,
-                    (content, _) => (content, NEVER_SEEN),
-                };
                 let applied = configuration.apply(*id, outcome);
                 if seen.insert(applied.clone()) {
                     stack.push(applied);
@@ -379,7 +377,7 @@ impl Register {
     /// See [`RegisterFault`].
     pub fn respond(&mut self, id: u32, answer: HistoryAnswer) -> Result<(), RegisterFault> {
         if let Some(pending) = self.pending.get_mut(&id) {
-            pending.known_answer = Some(answer);
+            pending.ending = Ending::Answer(answer);
         }
         self.end(id, Some(answer))
     }
@@ -429,7 +427,7 @@ impl Register {
     /// later would explain nothing more.
     fn apply_unchanging(&self, mut configuration: Configuration) -> Configuration {
         for (id, pending) in &self.pending {
-            let Some(known_answer) = pending.known_answer else { continue };
+            let Ending::Answer(known_answer) = pending.ending else { continue };
             if configuration.applied_answer(*id).is_some() {
                 continue;
             }

@@ -385,7 +385,7 @@ fn a_register_knows_expiries() {
     let mut register = Register::default();
     let mut run = |id, operation, argument, found| {
         let call = HistoryCall { operation, argument, expiry: 0, expected: None };
-        register.invoke(id, call, None);
+        register.invoke(id, call, Ending::Unknown);
         register.respond(id, HistoryAnswer { done: true, found })
     };
     let held = |value, expiry| Some(Held { value, expiry });
@@ -413,7 +413,7 @@ fn run(
     expected: Option<Held>,
     (done, found): (bool, Option<Held>),
 ) -> Result<(), RegisterFault> {
-    register.invoke(id, HistoryCall { operation, argument, expiry, expected }, None);
+    register.invoke(id, HistoryCall { operation, argument, expiry, expected }, Ending::Unknown);
     register.respond(id, HistoryAnswer { done, found })
 }
 
@@ -457,11 +457,11 @@ fn an_update_that_began_before_the_expiry_counts_the_value() {
             run(&mut register, 0, (Put, 1, 5), None, done).unwrap();
             let update = HistoryCall { operation: Update, argument: 2, expiry: 0, expected: None };
             if !begins_late {
-                register.invoke(1, update, None);
+                register.invoke(1, update, Ending::Unknown);
             }
             register.advance(5).unwrap();
             if begins_late {
-                register.invoke(1, update, None);
+                register.invoke(1, update, Ending::Unknown);
             }
             run(&mut register, 2, (Get, 0, 0), None, absent).unwrap();
             if is_removed {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use farside_fabric::RegionIndex;
 use farside_linearizability::{
-    Ended, Held, HistoryAnswer, HistoryCall, HistoryOperation, OPAQUE_MIN, Record, Register,
-    RegisterFault, Value, numeric,
+    Ended, Ending, Held, HistoryAnswer, HistoryCall, HistoryOperation, OPAQUE_MIN, Record,
+    Register, RegisterFault, Value, numeric,
 };
 use farside_protocol::OperationError;
 
@@ -189,7 +189,7 @@ impl Monitor {
         let call = HistoryCall { operation, argument: value, expiry, expected };
         let id = Self::id(process, n);
         self.records.insert(id, self.history.len());
-        self.registers[key].invoke(id, call, None);
+        self.registers[key].invoke(id, call, Ending::Unknown);
         self.time += 1;
         self.history.push(Record {
             process: process as u64,

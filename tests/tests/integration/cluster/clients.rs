@@ -300,8 +300,11 @@ fn a_pipeline_that_ends_while_it_opens_a_shard_leaves_no_chain_to_the_next_one()
         }
     };
     // A session has opened one of the shards from the start.
-    let begins_opening = |&number: &u32| !get(number) && chains.load(Ordering::Relaxed) > 0;
-    let number = numbers.into_iter().cycle().find(begins_opening).unwrap();
+    let (mut number, mut numbers) = (0, numbers.into_iter().cycle());
+    wait_until("the other one comes too late", TEST_TIMEOUT, || {
+        number = numbers.next().unwrap();
+        !get(number) && chains.load(Ordering::Relaxed) > 0
+    });
     wait_until("the shard can be reached", TEST_TIMEOUT, || get(number));
     assert!(chains.load(Ordering::Relaxed) > 2, "the shard was opened at once");
 }
