@@ -73,13 +73,16 @@ MINUTES ?= 10
 soak: ## Records histories for MINUTES=10 each while all faults happen: one server, a cache, a cluster, a bad network; then runs what `make test` leaves out because it takes long
 	@tools/scripts/needs.sh
 	@tests/vm/needs.sh
-	. tools/scripts/verbs-env.sh && export FARSIDE_SOAK_MINUTES=$(MINUTES) && \
-	    cargo test --release --locked -p farside-tests --test integration -- \
+	. tools/scripts/verbs-env.sh && \
+	    export FARSIDE_SOAK_MINUTES=$(MINUTES) FARSIDE_BUILT=1 && \
+	    cargo build --release --workspace --locked --bin kv-server --bin kv-cli && \
+	    cargo test --release --workspace --locked --test integration -- \
 	    --ignored --nocapture --test-threads=3 \
 	    histories::soak histories::caches cluster::histories::soak network:: long_puts:: && \
-	    cargo test --release --locked -p farside-simulator --test simulation -- --ignored && \
-	    FARSIDE_SIMULATION_SECONDS=60 cargo test --release --locked -p farside-simulator \
+	    cargo test --release --workspace --locked --test simulation -- --ignored && \
+	    FARSIDE_SIMULATION_SECONDS=60 cargo test --release --workspace --locked \
 	    --test simulation -- random::seeds && \
+	    cargo build --workspace --lib --bins --tests --locked && \
 	    tools/scripts/nextest.sh --workspace --locked --test integration --test commands -- \
 	    --ignored _in_soak && \
 	    tools/scripts/msrv.sh
