@@ -220,9 +220,10 @@ impl Route {
 /// How long a ConnectX-5 takes for a verb, in picoseconds.
 fn verb_ps(verb: &Verb) -> u64 {
     match verb {
-        Verb::Read { .. } | Verb::ReadPart { .. } => READ_PS,
+        Verb::Read { .. } | Verb::ReadPart { .. } | Verb::ReadSplit { .. } => READ_PS,
         Verb::Write { .. }
         | Verb::WritePart { .. }
+        | Verb::WriteSplit { .. }
         | Verb::WriteU32 { .. }
         | Verb::WriteWord { .. } => WRITE_PS,
         Verb::CompareSwap { .. } => ATOMIC_PS,

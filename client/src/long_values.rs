@@ -110,7 +110,10 @@ trait Transfer<'s, 'm> {
     ) -> std::result::Result<Option<Self::Posted>, Failure>;
 
     /// Evaluates the chain's result. No other chain is in flight.
-    fn complete(posted: Self::Posted) -> std::result::Result<(), Failure>;
+    fn complete(
+        posted: Self::Posted,
+        loan: &Loan<'_, 'm, AnyFabric>,
+    ) -> std::result::Result<(), Failure>;
 }
 
 impl<'s, 'm, 't: 'm> Transfer<'s, 'm> for ManyGet<'t> {
@@ -133,12 +136,15 @@ impl<'s, 'm, 't: 'm> Transfer<'s, 'm> for ManyGet<'t> {
         lane: LaneId,
     ) -> std::result::Result<Option<Self::Posted>, Failure> {
         let Self { key, target, read } = self;
-        let posted = handle.post_get(loan, lane, (hash, key), target)?;
+        let posted = handle.post_get(loan, lane, (hash, key), target);
         Ok(posted.map(|posted| (posted, read)))
     }
 
-    fn complete((posted, read): Self::Posted) -> std::result::Result<(), Failure> {
-        *read = posted.complete()?;
+    fn complete(
+        (posted, read): Self::Posted,
+        loan: &Loan<'_, 'm, AnyFabric>,
+    ) -> std::result::Result<(), Failure> {
+        *read = posted.complete(loan)?;
         Ok(())
     }
 }
@@ -167,7 +173,10 @@ impl<'s, 'm, 'v: 'm> Transfer<'s, 'm> for ManyPut<'v> {
         Ok(posted.map(|posted| (posted, is_done)))
     }
 
-    fn complete((posted, is_done): Self::Posted) -> std::result::Result<(), Failure> {
+    fn complete(
+        (posted, is_done): Self::Posted,
+        _: &Loan<'_, 'm, AnyFabric>,
+    ) -> std::result::Result<(), Failure> {
         posted.complete()?;
         *is_done = true;
         Ok(())
@@ -228,7 +237,7 @@ fn run_together<'s, 'm, T: Transfer<'s, 'm>>(
             }
             endpoint.tick();
             for (open, operation) in posted.into_iter().flatten() {
-                if let Err(failure) = T::complete(operation) {
+                if let Err(failure) = T::complete(operation, loan) {
                     result = result.and(fail(open, failure));
                 }
             }

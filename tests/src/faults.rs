@@ -177,9 +177,8 @@ impl Flight {
     /// Returns the error that a broken queue pair reports for this chain, as `classify_failure` in
     /// `common/fabric/src/verbs/work.rs` does for a chain without an acknowledgement.
     fn error_when_lost(&self) -> ChainError {
-        let is_read = |verb: &Verb| matches!(verb, Verb::Read { .. } | Verb::ReadPart { .. });
-        let chain = &self.chain[..self.verbs];
-        if chain.iter().all(is_read) { ChainError::Fenced } else { ChainError::Unknown }
+        let changes = self.chain[..self.verbs].iter().any(|verb| verb.changes_region());
+        if changes { ChainError::Unknown } else { ChainError::Fenced }
     }
 
     fn fault(&self) -> Fault {

@@ -8,8 +8,8 @@ use crate::tcp::TcpFabric;
 #[cfg(feature = "verbs")]
 use crate::verbs::VerbsFabric;
 use crate::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest, LongRead, LongWrite,
-    Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup,
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Lent, Nanos, RegionIndex, Timing,
+    Verb, Wakeup,
 };
 
 /// The fabric that the server's address names, or a fabric with interceptors around it.
@@ -79,21 +79,6 @@ impl Fabric for AnyFabric {
         bytes: u32,
     ) {
         on!(self, as_dyn_mut, fabric => fabric.post_read(lane, region, remote, into, bytes));
-    }
-
-    fn takes_direct(&mut self, memory: &[u8]) -> Result<bool, ChainError> {
-        self.as_dyn_mut().takes_direct(memory)
-    }
-
-    fn post_direct(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        rest: LentRest,
-    ) {
-        self.as_dyn_mut().post_direct(lane, region, chain, deadline, rest);
     }
 
     #[inline]
@@ -174,34 +159,12 @@ impl Fabric for AnyFabric {
         self.as_dyn_mut().part_sum(lane, verb, part)
     }
 
-    fn arrived_sum(&mut self, lane: LaneId) -> (u32, usize) {
-        self.as_dyn_mut().arrived_sum(lane)
+    fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
+        self.as_dyn_mut().lend(lane, memory)
     }
 
-    fn lend(&mut self, memory: Lent) -> bool {
-        self.as_dyn_mut().lend(memory)
-    }
-
-    fn run_long_read(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        remote: u64,
-        read: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        self.as_dyn_mut().run_long_read(lane, region, remote, read, sink)
-    }
-
-    fn run_long_write(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        write: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        self.as_dyn_mut().run_long_write(lane, region, chain, deadline, write)
+    fn end_loans(&mut self) {
+        self.as_dyn_mut().end_loans();
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

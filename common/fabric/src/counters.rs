@@ -34,12 +34,12 @@ impl Counters {
         self.round_trips += 1;
         for verb in chain {
             match *verb {
-                Verb::Read { bytes, .. } | Verb::ReadPart { bytes, .. } => {
-                    self.count_read(bytes.into())
-                }
-                Verb::Write { bytes, .. } | Verb::WritePart { bytes, .. } => {
-                    self.count_write(bytes.into())
-                }
+                Verb::Read { bytes, .. }
+                | Verb::ReadPart { bytes, .. }
+                | Verb::ReadSplit { bytes, .. } => self.count_read(bytes.into()),
+                Verb::Write { bytes, .. }
+                | Verb::WritePart { bytes, .. }
+                | Verb::WriteSplit { bytes, .. } => self.count_write(bytes.into()),
                 Verb::WriteU32 { .. } => self.count_write(4),
                 Verb::WriteWord { .. } => self.count_write(8),
                 Verb::CompareSwap { .. } => {

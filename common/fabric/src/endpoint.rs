@@ -6,8 +6,8 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use super::{
-    Buffer, ChainError, Completion, Fabric, LaneId, Lent, LentMemory, LentRest, Nanos, RegionIndex,
-    Verb,
+    Buffer, ChainError, Completion, Fabric, LaneId, Lent, LentMemory, Nanos, RegionIndex, Verb,
+    wait_for,
 };
 
 /// The word that the chain's last atomic verb found, or 0 without one; or why the chain failed.
@@ -214,21 +214,30 @@ impl<F: Fabric> Endpoint<F> {
         output
     }
 
-    /// As [`Endpoint::drive_lanes`], while the fabric may use this memory as [`Buffer::Lent`].
-    /// `None` if it cannot.
+    /// As [`Endpoint::drive_lanes`], while the first lanes, `lanes` of them, have this memory as
+    /// [`Buffer::Lent`]. `None` if the fabric cannot use it.
     pub fn drive_lending<T>(
         &self,
+        lanes: u16,
         memory: LentMemory<'_>,
         future: impl Future<Output = T>,
     ) -> Option<T> {
-        let loan = Loan { fabric: &self.fabric, memory: PhantomData };
-        let can_use = loan.fabric.borrow_mut().lend(Lent::of(memory));
-        can_use.then(|| self.drive_lanes(future))
+        let (loan, lent) = (Loan { fabric: &self.fabric, memory: PhantomData }, Lent::of(memory));
+        let lend = |lane| loan.fabric.borrow_mut().lend(LaneId(lane), lent.again());
+        (0..lanes).all(lend).then(|| self.drive_lanes(future))
     }
 
-    /// Calls `part`, which may post chains that end in memory of the caller, and waits for them.
+    /// Calls `part`, which may lend memory of the caller to lanes, and takes it back.
     pub fn lending<'m, T>(&self, part: impl FnOnce(&Loan<'_, 'm, F>) -> T) -> T {
         part(&Loan { fabric: &self.fabric, memory: PhantomData })
+    }
+
+    /// Waits for the chain that the lane has posted, while no other lane has one in flight.
+    /// [`Endpoint::take_result`] returns its result.
+    pub fn wait_for(&self, lane: LaneId) {
+        let result = wait_for(&mut *self.fabric.borrow_mut(), lane);
+        self.results[usize::from(lane.0)].set(Some(result));
+        self.tick();
     }
 
     /// Runs one future to its end, while no other is in progress. The future may have chains of
@@ -254,30 +263,14 @@ pub struct Loan<'e, 'm, F: Fabric> {
 }
 
 impl<'m, F: Fabric> Loan<'_, 'm, F> {
-    /// As [`Fabric::takes_direct`].
-    ///
-    /// # Errors
-    /// [`ChainError::Unregistered`].
-    pub fn takes(&self, memory: &[u8]) -> Result<bool, ChainError> {
-        self.fabric.borrow_mut().takes_direct(memory)
-    }
-
-    /// As [`Fabric::post_direct`], behind a head of this length. [`Endpoint::take_result`] returns
-    /// the result.
-    pub fn post(
-        &self,
-        lane: LaneId,
-        region: RegionIndex,
-        (chain, deadline): (&[Verb], Nanos),
-        (head_bytes, memory): (u32, LentMemory<'m>),
-    ) {
-        let rest = LentRest::of(head_bytes, memory);
-        self.fabric.borrow_mut().post_direct(lane, region, chain, deadline, rest);
+    /// As [`Fabric::lend`].
+    pub fn lend(&self, lane: LaneId, memory: LentMemory<'m>) -> bool {
+        self.fabric.borrow_mut().lend(lane, Lent::of(memory))
     }
 }
 
 impl<F: Fabric> Drop for Loan<'_, '_, F> {
     fn drop(&mut self) {
-        self.fabric.borrow_mut().lend(Lent::NONE);
+        self.fabric.borrow_mut().end_loans();
     }
 }

@@ -135,12 +135,12 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.fabric.part_sum(lane, verb, part)
     }
 
-    fn arrived_sum(&mut self, lane: LaneId) -> (u32, usize) {
-        self.fabric.arrived_sum(lane)
+    fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
+        self.fabric.lend(lane, memory)
     }
 
-    fn lend(&mut self, memory: Lent) -> bool {
-        self.fabric.lend(memory)
+    fn end_loans(&mut self) {
+        self.fabric.end_loans();
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -64,14 +64,9 @@ impl LaneChain {
         &self.verbs[..self.count]
     }
 
-    /// Whether a verb names [`Buffer::Lent`].
+    /// Whether a verb uses [`Buffer::Lent`].
     pub(crate) fn uses_lent(&self) -> bool {
-        self.verbs().iter().any(|verb| match verb {
-            Verb::ReadPart { into: buffer, .. } | Verb::WritePart { from: buffer, .. } => {
-                *buffer == Buffer::Lent
-            }
-            _ => false,
-        })
+        self.verbs().iter().any(|verb| verb.uses_lent())
     }
 
     /// Whether the chain must not be executed late.

@@ -1,6 +1,20 @@
 //! Memory that a caller lends to a fabric for the length of one call.
 
-/// Memory of the caller: [`crate::Endpoint::drive_lending`].
+/// The length of the parts in which memory is copied and summed, a multiple of 8: so short that a
+/// part that was copied is still in the first cache when it is summed.
+pub(crate) const PART_BYTES: usize = 4096;
+
+/// Copies bytes to as much memory. Returns their CRC-32.
+pub(crate) fn copy_summed(from: &[u8], to: &mut [u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    for (part, target) in from.chunks(PART_BYTES).zip(to.chunks_mut(PART_BYTES)) {
+        sum.update(part);
+        target.copy_from_slice(part);
+    }
+    sum.finalize()
+}
+
+/// Memory of the caller: [`crate::Loan::lend`].
 pub enum LentMemory<'m> {
     /// The target of READs.
     Target(&'m mut [u8]),
@@ -8,7 +22,7 @@ pub enum LentMemory<'m> {
     Source(&'m [u8]),
 }
 
-/// Where the lent memory is. It may be used until [`crate::Fabric::lend`] is called again.
+/// Where the lent memory is. It may be used until [`crate::Fabric::end_loans`].
 pub struct Lent {
     start: *mut u8,
     bytes: usize,
@@ -23,7 +37,7 @@ impl Lent {
     /// No memory.
     pub const NONE: Self = Self { start: std::ptr::null_mut(), bytes: 0, is_target: false };
 
-    /// The caller has [`crate::Fabric::lend`] called with [`Lent::NONE`] before the borrow ends.
+    /// The caller has [`crate::Fabric::end_loans`] called before the borrow ends.
     pub(crate) fn of(memory: LentMemory<'_>) -> Self {
         match memory {
             LentMemory::Target(target) => {
@@ -34,6 +48,17 @@ impl Lent {
                 Self { start, bytes: source.len(), is_target: false }
             }
         }
+    }
+
+    /// The same memory, for another lane. Their chains use different parts of it.
+    pub(crate) fn again(&self) -> Self {
+        let Self { start, bytes, is_target } = *self;
+        Self { start, bytes, is_target }
+    }
+
+    /// Whether it is the target of READs.
+    pub(crate) fn is_target(&self) -> bool {
+        self.is_target
     }
 
     /// The length, in bytes.
@@ -67,23 +92,6 @@ impl Lent {
     /// These bytes of the target of READs; none if it is shorter.
     pub(crate) fn part_mut(&mut self, at: u32, bytes: u32) -> &mut [u8] {
         self.content_mut().get_mut(at as usize..at as usize + bytes as usize).unwrap_or_default()
-    }
-}
-
-/// Memory of the caller in which the first verb of a chain ends ([`crate::Fabric::post_direct`]).
-///
-/// A READ fills the head of its buffer, then this memory, and then the buffer behind the head. A
-/// WRITE consists of the head of its buffer, this memory, and zeros to the end of the last word.
-pub struct LentRest {
-    /// The length of the head, in bytes: a multiple of 8.
-    pub(crate) head_bytes: u32,
-    pub(crate) memory: Lent,
-}
-
-impl LentRest {
-    /// As for [`Lent::of`].
-    pub(crate) fn of(head_bytes: u32, memory: LentMemory<'_>) -> Self {
-        Self { head_bytes, memory: Lent::of(memory) }
     }
 }
 

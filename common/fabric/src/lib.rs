@@ -22,7 +22,6 @@ pub mod interrupt;
 mod lane_state;
 #[allow(unsafe_code, reason = "memory of the caller, for the length of a call")]
 mod lent;
-mod long_transfer;
 pub mod memory;
 pub mod rdma;
 #[allow(unsafe_code, reason = "memory that RDMA devices access")]
@@ -45,8 +44,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight, Loan};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
-pub use lent::{Lent, LentMemory, LentRest};
-pub use long_transfer::{LongRead, LongWrite, ReadSink, WriteSum};
+pub use lent::{Lent, LentMemory};
 pub use registered::RegisteredBuffer;
 pub use trust::Trust;
 pub use wakeup::Wakeup;
@@ -85,8 +83,8 @@ pub enum Buffer {
     NewBlock = 1,
     /// The block that the operation reads.
     ReadBlock = 2,
-    /// The memory that the caller of a synchronous call lends ([`Endpoint::drive_lending`]), which
-    /// all lanes share. Only `ReadPart` and `WritePart` can name it.
+    /// The memory that the caller of a synchronous call lends to the lane ([`Fabric::lend`]). Only
+    /// `ReadPart` and `WritePart` can name it.
     Lent = 3,
 }
 
@@ -109,6 +107,14 @@ pub enum Verb {
     ReadPart { remote: u64, into: Buffer, at: u32, bytes: u32 },
     /// As `Write`, from the offset `at` of the buffer, which has to be long enough.
     WritePart { remote: u64, from: Buffer, at: u32, bytes: u32 },
+    /// As `Read`, only as the first verb of a chain. The first `head_bytes`, a multiple of 8, go to
+    /// the start of the buffer, the next ones to the lane's lent memory, as many as it has, and the
+    /// others to the buffer, behind the head. [`Fabric::part_sum`] completes the lent memory.
+    ReadSplit { remote: u64, into: Buffer, head_bytes: u32, bytes: u32 },
+    /// As `Write`, only as the first verb of a chain: of the first `head_bytes` of the buffer, a
+    /// multiple of 8, all of the lane's lent memory, and zeros to the end of the last word. On
+    /// shared memory the head comes last (invariant I9).
+    WriteSplit { remote: u64, from: Buffer, head_bytes: u32, bytes: u32 },
     /// Writes the four bytes of `value` at `remote`, a multiple of 4, and none beside them
     /// (invariant I9).
     WriteU32 { remote: u64, value: u32 },
@@ -122,8 +128,19 @@ pub enum Verb {
 impl Verb {
     /// Whether the verb changes the region, and so must not be executed late (invariants I4, I13).
     #[inline]
-    pub(crate) fn changes_region(self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::ReadPart { .. })
+    pub fn changes_region(self) -> bool {
+        !matches!(self, Self::Read { .. } | Self::ReadPart { .. } | Self::ReadSplit { .. })
+    }
+
+    /// Whether the verb uses [`Buffer::Lent`].
+    pub(crate) fn uses_lent(self) -> bool {
+        match self {
+            Self::ReadPart { into: buffer, .. } | Self::WritePart { from: buffer, .. } => {
+                buffer == Buffer::Lent
+            }
+            Self::ReadSplit { .. } | Self::WriteSplit { .. } => true,
+            _ => false,
+        }
     }
 
     /// Whether the verb returns the word that it found.
@@ -279,28 +296,6 @@ pub trait Fabric {
         self.post(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX);
     }
 
-    /// Whether chains can end in this memory of the caller, without a copy in this process.
-    ///
-    /// # Errors
-    /// [`ChainError::Unregistered`].
-    fn takes_direct(&mut self, _memory: &[u8]) -> Result<bool, ChainError> {
-        Ok(false)
-    }
-
-    /// As [`Fabric::post`], for a chain whose first verb is a READ or a WRITE that ends in memory
-    /// which [`Fabric::takes_direct`]. The fabric uses the memory until the next call of
-    /// [`Fabric::lend`]. The buffer has room for what goes there.
-    fn post_direct(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        _rest: LentRest,
-    ) {
-        self.post(lane, region, chain, deadline);
-    }
-
     /// Whether the chain that is posted next for this region goes with the next doorbell and does
     /// not queue for long. `_under_way_bytes` estimates how much the operations in progress will
     /// have in flight. Without room, posted chains wait, and what they rely on grows old. So a
@@ -368,47 +363,27 @@ pub trait Fabric {
         self.run(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX).map(drop)
     }
 
+    /// Lends memory of the caller to a lane without a chain in flight: the [`Buffer::Lent`] of its
+    /// chains until [`Fabric::end_loans`]. Returns false if the fabric cannot use it.
+    fn lend(&mut self, _lane: LaneId, _memory: Lent) -> bool {
+        false
+    }
+
+    /// Takes back all memory that was lent. From here on neither the fabric nor a device accesses
+    /// it: chains that still use it fail, as if the connection had broken.
+    fn end_loans(&mut self) {}
+
     /// Returns the CRC-32 of these bytes of the buffer: those that the verb at index `_verb` of the
-    /// lane's last chain copied, which was a `ReadPart` or a `WritePart`. Until then those of a
-    /// `ReadPart` to [`Buffer::Lent`] may be elsewhere. A fabric whose own CPU copies them sums
-    /// them at the same time. After a chain of [`Fabric::post_direct`], [`Buffer::Lent`] is the
-    /// memory in which it ended.
+    /// lane's last chain reads or writes. A fabric whose own CPU copies them sums them at the same
+    /// time. For lent memory:
+    /// - Of a READ that has completed. Until then the bytes may be elsewhere; this brings them
+    ///   there. For a `ReadSplit` the memory may be lent as late as now, and `part` is its start.
+    /// - Of a WRITE that is posted. This may begin to write. Of a `WriteSplit` it is all of the
+    ///   memory, and the head may be completed afterwards, before the doorbell.
     fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
         let (buffer, at, bytes) = part;
         let content = self.buffer(lane, buffer);
         crc32fast::hash(&content[at as usize..][..bytes as usize])
-    }
-
-    /// The sum of the first bytes of memory that a chain of [`Fabric::post_direct`] has filled, and
-    /// their number: those that were summed as they arrived.
-    fn arrived_sum(&mut self, _lane: LaneId) -> (u32, usize) {
-        (0, 0)
-    }
-
-    /// As [`Fabric::run_read`], for a long READ whose bytes the sink takes, part by part. The head
-    /// is in the buffer afterwards.
-    fn run_long_read(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        remote: u64,
-        read: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        long_transfer::run_delivered(self, lane, region, remote, read, sink)
-    }
-
-    /// As [`Fabric::run`], for a chain whose first verb is a long WRITE, with this source. The head
-    /// is written after the rest. The buffer has the head afterwards, and it may lack the rest.
-    fn run_long_write(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        write: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        long_transfer::run_gathered(self, lane, region, chain, deadline, write)
     }
 
     /// Breaks the connection to a region, if it has one. The region's chains in flight complete
@@ -424,13 +399,6 @@ pub trait Fabric {
     /// Reports that another region has taken the place of this one. An interceptor that holds back
     /// chains for the former region fails them, because the new region must not execute them.
     fn replaced(&mut self, _region: RegionIndex) {}
-
-    /// Begins or ends the use of memory of the caller as [`Buffer::Lent`]. Afterwards the fabric
-    /// does not access what was lent before, by this or by [`Fabric::post_direct`]: chains that
-    /// would are given up. Returns false if the fabric cannot use such memory.
-    fn lend(&mut self, _memory: Lent) -> bool {
-        false
-    }
 
     /// The counts of all lanes.
     fn counters(&self) -> Counters;

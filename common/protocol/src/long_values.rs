@@ -1,25 +1,24 @@
 //! Long values of synchronous calls: one pass copies and sums a value between the region and the
-//! caller's memory.
+//! caller's memory, which is lent to a lane.
 //!
 //! | | short value | long value |
 //! |---|---|---|
-//! | GET at a cached location | READ into the lane, sum, copy out | `Fabric::run_long_read` |
-//! | PUT at a cached location | copy into the lane, sum, WRITE | `Fabric::run_long_write` |
+//! | GET at a cached location | READ into the lane, sum, copy out | `Verb::ReadSplit` |
+//! | PUT at a cached location | copy into the lane, sum, WRITE | `Verb::WriteSplit` |
 //!
 //! Chains, round trips and checks are those of short values. All other ways go by the lane's
 //! buffers, also the way on if the location is wrong. Extents: `extents/direct.rs`.
 
 mod posted;
 
-use farside_fabric::{Buffer, ChainError, Fabric, LongRead, LongWrite, ReadSink, WriteSum};
+use farside_fabric::{Buffer, Fabric};
 use farside_layout::hash::KeyHash;
-use farside_layout::{ArrivingBlock, BLOCK_HEADER_BYTES, BlockRef, DepartingBlock};
+use farside_layout::{BLOCK_HEADER_BYTES, BlockRef};
 
 use crate::engine::LANE;
 use crate::failure::Failure;
 use crate::get::{CachedMiss, CachedRead};
 use crate::operation::LONG_VALUE_BYTES;
-use crate::put::{CachedPut, DisplacedPut};
 use crate::region_handle::RegionHandle;
 use crate::{Found, Lifetime, Operation, OperationError, ProtocolResult, Version};
 
@@ -126,66 +125,6 @@ pub(crate) enum LongGet {
     Missed,
     /// The value cannot go to the target directly, or does not fit into it.
     ByBuffer,
-}
-
-/// Takes the value of a long block.
-struct ValueSink<'k, 'v> {
-    block: BlockRef,
-    key: &'k [u8],
-    target: Option<&'v mut dyn ValueTarget>,
-    /// The target's memory.
-    room: &'v mut [u8],
-    /// `None` until the head has arrived, or if it is not that of the key's block.
-    arriving: Option<ArrivingBlock>,
-    is_too_long: bool,
-}
-
-impl ReadSink for ValueSink<'_, '_> {
-    fn direct(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        let rest = self.target.as_mut()?.spare()?.get_mut(value_bytes_in_head(self.key)..)?;
-        let bytes = bytes.min(rest.len());
-        Some(&mut rest[..bytes])
-    }
-
-    fn begin(&mut self, head: &[u8]) -> usize {
-        let arriving = ArrivingBlock::of_key(head, self.block, self.key);
-        let (Some(arriving), Some(target)) = (arriving, self.target.take()) else { return 0 };
-        let Some(room) = target.room(arriving.value_bytes()) else {
-            self.is_too_long = true;
-            return 0;
-        };
-        let first = &head[BLOCK_HEADER_BYTES as usize + self.key.len()..];
-        room[..first.len()].copy_from_slice(first);
-        self.room = room;
-        self.arriving.insert(arriving).missing_bytes()
-    }
-
-    fn add_summed(&mut self, sum: u32, bytes: usize) {
-        if let Some(arriving) = &mut self.arriving {
-            arriving.add_summed(sum, bytes);
-        }
-    }
-
-    fn next(&mut self, bytes: usize, fill: &mut dyn FnMut(&mut [u8])) {
-        let Some(arriving) = &mut self.arriving else { return };
-        let start = self.room.len() - arriving.missing_bytes();
-        let part = &mut self.room[start..start + bytes];
-        fill(part);
-        arriving.add(part);
-    }
-}
-
-/// Sums the value of a long block that is written.
-struct DepartingBlockSum(DepartingBlock);
-
-impl WriteSum for DepartingBlockSum {
-    fn add(&mut self, part: &[u8]) {
-        self.0.add(part);
-    }
-
-    fn end(&mut self, head: &mut [u8]) {
-        self.0.end(head);
-    }
 }
 
 /// The length of the head of a block with a key of this length.
@@ -303,33 +242,23 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         block: BlockRef,
         target: &mut dyn ValueTarget,
     ) -> ProtocolResult<LongGet> {
-        let mut fabric = self.engine.endpoint.fabric_mut();
-        let (head_bytes, mut bytes) = (head_bytes(key) as u32, read.bytes(block) as u32);
-        if let Some(memory) = target.spare() {
-            bytes = read_bytes(bytes.into(), key, memory.len()) as u32;
-        }
-        // Otherwise the value may be short: at most a fifth of a block is padding.
-        if head_bytes > bytes / 2 {
-            return Ok(LongGet::ByBuffer);
-        }
-        let (target, room, arriving) = (Some(target), Default::default(), None);
-        let mut sink = ValueSink { block, key, target, room, arriving, is_too_long: false };
-        let lengths = LongRead { into: Buffer::ReadBlock, head_bytes, bytes };
-        let remote = block.offset();
-        let done = fabric.run_long_read(LANE, self.region.index, remote, lengths, &mut sink);
-        done.map_err(|error| self.failed(error))?;
-        if sink.is_too_long {
-            return Ok(LongGet::ByBuffer);
-        }
-        let arrived = sink.arriving.and_then(|block| Some((block.end()?, block)));
-        let proof = arrived.as_ref().map(|(header, block)| (*header, block.expires_at_ms()));
-        let is_present = self.complete_long_read(&*fabric, hash, read, proof);
-        let (Some(is_present), Some((header, arrived))) = (is_present, arrived) else {
-            return Ok(LongGet::Missed);
-        };
-        let version = Version::of(block.address, header.generation);
-        let found = ReadValue { bytes: arrived.value_bytes(), version };
-        Ok(LongGet::Done(is_present.then_some(found)))
+        let endpoint = &self.engine.endpoint;
+        let at = (LANE, (hash, key), *read, block);
+        endpoint.lending(move |loan| {
+            if target.spare().is_some() {
+                let Some(posted) = self.post_long(loan, at, target.spare()) else {
+                    return Ok(LongGet::ByBuffer);
+                };
+                endpoint.wait_for(LANE);
+                return posted.evaluate(loan, |_| None);
+            }
+            // The length of the value has to be known first.
+            let Some(posted) = self.post_long(loan, at, None) else {
+                return Ok(LongGet::ByBuffer);
+            };
+            endpoint.wait_for(LANE);
+            posted.evaluate(loan, |bytes| target.room(bytes))
+        })
     }
 
     /// As [`RegionHandle::put`], for a long value.
@@ -343,79 +272,17 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if !self.is_short(key, value.len()) {
             return self.measure_put(None, || self.put_extents(lifetime, (hash, key), value));
         }
-        let operation = Operation::staged(self, LANE, hash, (key.len(), value.len()), None);
-        match self.engine.endpoint.alone(|| operation.put_long_cached(lifetime, key, value))? {
-            Some(Ok(version)) => Ok(Some(version)),
-            Some(Err(displaced)) => operation.put_displaced(displaced),
-            None => {
-                Operation::<F>::fill(self.engine, LANE, key, value);
-                operation.put_by_future(lifetime)
-            }
-        }
-    }
-}
-
-impl<'e, F: Fabric> Operation<'e, F> {
-    /// Runs a PUT of a long value at the cached location. `None` if nothing was posted, as in
-    /// [`Operation::cached_put`].
-    fn put_long_cached(
-        &self,
-        lifetime: Lifetime,
-        key: &[u8],
-        value: &[u8],
-    ) -> ProtocolResult<Option<Result<Version, DisplacedPut>>> {
-        let Some((put, mut sum)) = self.begin_long_put(lifetime, key, value)? else {
-            return Ok(None);
-        };
-        let (head_bytes, rest) = (head_bytes(key) as u32, &value[value_bytes_in_head(key)..]);
-        let write = LongWrite { head_bytes, rest, sum: &mut sum };
-        let result = self.run_cached_put(&put, write)?;
-        self.end_long_put(put, result, key, value).map(Some)
-    }
-
-    /// Takes a block for a PUT of a long value at the cached location, and fills in its head.
-    /// `None` as in [`Operation::cached_put`].
-    fn begin_long_put(
-        &self,
-        lifetime: Lifetime,
-        key: &[u8],
-        value: &[u8],
-    ) -> ProtocolResult<Option<(CachedPut<'e>, DepartingBlockSum)>> {
-        let head_bytes = head_bytes(key);
-        let Some(in_head) = value.get(..value_bytes_in_head(key)) else { return Ok(None) };
-        let mut sum = None;
-        let put = self.cached_put_by(|taken| {
-            let (new, stamp) = self.stamp_block(taken, self.input(), lifetime)?;
-            let mut fabric = self.engine.endpoint.fabric_mut();
-            fabric.reserve(self.lane, Buffer::NewBlock, head_bytes);
-            let head = &mut fabric.buffer_mut(self.lane, Buffer::NewBlock)[..head_bytes];
-            let (key_image, value_image) =
-                head[BLOCK_HEADER_BYTES as usize..].split_at_mut(key.len());
-            key_image.copy_from_slice(key);
-            value_image.copy_from_slice(in_head);
-            let departing =
-                DepartingBlock::begin(head, key.len() as u16, value.len() as u32, stamp)?;
-            sum = Some(DepartingBlockSum(departing));
-            Ok(new)
-        })?;
-        Ok(put.zip(sum))
-    }
-
-    /// Evaluates the result of the chain of [`Operation::begin_long_put`].
-    fn end_long_put(
-        &self,
-        put: CachedPut<'_>,
-        result: Result<u64, ChainError>,
-        key: &[u8],
-        value: &[u8],
-    ) -> ProtocolResult<Result<Version, DisplacedPut>> {
-        match self.complete_cached_put(&put, result)? {
-            None => Ok(Ok(put.version())),
-            Some(swung) => {
-                let displaced = put.displaced(swung);
-                self.restage(displaced.new_block(), key, value)?;
-                Ok(Err(displaced))
-            }
+        let endpoint = &self.engine.endpoint;
+        let done = endpoint.lending(|loan| {
+            endpoint.tick();
+            let posted = self.post_put(loan, LANE, lifetime, (hash, key), value)?;
+            let Some(posted) = posted else { return Ok(None) };
+            endpoint.wait_for(LANE);
+            posted.complete().map(Some)
+        });
+        match done? {
+            Some(version) => Ok(version),
+            None => Operation::stage(self, LANE, (hash, key), value).put_by_future(lifetime),
         }
     }
 }

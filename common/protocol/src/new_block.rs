@@ -57,6 +57,12 @@ impl NewBlock {
         self.write_bytes.into()
     }
 
+    /// The WRITE of its bytes, of which only the first, so many, are in the buffer.
+    pub(super) fn write_split(&self, head_bytes: u32) -> Verb {
+        let (remote, bytes) = (self.block.offset(), self.write_bytes);
+        Verb::WriteSplit { remote, from: Buffer::NewBlock, head_bytes, bytes }
+    }
+
     /// The WRITE of its bytes.
     #[inline]
     pub(super) fn write(&self) -> Verb {

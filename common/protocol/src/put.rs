@@ -1,6 +1,6 @@
 //! PUT, UPDATE and INSERT: the choice of the chain that stores a value.
 
-use farside_fabric::{ChainError, Fabric, InFlight, LongWrite, Nanos, Verb};
+use farside_fabric::{ChainError, Fabric, InFlight, Nanos, Verb};
 use farside_layout::SlotWord;
 
 use super::insert::{BlindInsert, Condition, Inserted};
@@ -186,26 +186,18 @@ impl<'e, F: Fabric> Operation<'e, F> {
         post.inspect_err(|failure| self.release_unlinked(new, Some(failure)))
     }
 
-    /// The chain of [`Operation::cached_put`], to be posted now, and its deadline.
-    pub(super) fn chain_of(
+    /// The chain of [`Operation::cached_put`], to be posted now, and its deadline. All of the block
+    /// but a head of so many bytes is in lent memory.
+    pub(super) fn split_chain_of(
         &self,
         CachedPut { target, new, desired, posted, .. }: &CachedPut<'_>,
+        head_bytes: u32,
     ) -> ProtocolResult<([Verb; 3], Nanos)> {
-        let chain = self.swing_chain(target, new, *desired);
-        let chain = chain.inspect_err(|failure| self.release_unlinked(new, Some(failure)))?;
+        let unlink = self.unlinking_chain(target, new, *desired);
+        let [mark, cas] =
+            unlink.inspect_err(|failure| self.release_unlinked(new, Some(failure)))?;
+        let chain = [new.write_split(head_bytes), mark, cas];
         Ok((chain, posted.saturating_add(self.region.constants.lateness_ns)))
-    }
-
-    /// Runs the chain of [`Operation::cached_put`], whose block has its value in the caller's
-    /// memory. No other operation may be in flight.
-    pub(super) fn run_cached_put(
-        &self,
-        put: &CachedPut<'_>,
-        write: LongWrite<'_>,
-    ) -> ProtocolResult<Result<u64, ChainError>> {
-        let (chain, deadline) = self.chain_of(put)?;
-        let mut fabric = self.engine.endpoint.fabric_mut();
-        Ok(fabric.run_long_write(self.lane, self.region.index, &chain, deadline, write))
     }
 
     /// Evaluates the result of a chain of [`Operation::post_cached_put`]. Returns `None` if the

@@ -321,18 +321,18 @@ impl<'e, F: Fabric> Operation<'e, F> {
         Ok((old, [mark, cas]))
     }
 
-    /// The chain of [`Operation::post_swing`], for a target whose generation is known and a block
-    /// that was not written yet. It must be run now.
-    pub(super) fn swing_chain(
+    /// What follows the WRITE of a block in the chain of [`Operation::post_swing`], for a target
+    /// whose generation is known and a block that was not written yet. It must be posted now.
+    pub(super) fn unlinking_chain(
         &self,
         target: &ProvenSlot,
         new: &NewBlock,
         desired: SlotWord,
-    ) -> ProtocolResult<[Verb; 3]> {
-        let (old, [mark, cas]) = self.unlink_verbs(target, Some(new), desired)?;
+    ) -> ProtocolResult<[Verb; 2]> {
+        let (old, unlink) = self.unlink_verbs(target, Some(new), desired)?;
         self.region.allocator().held_blocks.hold_old(self.lane, old.address);
         new.written.set(true);
-        Ok([new.write(), mark, cas])
+        Ok(unlink)
     }
 
     /// Evaluates the result of the chain of [`Operation::post_swing`]. Returns the time if it swung

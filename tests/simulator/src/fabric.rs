@@ -254,6 +254,7 @@ impl SimFabric {
                 let bytes = source.as_chunks().0.get(word).copied().unwrap_or_default();
                 world.write(process, index, u64::from_ne_bytes(bytes));
             }
+            Verb::ReadSplit { .. } | Verb::WriteSplit { .. } => panic!("no memory can be lent"),
             Verb::WriteU32 { remote, value } => {
                 let shift = (remote & 4) * 8;
                 let others = before & !(0xffff_ffff << shift);

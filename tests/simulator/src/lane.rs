@@ -119,7 +119,9 @@ pub(crate) fn extent(verb: &Verb) -> (u64, u64) {
         Verb::Read { remote, bytes, .. }
         | Verb::Write { remote, bytes, .. }
         | Verb::ReadPart { remote, bytes, .. }
-        | Verb::WritePart { remote, bytes, .. } => (remote, u64::from(bytes)),
+        | Verb::WritePart { remote, bytes, .. }
+        | Verb::ReadSplit { remote, bytes, .. }
+        | Verb::WriteSplit { remote, bytes, .. } => (remote, u64::from(bytes)),
         Verb::WriteU32 { remote, .. }
         | Verb::WriteWord { remote, .. }
         | Verb::CompareSwap { remote, .. } => (remote, 8),

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use farside::Session;
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{
-    Buffer, ChainError, Completion, Counters, Fabric, LaneId, LongWrite, Nanos, RegionIndex,
-    Timing, Verb,
+    Buffer, ChainError, Completion, Counters, Fabric, LaneId, Lent, Nanos, RegionIndex, Timing,
+    Verb,
 };
 use farside_protocol::Lifetime;
 use farside_tests::engine::{TestEngine, engine_over};
@@ -44,24 +44,6 @@ struct LateFabric {
 }
 
 impl Fabric for LateFabric {
-    fn run_long_write(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        write: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        self.writes.begun.update(|begun| begun + 1);
-        let Some(event) = self.writes.next_is_late.take() else {
-            return self.fabric.run_long_write(lane, region, chain, deadline, write);
-        };
-        event();
-        let result = self.fabric.run_long_write(lane, region, chain, 0, write);
-        self.writes.late.update(|late| late + u64::from(result == Err(ChainError::Late)));
-        result
-    }
-
     fn timing(&self, region: RegionIndex) -> Timing {
         self.fabric.timing(region)
     }
@@ -71,7 +53,24 @@ impl Fabric for LateFabric {
     }
 
     fn post(&mut self, lane: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
+        let mut late = None;
+        if let Verb::WriteSplit { .. } = chain[0] {
+            self.writes.begun.update(|begun| begun + 1);
+            late = self.writes.next_is_late.take();
+        }
+        let deadline = late.map_or(deadline, |event| {
+            event();
+            0
+        });
         self.fabric.post(lane, region, chain, deadline);
+    }
+
+    fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
+        self.fabric.lend(lane, memory)
+    }
+
+    fn end_loans(&mut self) {
+        self.fabric.end_loans();
     }
 
     fn wait(&mut self, lane: LaneId, until: Nanos) {
@@ -83,7 +82,10 @@ impl Fabric for LateFabric {
     }
 
     fn poll(&mut self) -> Option<Completion> {
-        self.fabric.poll()
+        let completion = self.fabric.poll()?;
+        let is_late = completion.result == Err(ChainError::Late);
+        self.writes.late.update(|late| late + u64::from(is_late));
+        Some(completion)
     }
 
     fn relax(&mut self) {

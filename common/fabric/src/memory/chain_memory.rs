@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes;
 
-use crate::Buffer;
+use crate::{Buffer, ChainError};
 
 /// The length from which a buffer no longer grows by doubling, in words of 8 bytes: 4 MiB.
 const LARGE_BUFFER_WORDS: usize = (4 << 20) / size_of::<u64>();
@@ -30,6 +30,17 @@ pub(crate) trait ChainMemory {
 
     /// Notes the CRC-32 of the part that the verb at this index of its chain has copied.
     fn note_sum(&mut self, _verb: usize, _sum: u32) {}
+
+    /// Has `write` write what a `WriteSplit` has in lent memory, unless that was done before.
+    ///
+    /// # Errors
+    /// [`ChainError`], as of a WRITE.
+    fn end_split(
+        &mut self,
+        _write: impl FnOnce(&[u8]) -> Result<u32, ChainError>,
+    ) -> Result<(), ChainError> {
+        Ok(())
+    }
 }
 
 /// These bytes of a buffer, which is long enough; none if it is not.

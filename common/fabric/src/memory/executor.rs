@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use zerocopy::IntoBytes;
-
-use super::chain_memory::{Buffers, ChainMemory, words_mut};
+use super::chain_memory::ChainMemory;
 use super::region::Region;
 use super::words::{self, order_read_after_swap};
 use crate::clock::Clock;
-use crate::long_transfer::PART_BYTES;
-use crate::{Buffer, ChainError, LongRead, LongWrite, Nanos, ReadSink, Verb};
+use crate::lent::PART_BYTES;
+use crate::{Buffer, ChainError, Nanos, Verb};
 
 /// The longest part of a WRITE between two checks of lease and clock, in words of 8 bytes.
 const WRITE_WORDS_MAX: usize = 512;
@@ -153,6 +151,12 @@ impl Executor {
                 Verb::Write { remote, bytes, .. } | Verb::WritePart { remote, bytes, .. } => {
                     self.region.prefetch_to_change(remote, bytes.min(PREFETCH_BYTES_MAX));
                 }
+                Verb::ReadSplit { remote, bytes, .. } => {
+                    self.region.prefetch(remote, bytes.min(PART_BYTES as u32));
+                }
+                Verb::WriteSplit { remote, bytes, .. } => {
+                    self.region.prefetch_to_change(remote, bytes.min(PART_BYTES as u32));
+                }
                 Verb::WriteU32 { remote, .. }
                 | Verb::WriteWord { remote, .. }
                 | Verb::CompareSwap { remote, .. } => {
@@ -244,6 +248,17 @@ impl Executor {
                     let sum = self.write_summed(remote, source, lease, deadline)?;
                     memory.note_sum(number, sum);
                 }
+                Verb::ReadSplit { remote, into, head_bytes, bytes } => {
+                    // The caller of `Fabric::part_sum` knows how much of the others is needed.
+                    self.region.check_range(remote, bytes as usize / size_of::<u64>())?;
+                    self.region.read(remote, memory.target(into, head_bytes))?;
+                }
+                Verb::WriteSplit { remote, from, head_bytes, .. } => {
+                    // Until then the header of the block's former content stays (invariant I9).
+                    memory
+                        .end_split(|lent| self.write_rest((remote, head_bytes), lent, deadline))?;
+                    self.write(remote, memory.source(from, head_bytes), lease, deadline)?;
+                }
                 Verb::WriteU32 { remote, value } => {
                     self.check_accepted(lease, Clock::roughly, deadline)?;
                     self.region.store_half(remote, value)?;
@@ -294,45 +309,6 @@ impl Executor {
         if time(&self.clock) > deadline { Err(ChainError::Late) } else { Ok(()) }
     }
 
-    /// Executes a chain of one long READ.
-    pub(crate) fn read_long(
-        &self,
-        memory: &mut impl ChainMemory,
-        remote: u64,
-        LongRead { into, head_bytes, bytes }: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        self.check_lease()?;
-        self.region.prefetch(remote, bytes.min(PART_BYTES as u32));
-        let head = memory.target(into, head_bytes);
-        self.region.read(remote, head)?;
-        let wanted = sink.begin(head.as_bytes()).min(bytes.saturating_sub(head_bytes) as usize);
-        self.region.read_parts(remote + u64::from(head_bytes), wanted, sink)
-    }
-
-    /// Executes the chain of a long PUT, with the checks of [`Executor::execute`]. The head comes
-    /// last: until then the header of the block's former content stays (invariant I9).
-    pub(crate) fn put_long(
-        &self,
-        buffers: &mut Buffers,
-        put: &PutChain<'_>,
-        deadline: Nanos,
-        LongWrite { head_bytes, rest, sum }: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        let lease = self.lease_word()?;
-        self.region.prefetch_to_change(put.block, put.bytes.min(PART_BYTES as u32));
-        let accepted = || self.check_accepted(lease, Clock::roughly, deadline);
-        self.region.write_parts(put.block + u64::from(head_bytes), rest, |part| {
-            sum.add(part);
-            accepted()
-        })?;
-        let head = words_mut(&mut buffers[put.from as usize], head_bytes);
-        sum.end(head.as_mut_bytes());
-        accepted()?;
-        self.region.write(put.block, head)?;
-        self.mark_and_swap(put, lease, deadline)
-    }
-
     #[cold]
     fn write_long(
         &self,
@@ -350,6 +326,19 @@ impl Executor {
             offset += size_of_val(part) as u64;
         }
         Ok(())
+    }
+
+    /// WRITEs all but the head of a `WriteSplit`. Returns the CRC-32 of the lent memory.
+    ///
+    /// # Errors
+    /// [`ChainError`], as of a WRITE.
+    pub(crate) fn write_rest(
+        &self,
+        (remote, head_bytes): (u64, u32),
+        lent: &[u8],
+        deadline: Nanos,
+    ) -> Result<u32, ChainError> {
+        self.write_summed(remote + u64::from(head_bytes), lent, self.lease_word()?, deadline)
     }
 
     /// WRITEs bytes with the checks of [`Executor::write`]. Returns their CRC-32.

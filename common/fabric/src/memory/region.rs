@@ -8,8 +8,8 @@ use memmap2::Advice;
 
 use super::mapping::Mapping;
 use super::words;
-use crate::long_transfer::PART_BYTES;
-use crate::{ChainError, ReadSink};
+use crate::ChainError;
+use crate::lent::PART_BYTES;
 
 /// A mapped region. Every access is to whole words through [`AtomicU64`], so no access of any
 /// process is a data race. Every access is checked against the region's end.
@@ -162,27 +162,6 @@ impl Region {
             sum.update(target);
         }
         Ok(sum.finalize())
-    }
-
-    /// Copies bytes from the region to a sink, part by part. The memory of the next part is
-    /// prefetched while the sink works on one.
-    ///
-    /// # Errors
-    /// [`ChainError::Outside`].
-    pub(crate) fn read_parts(
-        &self,
-        offset: u64,
-        bytes: usize,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        let words = self.range(offset, bytes.div_ceil(WORD_BYTES as usize))?;
-        let mut left = bytes;
-        for part in parts_to_read(words) {
-            let part_bytes = left.min(PART_BYTES);
-            sink.next(part_bytes, &mut |target| part.copy_to(target));
-            left -= part_bytes;
-        }
-        Ok(())
     }
 
     /// Copies bytes to the region, part by part, and pads the last word with zeros. Calls `before`

@@ -7,14 +7,13 @@ use zerocopy::IntoBytes;
 
 use crate::clock::Clock;
 use crate::lane_state::{NO_VERB, SleepingLanes};
-use crate::long_transfer::run_gathered;
 use crate::memory::{
     Buffers, ChainMemory, Executor, Lease, PREFETCH_BYTES_MAX, PutChain, Region, part_mut,
     words_mut,
 };
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LongRead,
-    LongWrite, Nanos, ReadSink, RegionIndex, Timing, Verb, Wakeup, interrupt,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, Nanos,
+    RegionIndex, Timing, Verb, Wakeup, interrupt,
 };
 
 /// RTT_min of `docs/protocol.md`. Before another client can claim the same slot, a claim executes
@@ -54,7 +53,6 @@ pub struct ShmFabric {
     posted_bytes: u64,
     waiting: SleepingLanes,
     wakeup: Option<Arc<Wakeup>>,
-    lent: Lent,
     doorbells: u64,
 }
 
@@ -77,20 +75,62 @@ enum PostedKind {
 }
 
 struct Lane {
+    region: RegionIndex,
     chain: [Verb; CHAIN_VERBS_MAX],
     verbs: usize,
     deadline: Nanos,
     buffers: Buffers,
-    /// By the verbs of the last chain with parts.
-    sums: [u32; CHAIN_VERBS_MAX],
+    parts: Parts,
     counters: Counters,
+}
+
+/// What a lane's chains with parts have beside its buffers.
+#[derive(Default)]
+struct Parts {
+    lent: Lent,
+    /// By the verbs of the last chain.
+    sums: [u32; CHAIN_VERBS_MAX],
+    split: Split,
+}
+
+/// The lent memory of a `WriteSplit` that was posted.
+#[derive(Clone, Copy, Default)]
+enum Split {
+    #[default]
+    None,
+    /// It is to be written.
+    Posted,
+    /// It was written, with this sum, or could not be.
+    Done(Result<u32, ChainError>),
+}
+
+impl Parts {
+    /// Notes the `WriteSplit` of a chain, if it has one.
+    #[inline]
+    fn begin(&mut self, chain: &[Verb]) {
+        if let Some(Verb::WriteSplit { .. }) = chain.first() {
+            self.split = Split::Posted;
+        }
+    }
+
+    /// Has `write` write the lent memory of a `WriteSplit`, once.
+    fn end_split(
+        &mut self,
+        write: impl FnOnce(&[u8]) -> Result<u32, ChainError>,
+    ) -> Result<u32, ChainError> {
+        if let Split::Done(result) = self.split {
+            return result;
+        }
+        let result = write(self.lent.content());
+        self.split = Split::Done(result);
+        result
+    }
 }
 
 /// The memory of a lane's chain with parts, if it has any.
 struct LaneMemory<'l> {
     buffers: &'l mut Buffers,
-    sums: &'l mut [u32; CHAIN_VERBS_MAX],
-    lent: &'l mut Lent,
+    parts: &'l mut Parts,
 }
 
 impl ChainMemory for LaneMemory<'_> {
@@ -106,20 +146,27 @@ impl ChainMemory for LaneMemory<'_> {
 
     fn target_part(&mut self, into: Buffer, at: u32, bytes: u32) -> &mut [u8] {
         match into {
-            Buffer::Lent => self.lent.part_mut(at, bytes),
+            Buffer::Lent => self.parts.lent.part_mut(at, bytes),
             own => part_mut(self.buffers, own, at, bytes),
         }
     }
 
     fn source_part(&mut self, from: Buffer, at: u32, bytes: u32) -> &[u8] {
         match from {
-            Buffer::Lent => self.lent.part(at, bytes),
+            Buffer::Lent => self.parts.lent.part(at, bytes),
             own => part_mut(self.buffers, own, at, bytes),
         }
     }
 
     fn note_sum(&mut self, verb: usize, sum: u32) {
-        self.sums[verb] = sum;
+        self.parts.sums[verb] = sum;
+    }
+
+    fn end_split(
+        &mut self,
+        write: impl FnOnce(&[u8]) -> Result<u32, ChainError>,
+    ) -> Result<(), ChainError> {
+        self.parts.end_split(write).map(drop)
     }
 }
 
@@ -128,11 +175,12 @@ impl ShmFabric {
     /// never fenced.
     pub fn new(region: Arc<Region>, lease: Option<Lease>, lanes: u16) -> Self {
         let lane = || Lane {
+            region: RegionIndex::FIRST,
             chain: [NO_VERB; CHAIN_VERBS_MAX],
             verbs: 0,
             deadline: 0,
             buffers: Default::default(),
-            sums: [0; CHAIN_VERBS_MAX],
+            parts: Parts::default(),
             counters: Counters::default(),
         };
         let (lane_count, clock) = (usize::from(lanes), Clock::new());
@@ -146,7 +194,6 @@ impl ShmFabric {
             executed: 0,
             waiting: SleepingLanes::with_capacity(lane_count),
             wakeup: None,
-            lent: Lent::NONE,
             doorbells: 0,
         }
     }
@@ -225,6 +272,8 @@ impl Fabric for ShmFabric {
             lane.counters.count_put(put.bytes)
         } else {
             lane.chain[..chain.len()].copy_from_slice(chain);
+            lane.region = region;
+            lane.parts.begin(chain);
             executor.prefetch_chain(chain);
             lane.counters.count(chain)
         };
@@ -275,7 +324,7 @@ impl Fabric for ShmFabric {
             self.posted_bytes -= posted.payload_bytes;
             left = left.saturating_sub(posted.payload_bytes);
             let executor = &self.executors[posted.region.index()];
-            let Lane { chain, verbs, buffers, sums, deadline, .. } =
+            let Lane { chain, verbs, buffers, parts, deadline, .. } =
                 &mut self.lanes[usize::from(posted.lane.0)];
             posted.result = match posted.kind {
                 PostedKind::Read { remote, into, bytes } => {
@@ -284,7 +333,7 @@ impl Fabric for ShmFabric {
                 PostedKind::Lane => match PutChain::of(&chain[..*verbs]) {
                     Some(put) => executor.put(buffers, &put, *deadline),
                     None => {
-                        let mut memory = LaneMemory { buffers, sums, lent: &mut self.lent };
+                        let mut memory = LaneMemory { buffers, parts };
                         executor.execute(&mut memory, &chain[..*verbs], *deadline)
                     }
                 },
@@ -359,8 +408,9 @@ impl Fabric for ShmFabric {
             // Without it each verb would wait for its own memory: a swap waits for earlier writes.
             executor.prefetch_chain(chain);
         }
-        let Lane { buffers, sums, .. } = lane;
-        let mut memory = LaneMemory { buffers, sums, lent: &mut self.lent };
+        let Lane { buffers, parts, .. } = lane;
+        parts.begin(chain);
+        let mut memory = LaneMemory { buffers, parts };
         executor.execute(&mut memory, chain, deadline)
     }
 
@@ -382,49 +432,54 @@ impl Fabric for ShmFabric {
         executor.read(&mut lane.buffers, remote, into, bytes)
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, _: (Buffer, u32, u32)) -> u32 {
-        self.lanes[usize::from(lane.0)].sums[verb]
-    }
-
-    /// A doorbell executes chains to their end, so none has memory after it.
-    fn lend(&mut self, memory: Lent) -> bool {
-        self.lent = memory;
+    fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
+        let Lane { chain, parts, .. } = &mut self.lanes[usize::from(lane.0)];
+        (parts.lent, parts.split) = (memory, Split::None);
+        if !matches!(chain[0], Verb::ReadSplit { .. }) {
+            // Its sums are those of other memory.
+            *chain = [NO_VERB; CHAIN_VERBS_MAX];
+        }
         true
     }
 
-    /// Copies from the region to the sink.
-    fn run_long_read(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        remote: u64,
-        read: LongRead,
-        sink: &mut dyn ReadSink,
-    ) -> Result<(), ChainError> {
-        self.doorbells += 1;
-        let executor = &self.executors[region.index()];
-        let lane = &mut self.lanes[usize::from(lane.0)];
-        lane.counters.count_only_read(read.bytes);
-        executor.read_long(&mut lane.buffers, remote, read, sink)
+    /// A doorbell executes chains to their end, so none has memory after it.
+    fn end_loans(&mut self) {
+        for lane in &mut self.lanes {
+            (lane.parts.lent, lane.parts.split) = (Lent::NONE, Split::None);
+        }
     }
 
-    /// Copies from the source to the region.
-    fn run_long_write(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        write: LongWrite<'_>,
-    ) -> Result<u64, ChainError> {
-        let Some(put) = PutChain::of(chain) else {
-            return run_gathered(self, lane, region, chain, deadline, write);
-        };
-        self.doorbells += 1;
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        let Lane { region, chain, deadline, parts, .. } = &mut self.lanes[usize::from(lane.0)];
         let executor = &self.executors[region.index()];
-        let lane = &mut self.lanes[usize::from(lane.0)];
-        lane.counters.count_put(put.bytes);
-        executor.put_long(&mut lane.buffers, &put, deadline, write)
+        let (buffer, at, bytes) = part;
+        if buffer != Buffer::Lent {
+            return parts.sums[verb];
+        }
+        match chain[verb] {
+            Verb::ReadSplit { remote, head_bytes, .. } if parts.lent.is_target() => {
+                let target = parts.lent.part_mut(at, bytes);
+                let from = remote + u64::from(head_bytes + at);
+                let accepted = executor.check_lease();
+                let read = accepted.and_then(|()| executor.region.read_summed(from, target));
+                // If the server has fenced the client, the sum is that of other bytes.
+                read.unwrap_or_else(|_| crc32fast::hash(target))
+            }
+            Verb::ReadPart { into: Buffer::Lent, at: start, .. }
+            | Verb::WritePart { from: Buffer::Lent, at: start, .. }
+                if start == at =>
+            {
+                parts.sums[verb]
+            }
+            Verb::WriteSplit { remote, head_bytes, .. } if !matches!(parts.split, Split::None) => {
+                let write =
+                    |lent: &[u8]| executor.write_rest((remote, head_bytes), lent, *deadline);
+                // The chain fails for the reason that keeps the bytes from being written.
+                parts.end_split(write).unwrap_or_default()
+            }
+            // An interceptor may hold the chain back.
+            _ => crc32fast::hash(parts.lent.part(at, bytes)),
+        }
     }
 
     fn counters(&self) -> Counters {

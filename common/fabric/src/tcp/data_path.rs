@@ -18,8 +18,8 @@ use crate::lane_state::{LaneChain, SleepingLanes, Stage};
 use crate::memory::words_mut;
 use crate::rdma::RemoteRegion;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,
-    Nanos, RegionIndex, Timing, Verb, Wakeup, interrupt,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, Nanos,
+    RegionIndex, Timing, Verb, Wakeup, interrupt,
 };
 
 /// Polls without a completion between two readings of the clock, in [`Fabric::poll`]. They serve a
@@ -46,7 +46,6 @@ pub struct TcpFabric {
     /// The lanes whose connection broke, until the deadlines of their chains.
     unknown: SleepingLanes,
     wakeup: Option<Arc<Wakeup>>,
-    lent: Lent,
     /// Watches the sockets of all regions.
     watched: OwnedFd,
     /// Whether the next poll does not look at the sockets: chains have just left, or all bytes that
@@ -61,7 +60,7 @@ impl TcpFabric {
         let count = usize::from(lanes);
         let lane = |_| Lane {
             chain: LaneChain::NONE,
-            rest: None,
+            lent: Lent::NONE,
             arrived: ArrivedSum::default(),
             buffers: Default::default(),
             counters: Counters::default(),
@@ -74,7 +73,6 @@ impl TcpFabric {
             waiting: SleepingLanes::with_capacity(count),
             unknown: SleepingLanes::with_capacity(count),
             wakeup: None,
-            lent: Lent::NONE,
             watched: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             skips_look: false,
             empty_polls: 0,
@@ -178,7 +176,7 @@ impl TcpFabric {
             link.unpost(bytes);
             link.in_flight += 1;
             lane.chain.stage = Stage::InFlight;
-            link.encode(id, lane, &self.lent);
+            link.encode(id, lane);
             has_left = true;
         }
         self.doorbells += u64::from(has_left);
@@ -191,42 +189,22 @@ impl TcpFabric {
         }
     }
 
-    /// As [`Fabric::post`], or as [`Fabric::post_direct`] if there is a rest.
-    #[inline]
-    fn post_with(
-        &mut self,
-        id: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        rest: Option<LentRest>,
-    ) {
-        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
-        let lane = &mut self.lanes[usize::from(id.0)];
-        let link = &mut self.links[region.index()];
-        if lane.chain.stage != Stage::Idle {
-            let result = Err(ChainError::Busy);
-            return self.completed.push_back(Completion { lane: id, result });
+    /// Takes a lane's lent memory back, and lends other memory.
+    fn replace_loan(&mut self, lane: LaneId, memory: Lent) {
+        let chain = &self.lanes[usize::from(lane.0)].chain;
+        let is_pending = matches!(chain.stage, Stage::Posted | Stage::InFlight);
+        if is_pending && chain.uses_lent() {
+            self.break_link(chain.region);
         }
-        let payload_bytes = lane.counters.count(chain);
-        if changes(chain) && !link.region.writable {
-            return self.finish(id, Err(ChainError::Denied));
-        }
-        lane.chain.post(region, chain, payload_bytes, deadline);
-        if rest.is_some() {
-            lane.arrived = ArrivedSum::default();
-        }
-        lane.rest = rest;
-        link.posted_bytes += payload_bytes;
-        link.posted.push_back(id);
+        self.lanes[usize::from(lane.0)].lent = memory;
     }
 
     /// The next answer of a region's server among the bytes that were received.
     #[inline]
     fn next_answer(&mut self, region: RegionIndex) -> Result<Option<Completion>, RecordError> {
-        let Self { links, lanes, lent, clock, .. } = self;
+        let Self { links, lanes, clock, .. } = self;
         let link = &mut links[region.index()];
-        let Some((lane, result)) = link.next_answer(lanes, lent, region, || clock.now())? else {
+        let Some((lane, result)) = link.next_answer(lanes, region, || clock.now())? else {
             return Ok(None);
         };
         let chain = &mut lanes[usize::from(lane.0)].chain;
@@ -260,11 +238,11 @@ impl TcpFabric {
     fn receive(&mut self, wait: bool, all: bool) -> bool {
         let mut has_changed = false;
         for at in 0..self.links.len() {
-            let Self { links, lanes, lent, clock, .. } = self;
+            let Self { links, lanes, clock, .. } = self;
             if !all && !links[at].awaits_bytes() {
                 continue;
             }
-            match links[at].receive(lanes, lent, wait, || clock.now()) {
+            match links[at].receive(lanes, wait, || clock.now()) {
                 Ok(received) => has_changed |= received,
                 Err(_) => {
                     self.break_link(RegionIndex(at as u16));
@@ -333,36 +311,29 @@ impl Fabric for TcpFabric {
 
     #[inline]
     fn post(&mut self, id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
-        self.post_with(id, region, chain, deadline, None);
-    }
-
-    fn takes_direct(&mut self, memory: &[u8]) -> Result<bool, ChainError> {
-        Ok(!memory.is_empty())
-    }
-
-    fn post_direct(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        rest: LentRest,
-    ) {
-        self.post_with(lane, region, chain, deadline, Some(rest));
-    }
-
-    fn arrived_sum(&mut self, lane: LaneId) -> (u32, usize) {
-        self.lanes[usize::from(lane.0)].arrived.get()
-    }
-
-    fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
-        let (buffer, at, bytes) = part;
-        if let (Buffer::Lent, 0, Lane { rest: Some(rest), arrived, .. }) =
-            (buffer, at, &self.lanes[usize::from(lane.0)])
-        {
-            return arrived.of_first(rest.memory.content(), bytes as usize);
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        let lane = &mut self.lanes[usize::from(id.0)];
+        let link = &mut self.links[region.index()];
+        if lane.chain.stage != Stage::Idle {
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: id, result });
         }
-        crc32fast::hash(&self.buffer(lane, buffer)[at as usize..][..bytes as usize])
+        let payload_bytes = lane.counters.count(chain);
+        if changes(chain) && !link.region.writable {
+            return self.finish(id, Err(ChainError::Denied));
+        }
+        lane.chain.post(region, chain, payload_bytes, deadline);
+        lane.begin(chain);
+        link.posted_bytes += payload_bytes;
+        link.posted.push_back(id);
+    }
+
+    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+        let (buffer, at, bytes) = part;
+        match buffer {
+            Buffer::Lent => self.lanes[usize::from(lane.0)].lent_sum(verb, at, bytes),
+            own => crc32fast::hash(&self.buffer(lane, own)[at as usize..][..bytes as usize]),
+        }
     }
 
     /// Room depends on the bytes in flight.
@@ -440,10 +411,7 @@ impl Fabric for TcpFabric {
     #[inline]
     fn buffer(&self, lane: LaneId, buffer: Buffer) -> &[u8] {
         match buffer {
-            Buffer::Lent => match &self.lanes[usize::from(lane.0)].rest {
-                Some(rest) => rest.memory.content(),
-                None => self.lent.content(),
-            },
+            Buffer::Lent => self.lanes[usize::from(lane.0)].lent.content(),
             own => self.lanes[usize::from(lane.0)].buffers[own as usize].as_bytes(),
         }
     }
@@ -464,24 +432,22 @@ impl Fabric for TcpFabric {
         may_move
     }
 
-    /// Breaks the links on which bytes of the former memory are still to be sent or to arrive. A
-    /// server that answers a WRITE before it has all bytes is at fault.
-    fn lend(&mut self, memory: Lent) -> bool {
+    fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
+        self.replace_loan(lane, memory);
+        true
+    }
+
+    /// Breaks the links on which bytes of the memory are still to be sent or to arrive. A server
+    /// that answers a WRITE before it has all bytes is at fault.
+    fn end_loans(&mut self) {
         for at in 0..self.links.len() {
             if self.links[at].output.has_direct() {
                 self.break_link(RegionIndex(at as u16));
             }
         }
         for number in 0..self.lanes.len() {
-            let Lane { chain, rest, .. } = &self.lanes[number];
-            let is_pending = matches!(chain.stage, Stage::Posted | Stage::InFlight);
-            if is_pending && (chain.uses_lent() || rest.is_some()) {
-                self.break_link(chain.region);
-            }
-            self.lanes[number].rest = None;
+            self.replace_loan(LaneId(number as u16), Lent::NONE);
         }
-        self.lent = memory;
-        true
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -15,11 +15,10 @@ use super::output::{DIRECT_BYTES_MIN, Output};
 use super::record::{self, Header, RecordError, ReplyKind, WORD_BYTES, decode_failure, reply_kind};
 use super::stream::Stream;
 use crate::lane_state::{LaneChain, Stage};
+use crate::lent::copy_summed;
 use crate::memory::{Buffers, part_mut, words_mut};
 use crate::rdma::RemoteRegion;
-use crate::{
-    Buffer, ChainError, Counters, Flight, LaneId, Lent, LentRest, Nanos, RegionIndex, Trust, Verb,
-};
+use crate::{Buffer, ChainError, Counters, Flight, LaneId, Lent, Nanos, RegionIndex, Trust, Verb};
 
 /// The bytes that one system call receives at most, except into the buffer of a lane.
 const INPUT_WORDS: usize = (64 << 10) / WORD_BYTES;
@@ -35,52 +34,72 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(100);
 
 pub(super) struct Lane {
     pub(super) chain: LaneChain,
-    /// The memory of the caller in which the chain ends, if it does.
-    pub(super) rest: Option<LentRest>,
-    /// The sum of the first bytes of `rest`, which have arrived.
+    /// [`Buffer::Lent`].
+    pub(super) lent: Lent,
+    /// The sum of the first bytes of `lent`, which have arrived by a `ReadSplit`.
     pub(super) arrived: ArrivedSum,
     pub(super) buffers: Buffers,
     pub(super) counters: Counters,
 }
 
-/// The sum of the first bytes of a lane's rest, while they arrive.
+/// The sum of the first bytes of lent memory, while they arrive.
 #[derive(Clone, Default)]
 pub(super) struct ArrivedSum {
     sum: crc32fast::Hasher,
     bytes: usize,
+    /// How many bytes the `ReadSplit` has for the memory. The others are in the lane's buffer.
+    split_bytes: usize,
 }
 
 impl ArrivedSum {
-    /// Adds the bytes of `rest` up to this one.
-    fn extend(&mut self, rest: &[u8], end: usize) {
-        if let Some(more) = rest.get(self.bytes..end) {
+    /// Adds the bytes up to this one.
+    fn extend(&mut self, lent: &[u8], end: usize) {
+        if let Some(more) = lent.get(self.bytes..end) {
             self.sum.update(more);
             self.bytes = end;
         }
     }
 
-    /// The sum, and the number of bytes.
-    pub(super) fn get(&self) -> (u32, usize) {
-        (self.sum.clone().finalize(), self.bytes)
-    }
-
-    /// The sum of the first `bytes` of `rest`, of which some are summed already.
-    pub(super) fn of_first(&self, rest: &[u8], bytes: usize) -> u32 {
+    /// The sum of the first `bytes`, of which some are summed already.
+    fn of_first(&self, lent: &[u8], bytes: usize) -> u32 {
         if self.bytes > bytes {
-            return crc32fast::hash(&rest[..bytes]);
+            return crc32fast::hash(&lent[..bytes]);
         }
         let mut whole = self.clone();
-        whole.extend(rest, bytes);
+        whole.extend(lent, bytes);
         whole.sum.finalize()
     }
 }
 
 impl Lane {
-    /// Sums the bytes of the rest that have arrived, `filled` being those of the whole READ.
+    /// Prepares for the results of the chain, which is about to be posted.
+    #[inline]
+    pub(super) fn begin(&mut self, chain: &[Verb]) {
+        if let Some(Verb::ReadSplit { head_bytes, bytes, .. }) = chain.first() {
+            let split_bytes = self.lent.bytes().min((bytes - head_bytes) as usize);
+            self.arrived = ArrivedSum { split_bytes, ..ArrivedSum::default() };
+        }
+    }
+
+    /// Sums the lent bytes of a `ReadSplit` that have arrived, `filled` being those of the READ.
     fn sum_arrived(&mut self, filled: usize) {
-        if let Some(LentRest { head_bytes, memory }) = &self.rest {
-            let arrived = filled.saturating_sub(*head_bytes as usize).min(memory.bytes());
-            self.arrived.extend(memory.content(), arrived);
+        if let Some(Verb::ReadSplit { head_bytes, .. }) = self.chain.verbs().first() {
+            let arrived = filled.saturating_sub(*head_bytes as usize);
+            let arrived = arrived.min(self.arrived.split_bytes);
+            self.arrived.extend(self.lent.content(), arrived);
+        }
+    }
+
+    /// As [`Fabric::part_sum`](crate::Fabric::part_sum), of lent memory.
+    pub(super) fn lent_sum(&mut self, verb: usize, at: u32, bytes: u32) -> u32 {
+        let Self { chain, lent, arrived, buffers, .. } = self;
+        match chain.verbs().get(verb) {
+            Some(Verb::ReadSplit { into, head_bytes, .. }) if arrived.split_bytes == 0 => {
+                let behind = part_mut(buffers, *into, head_bytes + at, bytes);
+                copy_summed(behind, lent.part_mut(at, bytes))
+            }
+            Some(Verb::ReadSplit { .. }) => arrived.of_first(lent.content(), bytes as usize),
+            _ => crc32fast::hash(lent.part(at, bytes)),
         }
     }
 }
@@ -182,8 +201,8 @@ impl Link {
 
     /// Appends the chain of a lane to the output.
     #[inline]
-    pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane, lent: &Lent) {
-        let Lane { chain, rest, buffers, .. } = lane;
+    pub(super) fn encode(&mut self, id: LaneId, lane: &mut Lane) {
+        let Lane { chain, lent, buffers, .. } = lane;
         let deadline = match chain.deadline {
             Nanos::MAX => Nanos::MAX,
             deadline => self.clock_bound.at(deadline),
@@ -194,18 +213,18 @@ impl Link {
         for verb in chain.verbs() {
             let payload = match *verb {
                 Verb::Write { from, bytes, .. } => {
-                    // Only the chain's first verb has a rest.
-                    let own = rest.as_ref().map_or(bytes, |rest| rest.head_bytes);
-                    words_mut(&mut buffers[from as usize], own).as_bytes()
+                    words_mut(&mut buffers[from as usize], bytes).as_bytes()
+                }
+                Verb::WriteSplit { from, head_bytes, .. } => {
+                    let head = words_mut(&mut buffers[from as usize], head_bytes);
+                    push(output, stream, head.as_bytes());
+                    lent.content()
                 }
                 Verb::WritePart { from: Buffer::Lent, at, bytes, .. } => lent.part(at, bytes),
                 Verb::WritePart { from, at, bytes, .. } => part_mut(buffers, from, at, bytes),
                 _ => continue,
             };
             push(output, stream, payload);
-            if let Some(rest) = rest {
-                push(output, stream, rest.memory.content());
-            }
         }
     }
 
@@ -259,7 +278,6 @@ impl Link {
     pub(super) fn receive(
         &mut self,
         lanes: &mut [Lane],
-        lent: &mut Lent,
         wait: bool,
         now: impl Fn() -> Nanos,
     ) -> io::Result<bool> {
@@ -267,7 +285,7 @@ impl Link {
         let received = match &mut self.direct {
             Some(DirectReply { lane, bytes, filled }) => {
                 let lane = &mut lanes[usize::from(lane.0)];
-                let target = target_of(lane, lent, *filled);
+                let target = target_of(lane, *filled);
                 if target.is_empty() || target.len() > *bytes - *filled {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
@@ -305,7 +323,6 @@ impl Link {
     pub(super) fn next_answer(
         &mut self,
         lanes: &mut [Lane],
-        lent: &mut Lent,
         own_region: RegionIndex,
         now: impl Fn() -> Nanos,
     ) -> Result<Option<Answer>, RecordError> {
@@ -326,7 +343,7 @@ impl Link {
             let body_words = header.words as usize;
             let kind = reply_kind(header)?;
             let Some(body) = rest.get(..body_words) else {
-                let begun = self.begin_long((header, kind), lanes, lent, own_region);
+                let begun = self.begin_long((header, kind), lanes, own_region);
                 return begun.map(|()| None);
             };
             self.processed += (1 + body_words) * WORD_BYTES;
@@ -347,7 +364,7 @@ impl Link {
                 return Err(RecordError);
             }
             self.reads_long = false;
-            return Ok(Some((id, Ok(take_results(lane, lent, body)))));
+            return Ok(Some((id, Ok(take_results(lane, body)))));
         }
     }
 
@@ -358,7 +375,6 @@ impl Link {
         &mut self,
         (header, kind): (Header, ReplyKind),
         lanes: &mut [Lane],
-        lent: &mut Lent,
         own_region: RegionIndex,
     ) -> Result<(), RecordError> {
         let body_words = header.words as usize;
@@ -371,7 +387,7 @@ impl Link {
             if bytes >= DIRECT_BYTES_MIN && !record::has_atomic(lane.chain.verbs()) {
                 let from = self.processed + WORD_BYTES;
                 let begun = &self.input.as_bytes()[from..self.received];
-                let filled = fill(lane, lent, begun);
+                let filled = fill(lane, begun);
                 if filled < begun.len() {
                     return Err(RecordError);
                 }
@@ -471,10 +487,10 @@ fn read_memory<'m>(
 
 /// Copies the first bytes of the results of READs to where they belong. Returns how many there was
 /// memory for.
-fn fill(lane: &mut Lane, lent: &mut Lent, begun: &[u8]) -> usize {
+fn fill(lane: &mut Lane, begun: &[u8]) -> usize {
     let mut filled = 0;
     while filled < begun.len() {
-        let target = target_of(lane, lent, filled);
+        let target = target_of(lane, filled);
         let here = target.len().min(begun.len() - filled);
         if here == 0 {
             break;
@@ -486,17 +502,17 @@ fn fill(lane: &mut Lane, lent: &mut Lent, begun: &[u8]) -> usize {
 }
 
 /// The rest of the READ, among those of the lane's chain, to which the byte with this number goes.
-fn target_of<'m>(lane: &'m mut Lane, lent: &'m mut Lent, mut number: usize) -> &'m mut [u8] {
-    let Lane { chain, rest, buffers, .. } = lane;
-    if let (Some(rest), Some(Verb::Read { into, bytes, .. })) = (rest, chain.verbs().first()) {
-        let head_bytes = rest.head_bytes as usize;
-        let (rest_bytes, own) = (rest.memory.bytes(), *bytes - rest.memory.bytes() as u32);
+fn target_of(lane: &mut Lane, mut number: usize) -> &mut [u8] {
+    let Lane { chain, lent, arrived, buffers, .. } = lane;
+    if let Some(Verb::ReadSplit { into, head_bytes, bytes, .. }) = chain.verbs().first() {
+        let (head_bytes, split_bytes) = (*head_bytes as usize, arrived.split_bytes);
+        let own = *bytes - split_bytes as u32;
         return match number.checked_sub(head_bytes) {
-            Some(at) if at < rest_bytes => &mut rest.memory.content_mut()[at..],
+            Some(at) if at < split_bytes => &mut lent.content_mut()[at..split_bytes],
             at => {
                 let (at, end) = match at {
-                    Some(at) => (head_bytes + at - rest_bytes, own),
-                    None => (number, rest.head_bytes),
+                    Some(at) => (head_bytes + at - split_bytes, own),
+                    None => (number, head_bytes as u32),
                 };
                 let own = read_memory(buffers, lent, (*into, 0, end));
                 own.get_mut(at..).unwrap_or_default()
@@ -518,12 +534,12 @@ fn target_of<'m>(lane: &'m mut Lane, lent: &'m mut Lent, mut number: usize) -> &
 /// Copies the results of READs into the lane's buffers. Returns the word that the last atomic verb
 /// found.
 #[inline]
-fn take_results(lane: &mut Lane, lent: &mut Lent, body: &[u64]) -> u64 {
-    if lane.rest.is_some() && !record::has_atomic(lane.chain.verbs()) {
-        fill(lane, lent, body.as_bytes());
+fn take_results(lane: &mut Lane, body: &[u64]) -> u64 {
+    if let Some(Verb::ReadSplit { .. }) = lane.chain.verbs().first() {
+        fill(lane, body.as_bytes());
         return 0;
     }
-    let Lane { chain, buffers, .. } = lane;
+    let Lane { chain, lent, buffers, .. } = lane;
     let chain = chain.verbs();
     let (found, mut rest) = match body.split_first() {
         Some((found, rest)) if record::has_atomic(chain) => (*found, rest),

@@ -113,7 +113,10 @@ pub fn changes(chain: &[Verb]) -> bool {
 pub fn reply_words(chain: &[Verb]) -> usize {
     let mut words = usize::from(has_atomic(chain));
     for verb in chain {
-        if let Verb::Read { bytes, .. } | Verb::ReadPart { bytes, .. } = verb {
+        if let Verb::Read { bytes, .. }
+        | Verb::ReadPart { bytes, .. }
+        | Verb::ReadSplit { bytes, .. } = verb
+        {
             words += *bytes as usize / WORD_BYTES;
         }
     }
@@ -144,10 +147,14 @@ pub fn encode_request(lane: LaneId, chain: &[Verb], deadline: Nanos, into: &mut 
     }
     for verb in chain {
         match *verb {
-            Verb::Read { remote, bytes, .. } | Verb::ReadPart { remote, bytes, .. } => {
+            Verb::Read { remote, bytes, .. }
+            | Verb::ReadPart { remote, bytes, .. }
+            | Verb::ReadSplit { remote, bytes, .. } => {
                 into.extend([verb_word(READ, bytes), remote]);
             }
-            Verb::Write { remote, bytes, .. } | Verb::WritePart { remote, bytes, .. } => {
+            Verb::Write { remote, bytes, .. }
+            | Verb::WritePart { remote, bytes, .. }
+            | Verb::WriteSplit { remote, bytes, .. } => {
                 payload_words += bytes as usize / WORD_BYTES;
                 into.extend([verb_word(WRITE, bytes), remote]);
             }

@@ -6,14 +6,13 @@ use std::sync::Arc;
 
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_wc_status;
-use super::lanes::Lane;
 use super::link::Link;
-use super::work::{RegisteredRange, WorkRequestId, buffer_of, classify_failure, request};
+use super::work::{WorkRequestId, buffer_of, classify_failure, request};
 use crate::lane_state::Stage;
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
-    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, LentRest,
-    Nanos, RegionIndex, Timing, Verb, Wakeup,
+    Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, Nanos,
+    RegionIndex, Timing, Verb, Wakeup,
 };
 
 /// Spins between two readings of the clock, in [`Fabric::relax`].
@@ -30,14 +29,12 @@ impl VerbsFabric {
         lane_id: LaneId,
         region: RegionIndex,
         chain: &[Verb],
-        rest: Option<RegisteredRange>,
     ) -> Result<u64, ChainError> {
-        let rest_bytes = rest.map_or(0, |rest| rest.bytes);
         let link = &self.links[region.index()];
         let payload_bytes = self.lanes.all[usize::from(lane_id.0)].counters.count(chain);
-        for (at, verb) in chain.iter().enumerate() {
+        for verb in chain {
             let Some((buffer, bytes)) = buffer_of(*verb) else { continue };
-            let own_bytes = if at == 0 { bytes.saturating_sub(rest_bytes) } else { bytes };
+            let own_bytes = self.own_bytes(lane_id, *verb).unwrap_or(bytes);
             if !self.lanes.provide(lane_id.0, buffer, own_bytes as usize) {
                 return Err(ChainError::Unregistered { bytes: bytes.into() });
             }
@@ -55,79 +52,10 @@ impl VerbsFabric {
             let (work, entry) = self.lanes.work(lane_id.0, at);
             request.fill(work, entry);
         }
-        if let Some(range) = rest {
-            self.split_first(lane_id, chain, range);
+        if let first @ (Verb::ReadSplit { .. } | Verb::WriteSplit { .. }) = chain[0] {
+            self.split_first(lane_id, first)?;
         }
         Ok(payload_bytes)
-    }
-
-    /// Divides the memory of the chain's first verb, as [`LentRest`] describes.
-    #[cold]
-    fn split_first(&mut self, lane: LaneId, chain: &[Verb], range: RegisteredRange) {
-        let Lane { memory, rest, .. } = &self.lanes.all[usize::from(lane.0)];
-        let (Some((buffer, bytes)), Some(LentRest { head_bytes, .. })) =
-            (chain.first().and_then(|verb| buffer_of(*verb)), rest)
-        else {
-            return;
-        };
-        let buffer = memory.buffers[buffer as usize];
-        let head = RegisteredRange { bytes: *head_bytes, ..buffer };
-        let others = bytes - head_bytes - range.bytes;
-        let end = match chain[0] {
-            Verb::Read { .. } => {
-                let address = buffer.address + u64::from(*head_bytes);
-                RegisteredRange { address, bytes: others, ..buffer }
-            }
-            _ => RegisteredRange { bytes: others, ..memory.words },
-        };
-        self.lanes.put_word(lane.0, 0, 0);
-        let ranges = [head, range, end];
-        self.lanes.set_ranges(lane.0, &ranges[..2 + usize::from(others > 0)]);
-    }
-
-    /// As [`Fabric::post`], or as [`Fabric::post_direct`] if there is a rest.
-    #[inline]
-    fn post_with(
-        &mut self,
-        lane_id: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        rest: Option<LentRest>,
-    ) {
-        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
-        if self.lanes.all[usize::from(lane_id.0)].chain.stage != Stage::Idle {
-            // The device may access the lane's buffers and work requests.
-            let result = Err(ChainError::Busy);
-            return self.completed.push_back(Completion { lane: lane_id, result });
-        }
-        let bounced;
-        let mut chain = chain;
-        if self.lent.bounces {
-            match self.bounce(lane_id, chain) {
-                Ok(verbs) => bounced = verbs,
-                Err(error) => return self.finish(lane_id, Err(error)),
-            }
-            chain = &bounced[..chain.len()];
-        }
-        let range = rest.as_ref().map(|rest| self.range_of(rest.memory.content()));
-        self.lanes.all[usize::from(lane_id.0)].rest = rest;
-        let prepared = match range {
-            None => self.prepare(lane_id, region, chain, None),
-            Some(Ok(Some(range))) => self.prepare(lane_id, region, chain, Some(range)),
-            Some(Ok(None)) => Err(ChainError::Unregistered { bytes: 0 }),
-            Some(Err(error)) => Err(error),
-        };
-        let payload_bytes = match prepared {
-            Ok(payload_bytes) => payload_bytes,
-            Err(error) => return self.finish(lane_id, Err(error)),
-        };
-        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
-        lane.chain.post(region, chain, payload_bytes, deadline);
-        lane.result = Ok(0);
-        let link = &mut self.links[region.index()];
-        link.posted_bytes += payload_bytes;
-        link.posted.push_back(lane_id);
     }
 
     #[inline]
@@ -250,6 +178,9 @@ impl VerbsFabric {
             link.unpost(bytes);
             link.in_flight += 1;
             (self.in_flight, self.room) = (self.in_flight + 1, self.room - verbs);
+            if self.lanes.all[usize::from(id.0)].loan.gathers {
+                self.gather(id);
+            }
             self.lanes.all[usize::from(id.0)].chain.stage = Stage::InFlight;
             let head = self.lanes.work_pointer(id.0, 0);
             if let Some((lane, verb)) = last.replace((id.0, verbs - 1)) {
@@ -278,22 +209,31 @@ impl Fabric for VerbsFabric {
 
     #[inline]
     fn post(&mut self, lane_id: LaneId, region: RegionIndex, chain: &[Verb], deadline: Nanos) {
-        self.post_with(lane_id, region, chain, deadline, None);
-    }
-
-    fn takes_direct(&mut self, memory: &[u8]) -> Result<bool, ChainError> {
-        Ok(self.range_of(memory)?.is_some())
-    }
-
-    fn post_direct(
-        &mut self,
-        lane: LaneId,
-        region: RegionIndex,
-        chain: &[Verb],
-        deadline: Nanos,
-        rest: LentRest,
-    ) {
-        self.post_with(lane, region, chain, deadline, Some(rest));
+        assert!((1..=CHAIN_VERBS_MAX).contains(&chain.len()), "a chain has 1 to 4 verbs");
+        if self.lanes.all[usize::from(lane_id.0)].chain.stage != Stage::Idle {
+            // The device may access the lane's buffers and work requests.
+            let result = Err(ChainError::Busy);
+            return self.completed.push_back(Completion { lane: lane_id, result });
+        }
+        let bounced;
+        let mut chain = chain;
+        if self.lanes.all[usize::from(lane_id.0)].loan.bounces {
+            match self.bounce(lane_id, chain) {
+                Ok(verbs) => bounced = verbs,
+                Err(error) => return self.finish(lane_id, Err(error)),
+            }
+            chain = &bounced[..chain.len()];
+        }
+        let payload_bytes = match self.prepare(lane_id, region, chain) {
+            Ok(payload_bytes) => payload_bytes,
+            Err(error) => return self.finish(lane_id, Err(error)),
+        };
+        let lane = &mut self.lanes.all[usize::from(lane_id.0)];
+        lane.chain.post(region, chain, payload_bytes, deadline);
+        lane.result = Ok(0);
+        let link = &mut self.links[region.index()];
+        link.posted_bytes += payload_bytes;
+        link.posted.push_back(lane_id);
     }
 
     /// Room depends on the send queue, which on some devices is too short for all lanes, and on the
@@ -393,9 +333,15 @@ impl Fabric for VerbsFabric {
         }
     }
 
-    fn lend(&mut self, memory: Lent) -> bool {
-        self.set_lent(memory);
+    fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
+        self.replace_loan(lane, memory);
         true
+    }
+
+    fn end_loans(&mut self) {
+        for number in 0..self.lanes.all.len() {
+            self.replace_loan(LaneId(number as u16), Lent::NONE);
+        }
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

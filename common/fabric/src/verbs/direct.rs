@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::fabric::VerbsFabric;
 use super::ffi::ibv_access_flags;
 use super::handles::MemoryRegion;
-use super::lanes::Lane;
+use super::lanes::{Lane, LaneLoan};
 use super::work::{RegisteredRange, buffer_of};
 use crate::lane_state::{NO_VERB, Stage};
-use crate::long_transfer::PART_BYTES;
+use crate::lent::copy_summed;
 use crate::registered::Pages;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Lent, Verb};
 
@@ -17,14 +17,6 @@ pub(super) struct Registration {
     /// Declared before the pages, so that it is dropped first.
     region: MemoryRegion,
     pages: Arc<Pages>,
-}
-
-/// The memory that the caller has lent.
-#[derive(Default)]
-pub(super) struct LentState {
-    pub(super) memory: Lent,
-    /// Whether it is not registered. Then its parts go by the lanes' buffers.
-    pub(super) bounces: bool,
 }
 
 impl VerbsFabric {
@@ -64,22 +56,82 @@ impl VerbsFabric {
         Ok(self.registrations.len() - 1)
     }
 
-    /// Begins or ends the use of lent memory.
-    pub(super) fn set_lent(&mut self, memory: Lent) {
-        for number in 0..self.lanes.all.len() {
-            let Lane { chain, rest, .. } = &self.lanes.all[number];
-            if chain.stage != Stage::Idle && (chain.uses_lent() || rest.is_some()) {
-                self.destroy(chain.region);
-            }
+    /// Takes a lane's lent memory back, and lends other memory.
+    pub(super) fn replace_loan(&mut self, lane: LaneId, memory: Lent) {
+        let chain = &self.lanes.all[usize::from(lane.0)].chain;
+        if chain.stage != Stage::Idle && chain.uses_lent() {
+            self.destroy(chain.region);
         }
         let range = self.range_of(memory.content());
-        let bounces = matches!(range, Ok(None)) && !memory.content().is_empty();
+        let bounces = matches!(range, Ok(None)) && memory.bytes() > 0;
+        let lane = &mut self.lanes.all[usize::from(lane.0)];
         // Chains with memory that could not be registered fail.
-        let range = range.ok().flatten();
-        for lane in &mut self.lanes.all {
-            (lane.memory.lent, lane.rest) = (range, None);
+        lane.memory.lent = range.ok().flatten();
+        lane.loan = LaneLoan { memory, bounces, gathers: false };
+    }
+
+    /// Divides the memory of a chain's first verb, which is split: between the lane's buffer and
+    /// registered lent memory. Memory that is not registered goes by the buffer, behind the head.
+    #[cold]
+    pub(super) fn split_first(&mut self, id: LaneId, verb: Verb) -> Result<(), ChainError> {
+        let Lane { memory, loan, split_bytes, .. } = &mut self.lanes.all[usize::from(id.0)];
+        *split_bytes = 0;
+        let (Verb::ReadSplit { into: buffer, head_bytes, bytes, .. }
+        | Verb::WriteSplit { from: buffer, head_bytes, bytes, .. }) = verb
+        else {
+            return Ok(());
+        };
+        let range = match memory.lent {
+            Some(range) => range,
+            None if loan.bounces || loan.memory.bytes() == 0 => {
+                loan.gathers = verb.changes_region();
+                return Ok(());
+            }
+            None => return Err(ChainError::Unregistered { bytes: bytes.into() }),
+        };
+        let own = memory.buffers[buffer as usize];
+        let head = RegisteredRange { bytes: head_bytes, ..own };
+        let lent = RegisteredRange { bytes: range.bytes.min(bytes - head_bytes), ..range };
+        *split_bytes = lent.bytes;
+        let others = bytes - head_bytes - lent.bytes;
+        let end = match verb.changes_region() {
+            false => {
+                let address = own.address + u64::from(head_bytes);
+                RegisteredRange { address, bytes: others, ..own }
+            }
+            true => RegisteredRange { bytes: others, ..memory.words },
+        };
+        self.lanes.put_word(id.0, 0, 0);
+        self.lanes.set_ranges(id.0, &[head, lent, end][..2 + usize::from(others > 0)]);
+        Ok(())
+    }
+
+    /// How much of a lane's buffer the first verb of a chain needs, if it is split.
+    pub(super) fn own_bytes(&self, lane: LaneId, verb: Verb) -> Option<u32> {
+        let lent = self.lanes.all[usize::from(lane.0)].memory.lent;
+        match verb {
+            Verb::ReadSplit { head_bytes, bytes, .. } => {
+                Some(bytes - lent.map_or(0, |lent| lent.bytes.min(bytes - head_bytes)))
+            }
+            Verb::WriteSplit { head_bytes, .. } if lent.is_some() => Some(head_bytes),
+            _ => None,
         }
-        self.lent = LentState { memory, bounces };
+    }
+
+    /// Copies lent memory behind the head of a posted `WriteSplit`, once. Returns its CRC-32.
+    #[cold]
+    pub(super) fn gather(&mut self, id: LaneId) -> u32 {
+        let Lane { loan, chain, .. } = &mut self.lanes.all[usize::from(id.0)];
+        loan.gathers = false;
+        let Some(Verb::WriteSplit { from, head_bytes, bytes, .. }) = chain.verbs().first().copied()
+        else {
+            return 0;
+        };
+        let lent = loan.memory.again();
+        let behind = &mut self.lanes.buffer_mut(id.0, from)[head_bytes as usize..bytes as usize];
+        let (target, padding) = behind.split_at_mut(lent.bytes());
+        padding.fill(0);
+        copy_summed(lent.content(), target)
     }
 
     /// A chain whose parts in lent memory go by the lane's buffer.
@@ -106,7 +158,8 @@ impl VerbsFabric {
                     if !self.lanes.provide(lane.0, Buffer::ReadBlock, (end + *bytes) as usize) {
                         return Err(ChainError::Unregistered { bytes: (*bytes).into() });
                     }
-                    let part = self.lent.memory.part(*at, *bytes);
+                    let part = self.lanes.all[usize::from(lane.0)].loan.memory.again();
+                    let part = part.part(*at, *bytes);
                     let copy = self.lanes.buffer_mut(lane.0, Buffer::ReadBlock);
                     copy[end as usize..][..part.len()].copy_from_slice(part);
                     (*buffer, *at) = (Buffer::ReadBlock, end);
@@ -119,29 +172,20 @@ impl VerbsFabric {
     }
 
     /// The sum of a part in lent memory. Copies it there first, if it was READ to a lane's buffer.
-    pub(super) fn sum_lent(&mut self, lane: LaneId, verb: usize, at: u32, bytes: u32) -> u32 {
-        if let Some(rest) = &self.lanes.all[usize::from(lane.0)].rest {
-            return crc32fast::hash(rest.memory.part(at, bytes));
+    pub(super) fn sum_lent(&mut self, id: LaneId, verb: usize, at: u32, bytes: u32) -> u32 {
+        let Lane { chain, loan, split_bytes, .. } = &self.lanes.all[usize::from(id.0)];
+        if loan.gathers {
+            return self.gather(id);
         }
-        if !self.lent.bounces {
-            return crc32fast::hash(self.lent.memory.part(at, bytes));
-        }
-        let verb = self.lanes.all[usize::from(lane.0)].chain.verbs()[verb];
-        let (Verb::ReadPart { into: buffer, at: from, .. }
-        | Verb::WritePart { from: buffer, at: from, .. }) = verb
-        else {
-            return 0;
+        let (verb, mut lent) = (chain.verbs().get(verb).copied(), loan.memory.again());
+        let (buffer, from) = match verb {
+            Some(Verb::ReadSplit { into, head_bytes, .. }) if *split_bytes == 0 => {
+                (into, head_bytes + at)
+            }
+            Some(Verb::ReadPart { into: buffer, at: from, .. }) if loan.bounces => (buffer, from),
+            _ => return crc32fast::hash(lent.part(at, bytes)),
         };
-        let arrived = &self.lanes.buffer(lane.0, buffer)[from as usize..][..bytes as usize];
-        if matches!(verb, Verb::WritePart { .. }) {
-            return crc32fast::hash(arrived);
-        }
-        let mut sum = crc32fast::Hasher::new();
-        let target = self.lent.memory.part_mut(at, bytes);
-        for (part, target) in arrived.chunks(PART_BYTES).zip(target.chunks_mut(PART_BYTES)) {
-            sum.update(part);
-            target.copy_from_slice(part);
-        }
-        sum.finalize()
+        let arrived = &self.lanes.buffer(id.0, buffer)[from as usize..][..bytes as usize];
+        copy_summed(arrived, lent.part_mut(at, bytes))
     }
 }

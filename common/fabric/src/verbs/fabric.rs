@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
-use super::direct::{LentState, Registration};
+use super::direct::Registration;
 use super::ffi::{self, ibv_wc_status, rdma_cm_event_type, system};
 use super::handles::CompletionQueue;
 use super::lanes::Lanes;
@@ -46,7 +46,6 @@ const FLUSH_NS_MAX: Nanos = 1_000_000_000;
 pub struct VerbsFabric {
     /// The buffers of the caller that the device knows.
     pub(super) registrations: Vec<Registration>,
-    pub(super) lent: LentState,
     pub(super) lanes: Lanes,
     /// One for each region.
     pub(super) links: Vec<Link>,
@@ -96,7 +95,6 @@ impl DataLink {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC);
         let mut fabric = VerbsFabric {
             registrations: Vec::new(),
-            lent: LentState::default(),
             lanes: Lanes::new(self.domain.clone(), self.lanes)?,
             links: Vec::new(),
             completions: Some(self.completions().clone()),

@@ -10,11 +10,11 @@ use super::local_memory::Registered;
 use super::work::{LaneMemory, RegisteredRange, WorkRequestId};
 use crate::lane_state::{LaneChain, Stage};
 use crate::rdma::VerbsError;
-use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, LentRest};
+use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, Counters, Lent};
 
 /// The initial length of each buffer, in bytes. A larger verb makes it grow.
 const BUFFER_BYTES: [usize; Buffer::COUNT] = [512, 4096, 4096];
-/// The scatter/gather entries of a work request: the three parts of [`LentRest`].
+/// The scatter/gather entries of a work request: the three parts of a verb that is split.
 pub(super) const ENTRIES_PER_WORK: usize = 3;
 /// The words before a lane's buffers, in whole cache lines: one for the result of the last atomic
 /// verb, and for each verb of a chain one that it writes.
@@ -26,13 +26,24 @@ pub(super) struct Lane {
     /// The first error of the chain in flight, if there is one.
     pub(super) result: Result<u64, ChainError>,
     pub(super) memory: LaneMemory,
-    /// The memory of the caller in which the last chain ends, if it does.
-    pub(super) rest: Option<LentRest>,
+    pub(super) loan: LaneLoan,
+    /// How many bytes of the last split verb are in lent memory. The others are in a buffer.
+    pub(super) split_bytes: u32,
     /// The memory of buffers that became too long for the arena.
     grown: [Option<Registered>; Buffer::COUNT],
     /// The memory of buffers that the system did not allow to be registered.
     plain: [Option<Plain>; Buffer::COUNT],
     pub(super) counters: Counters,
+}
+
+/// The memory that the caller has lent to a lane.
+#[derive(Default)]
+pub(super) struct LaneLoan {
+    pub(super) memory: Lent,
+    /// Whether it is not registered. Then its parts go by the lane's buffers.
+    pub(super) bounces: bool,
+    /// Whether it is still to be copied behind the head of the posted `WriteSplit`.
+    pub(super) gathers: bool,
 }
 
 /// All lanes, and their memory.
@@ -64,7 +75,8 @@ impl Lanes {
                 chain: LaneChain::NONE,
                 result: Ok(0),
                 memory: LaneMemory { buffers, lent: None, found, words },
-                rest: None,
+                loan: LaneLoan::default(),
+                split_bytes: 0,
                 grown: Default::default(),
                 plain: Default::default(),
                 counters: Counters::default(),

@@ -96,12 +96,12 @@ pub(super) fn request(
         (request.address, request.lkey) = (range.address, range.lkey);
     };
     let (offset, bytes) = match verb {
-        Verb::Read { remote, into, bytes } => {
+        Verb::Read { remote, into, bytes } | Verb::ReadSplit { remote, into, bytes, .. } => {
             local(memory.buffers[into as usize]);
             request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
             (remote, bytes)
         }
-        Verb::Write { remote, from, bytes } => {
+        Verb::Write { remote, from, bytes } | Verb::WriteSplit { remote, from, bytes, .. } => {
             local(memory.buffers[from as usize]);
             (remote, bytes)
         }
@@ -165,9 +165,8 @@ impl Request {
 #[inline]
 fn needs_fence(before: Verb, verb: Verb) -> bool {
     match before {
-        Verb::Read { .. } | Verb::ReadPart { .. } => verb.changes_region(),
         Verb::CompareSwap { .. } => is_write(verb),
-        _ => false,
+        _ => !before.changes_region() && verb.changes_region(),
     }
 }
 
@@ -180,9 +179,10 @@ fn is_write(verb: Verb) -> bool {
 #[inline]
 pub(super) fn buffer_of(verb: Verb) -> Option<(Buffer, u32)> {
     match verb {
-        Verb::Read { into: buffer, bytes, .. } | Verb::Write { from: buffer, bytes, .. } => {
-            Some((buffer, bytes))
-        }
+        Verb::Read { into: buffer, bytes, .. }
+        | Verb::Write { from: buffer, bytes, .. }
+        | Verb::ReadSplit { into: buffer, bytes, .. }
+        | Verb::WriteSplit { from: buffer, bytes, .. } => Some((buffer, bytes)),
         Verb::ReadPart { into: Buffer::Lent, .. } | Verb::WritePart { from: Buffer::Lent, .. } => {
             None
         }

@@ -207,7 +207,7 @@ impl<F: Fabric> Operation<'_, F> {
         start: u64,
         target: &mut [u8],
     ) -> ProtocolResult<Option<Option<Found>>> {
-        let endpoint = &self.engine.endpoint;
+        let (endpoint, lanes) = (&self.engine.endpoint, self.engine.lanes.min(LANES_MAX as u16));
         let part_bytes = self.region.extent_shape.part_bytes(self.key_bytes);
         let end = start + target.len() as u64;
         // Whole parts go to the target. Of others only some bytes are wanted.
@@ -224,7 +224,7 @@ impl<F: Fabric> Operation<'_, F> {
                 let parts = Parts { first, end: parts_end, into: Buffer::Lent, at: 0 };
                 let reading = self.read_value::<LANES_MAX>(&head, parts);
                 let room = &mut room[..bytes];
-                match endpoint.drive_lending(LentMemory::Target(room), reading) {
+                match endpoint.drive_lending(lanes, LentMemory::Target(room), reading) {
                     Some(done) => read = done?,
                     None => {
                         lends = false;
@@ -263,13 +263,13 @@ impl<F: Fabric> Operation<'_, F> {
         part: &[u8],
         lifetime: Lifetime,
     ) -> ProtocolResult<()> {
-        let endpoint = &self.engine.endpoint;
+        let (endpoint, lanes) = (&self.engine.endpoint, self.engine.lanes.min(LANES_MAX as u16));
         let (_, rest) = part.as_chunks::<8>();
         let mut tail = [0; 8];
         tail[..rest.len()].copy_from_slice(rest);
         let source = Source { buffer: Buffer::Lent, at: 0, bytes: part.len(), tail };
         let writing = self.write_parts::<LANES_MAX>(writer, source, lifetime);
-        if let Some(written) = endpoint.drive_lending(LentMemory::Source(part), writing) {
+        if let Some(written) = endpoint.drive_lending(lanes, LentMemory::Source(part), writing) {
             return written;
         }
         let part_bytes = self.region.extent_shape.part_bytes(self.key_bytes) as usize;

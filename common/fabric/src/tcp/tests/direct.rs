@@ -4,10 +4,18 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::{Endpoint, LentMemory, LongWrite, WriteSum};
+use crate::{Endpoint, LentMemory};
 
 const HEAD: u32 = 64;
 const CHANGED: u8 = 9;
+
+fn split_read(remote: u64, bytes: u32) -> Verb {
+    Verb::ReadSplit { remote, into: Buffer::ReadBlock, head_bytes: HEAD, bytes }
+}
+
+fn split_write(remote: u64, bytes: u32) -> Verb {
+    Verb::WriteSplit { remote, from: Buffer::NewBlock, head_bytes: HEAD, bytes }
+}
 
 fn soon() -> Nanos {
     boot_time_ns() + LATENESS_MAX_NS
@@ -38,12 +46,17 @@ pub(super) fn check_chains(server: &Server) {
                 assert!(fabric.reserve(lane, Buffer::NewBlock, HEAD as usize));
                 fabric.buffer_mut(lane, Buffer::NewBlock)[..HEAD as usize].fill(lane.0 as u8 + 9);
                 drop(fabric);
-                assert_eq!(loan.takes(&source[1..]), Ok(true));
-                let write =
-                    Verb::Write { remote: at(lane.0), from: Buffer::NewBlock, bytes: length };
+                assert!(loan.lend(lane, LentMemory::Source(&source[1..])));
                 let word = Verb::WriteWord { remote: 64 + 8 * u64::from(lane.0), value: 5 };
-                let rest = (HEAD, LentMemory::Source(&source[1..]));
-                loan.post(lane, REGION, (&[write, word], soon()), rest);
+                drop(endpoint.chain(
+                    lane,
+                    REGION,
+                    &[split_write(at(lane.0), length), word],
+                    soon(),
+                ));
+                let part = (Buffer::Lent, 0, rest_bytes as u32);
+                let sum = endpoint.fabric_mut().part_sum(lane, 0, part);
+                assert_eq!(sum, crc32fast::hash(&source[1..]));
             }
             let mut left = LANES;
             while left > 0 {
@@ -58,41 +71,44 @@ pub(super) fn check_chains(server: &Server) {
             assert!(stored[HEAD as usize..][..rest_bytes] == source[1..], "{rest_bytes}");
             assert!(stored[HEAD as usize + rest_bytes..].iter().all(|byte| *byte == 0));
         }
-        // All of the block, and a part of it.
-        for wanted in [rest_bytes, rest_bytes.div_ceil(2)] {
+        // All of the block, and a part of it. The memory is lent before the READ, or after it.
+        let wanted = [(rest_bytes, false), (rest_bytes.div_ceil(2), false), (rest_bytes, true)];
+        for (wanted, is_late) in wanted {
             let mut targets = vec![vec![7; wanted + 2]; LANES.into()];
             let sums = endpoint.lending(|loan| {
-                for (lane, target) in (0..LANES).zip(&mut targets) {
-                    let read =
-                        Verb::Read { remote: at(lane), into: Buffer::ReadBlock, bytes: length };
-                    let rest = (HEAD, LentMemory::Target(&mut target[1..=wanted]));
-                    loan.post(LaneId(lane), REGION, (&[read], Nanos::MAX), rest);
+                let targets: Vec<_> = targets.iter_mut().map(|it| &mut it[1..=wanted]).collect();
+                let mut later = Vec::new();
+                for (lane, target) in (0..LANES).zip(targets) {
+                    match is_late {
+                        true => later.push(target),
+                        false => assert!(loan.lend(LaneId(lane), LentMemory::Target(target))),
+                    }
+                    let read = split_read(at(lane), length);
+                    drop(endpoint.chain(LaneId(lane), REGION, &[read], Nanos::MAX));
                 }
                 let mut left = LANES;
                 while left > 0 {
                     endpoint.step(|_| left -= 1);
                 }
+                for (lane, target) in (0..).zip(later) {
+                    assert!(loan.lend(LaneId(lane), LentMemory::Target(target)));
+                }
                 let mut fabric = endpoint.fabric_mut();
                 let part = (Buffer::Lent, 0, wanted as u32);
-                let sums = |lane| {
-                    let arrived = fabric.arrived_sum(LaneId(lane));
-                    (fabric.part_sum(LaneId(lane), 0, part), arrived)
-                };
+                let sums = |lane| fabric.part_sum(LaneId(lane), 0, part);
                 (0..LANES).map(sums).collect::<Vec<_>>()
             });
-            for ((lane, target), (sum, arrived)) in (0..LANES).zip(&targets).zip(sums) {
+            for ((lane, target), sum) in (0..LANES).zip(&targets).zip(sums) {
                 let source = &sources[usize::from(lane)][1..];
                 assert!(target[1..=wanted] == source[..wanted], "{rest_bytes} {wanted}");
                 assert_eq!((target[0], target[wanted + 1]), (7, 7), "{rest_bytes} {wanted}");
                 assert_eq!(sum, crc32fast::hash(&source[..wanted]));
-                let (sum, summed_bytes) = arrived;
-                assert_eq!(sum, crc32fast::hash(&source[..summed_bytes]));
-                // A reply that is longer than the session's input arrives where it belongs.
-                assert!(rest_bytes < 65_537 || summed_bytes == wanted, "{rest_bytes} {wanted}");
                 let buffer = endpoint.buffer(LaneId(lane), Buffer::ReadBlock);
                 assert_eq!(buffer[..HEAD as usize], [lane as u8 + 9; HEAD as usize]);
-                let behind = &buffer[HEAD as usize..length as usize - wanted];
-                assert!(behind[..rest_bytes - wanted] == source[wanted..], "{rest_bytes} {wanted}");
+                // What was not lent before the READ is in the buffer, and nothing else.
+                let lent = if is_late { 0 } else { wanted };
+                let behind = &buffer[HEAD as usize..length as usize - lent];
+                assert!(behind[..rest_bytes - lent] == source[lent..], "{rest_bytes} {wanted}");
             }
         }
     }
@@ -107,10 +123,9 @@ fn memory_that_was_taken_back_is_not_changed() {
         let mut target = vec![7; 1 << 20];
         let call = || {
             endpoint.lending(|loan| {
-                let bytes = HEAD + (1 << 20);
-                let read = Verb::Read { remote: 1 << 20, into: Buffer::ReadBlock, bytes };
-                let rest = (HEAD, LentMemory::Target(&mut target));
-                loan.post(LANE, REGION, (&[read], Nanos::MAX), rest);
+                assert!(loan.lend(LANE, LentMemory::Target(&mut target)));
+                let read = split_read(1 << 20, HEAD + (1 << 20));
+                drop(endpoint.chain(LANE, REGION, &[read], Nanos::MAX));
                 endpoint.fabric_mut().ring();
                 assert!(!panics, "on purpose");
             });
@@ -124,15 +139,6 @@ fn memory_that_was_taken_back_is_not_changed() {
         endpoint.try_step(|_| ());
         assert!(target == content);
     }
-}
-
-/// Without a sum.
-struct Unsummed;
-
-impl WriteSum for Unsummed {
-    fn add(&mut self, _: &[u8]) {}
-
-    fn end(&mut self, _: &mut [u8]) {}
 }
 
 /// The server answers a WRITE of which it has read the beginning only. The rest is not sent later,
@@ -153,16 +159,20 @@ fn memory_is_not_sent_after_an_early_answer() {
         }
     });
     let link = connect_data(address, None, &WRITER, TIMEOUT).unwrap();
-    let mut fabric = link.into_fabric(Server::remote(true), 1).unwrap();
+    let endpoint = Endpoint::new(link.into_fabric(Server::remote(true), 1).unwrap(), 1);
     // More than the system takes at once.
     let mut rest = vec![7; 64 << 20];
-    let chain = [write(4096, HEAD + rest.len() as u32)];
-    let deadline = fabric.now() + LATENESS_MAX_NS;
-    let long = LongWrite { head_bytes: HEAD, rest: &rest, sum: &mut Unsummed };
-    assert_eq!(fabric.run_long_write(LANE, REGION, &chain, deadline, long), Ok(0));
+    endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, HEAD as usize);
+    endpoint.lending(|loan| {
+        assert!(loan.lend(LANE, LentMemory::Source(&rest)));
+        let chain = [split_write(4096, HEAD + rest.len() as u32)];
+        drop(endpoint.chain(LANE, REGION, &chain, soon()));
+        endpoint.wait_for(LANE);
+    });
+    assert_eq!(endpoint.take_result(LANE), Some(Ok(0)));
     rest.fill(CHANGED);
     changed.send(()).unwrap();
-    let next = fabric.run(LANE, REGION, &[read(64, 8)], Nanos::MAX);
+    let next = endpoint.fabric_mut().run(LANE, REGION, &[read(64, 8)], Nanos::MAX);
     assert_eq!(next, Err(ChainError::Fenced));
     server.join().unwrap();
 }
