@@ -320,7 +320,7 @@ impl Network {
             let Queued { lane, chain, verbs, bytes, deadline } = queued;
             let chain = &chain[..verbs];
             link.queued_bytes -= bytes;
-            let changes = chain.iter().any(|verb| !matches!(verb, Verb::Read { .. }));
+            let changes = chain.iter().any(|verb| verb.changes_region());
             if changes && self.time.is_some() && now > deadline {
                 let late = Completion { lane, result: Err(ChainError::Late) };
                 self.unreported.push_front((now, late));

@@ -163,10 +163,6 @@ impl Fabric for AnyFabric {
         self.as_dyn_mut().lend(lane, memory)
     }
 
-    fn end_loans(&mut self) {
-        self.as_dyn_mut().end_loans();
-    }
-
     fn disconnect(&mut self, region: RegionIndex) {
         self.as_dyn_mut().disconnect(region);
     }

@@ -222,14 +222,17 @@ impl<F: Fabric> Endpoint<F> {
         memory: LentMemory<'_>,
         future: impl Future<Output = T>,
     ) -> Option<T> {
-        let (loan, lent) = (Loan { fabric: &self.fabric, memory: PhantomData }, Lent::of(memory));
-        let lend = |lane| loan.fabric.borrow_mut().lend(LaneId(lane), lent.again());
-        (0..lanes).all(lend).then(|| self.drive_lanes(future))
+        let lent = Lent::of(memory);
+        self.lending(|loan| {
+            let lend = |lane| loan.lend_again(LaneId(lane), lent.again());
+            (0..lanes).all(lend).then(|| self.drive_lanes(future))
+        })
     }
 
     /// Calls `part`, which may lend memory of the caller to lanes, and takes it back.
     pub fn lending<'m, T>(&self, part: impl FnOnce(&Loan<'_, 'm, F>) -> T) -> T {
-        part(&Loan { fabric: &self.fabric, memory: PhantomData })
+        debug_assert!(!self.is_alone(), "a chain is completed after its post");
+        part(&Loan { fabric: &self.fabric, lanes: Cell::new(0), memory: PhantomData })
     }
 
     /// Waits for the chain that the lane has posted, while no other lane has one in flight.
@@ -258,6 +261,8 @@ impl<F: Fabric> Endpoint<F> {
 /// Takes memory of the caller back when it ends, also if a function panics.
 pub struct Loan<'e, 'm, F: Fabric> {
     fabric: &'e RefCell<F>,
+    /// No lane from this one on has lent memory.
+    lanes: Cell<u16>,
     /// Exactly this lifetime: memory that is lent for less does not live until the end.
     memory: PhantomData<Cell<&'m ()>>,
 }
@@ -265,12 +270,20 @@ pub struct Loan<'e, 'm, F: Fabric> {
 impl<'m, F: Fabric> Loan<'_, 'm, F> {
     /// As [`Fabric::lend`].
     pub fn lend(&self, lane: LaneId, memory: LentMemory<'m>) -> bool {
-        self.fabric.borrow_mut().lend(lane, Lent::of(memory))
+        self.lend_again(lane, Lent::of(memory))
+    }
+
+    fn lend_again(&self, lane: LaneId, memory: Lent) -> bool {
+        self.lanes.set(self.lanes.get().max(lane.0 + 1));
+        self.fabric.borrow_mut().lend(lane, memory)
     }
 }
 
 impl<F: Fabric> Drop for Loan<'_, '_, F> {
     fn drop(&mut self) {
-        self.fabric.borrow_mut().end_loans();
+        let mut fabric = self.fabric.borrow_mut();
+        for lane in 0..self.lanes.get() {
+            fabric.lend(LaneId(lane), Lent::NONE);
+        }
     }
 }

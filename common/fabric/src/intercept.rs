@@ -139,10 +139,6 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.fabric.lend(lane, memory)
     }
 
-    fn end_loans(&mut self) {
-        self.fabric.end_loans();
-    }
-
     fn disconnect(&mut self, region: RegionIndex) {
         self.fabric.disconnect(region);
     }

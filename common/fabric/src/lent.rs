@@ -1,5 +1,7 @@
 //! Memory that a caller lends to a fabric for the length of one call.
 
+use crate::Verb;
+
 /// The length of the parts in which memory is copied and summed, a multiple of 8: so short that a
 /// part that was copied is still in the first cache when it is summed.
 pub(crate) const PART_BYTES: usize = 4096;
@@ -22,7 +24,7 @@ pub enum LentMemory<'m> {
     Source(&'m [u8]),
 }
 
-/// Where the lent memory is. It may be used until [`crate::Fabric::end_loans`].
+/// Where the lent memory is. It may be used until [`crate::Fabric::lend`] takes it back.
 pub struct Lent {
     start: *mut u8,
     bytes: usize,
@@ -37,7 +39,7 @@ impl Lent {
     /// No memory.
     pub const NONE: Self = Self { start: std::ptr::null_mut(), bytes: 0, is_target: false };
 
-    /// The caller has [`crate::Fabric::end_loans`] called before the borrow ends.
+    /// The caller has [`crate::Fabric::lend`] called with [`Lent::NONE`] before the borrow ends.
     pub(crate) fn of(memory: LentMemory<'_>) -> Self {
         match memory {
             LentMemory::Target(target) => {
@@ -59,6 +61,17 @@ impl Lent {
     /// Whether it is the target of READs.
     pub(crate) fn is_target(&self) -> bool {
         self.is_target
+    }
+
+    /// Whether this is the memory that the chain needs: all that a `WriteSplit` has behind its
+    /// head.
+    pub(crate) fn suits(&self, chain: &[Verb]) -> bool {
+        match chain.first() {
+            Some(Verb::WriteSplit { head_bytes, bytes, .. }) => {
+                self.bytes.next_multiple_of(8) == bytes.saturating_sub(*head_bytes) as usize
+            }
+            _ => true,
+        }
     }
 
     /// The length, in bytes.

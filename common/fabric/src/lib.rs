@@ -363,15 +363,13 @@ pub trait Fabric {
         self.run(lane, region, &[Verb::Read { remote, into, bytes }], Nanos::MAX).map(drop)
     }
 
-    /// Lends memory of the caller to a lane without a chain in flight: the [`Buffer::Lent`] of its
-    /// chains until [`Fabric::end_loans`]. Returns false if the fabric cannot use it.
+    /// Lends memory of the caller to a lane: the [`Buffer::Lent`] of its chains. Takes back what
+    /// was lent to the lane before, which neither the fabric nor a device accesses from here on: a
+    /// chain that still uses it fails, as if the connection had broken. Returns false if the fabric
+    /// cannot use such memory.
     fn lend(&mut self, _lane: LaneId, _memory: Lent) -> bool {
         false
     }
-
-    /// Takes back all memory that was lent. From here on neither the fabric nor a device accesses
-    /// it: chains that still use it fail, as if the connection had broken.
-    fn end_loans(&mut self) {}
 
     /// Returns the CRC-32 of these bytes of the buffer: those that the verb at index `_verb` of the
     /// lane's last chain reads or writes. A fabric whose own CPU copies them sums them at the same
@@ -379,7 +377,7 @@ pub trait Fabric {
     /// - Of a READ that has completed. Until then the bytes may be elsewhere; this brings them
     ///   there. For a `ReadSplit` the memory may be lent as late as now, and `part` is its start.
     /// - Of a WRITE that is posted. This may begin to write. Of a `WriteSplit` it is all of the
-    ///   memory, and the head may be completed afterwards, before the doorbell.
+    ///   memory, and the head may be completed afterwards: nothing executes it before the doorbell.
     fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
         let (buffer, at, bytes) = part;
         let content = self.buffer(lane, buffer);

@@ -138,7 +138,7 @@ impl<F: Fabric + ?Sized> Interceptor<F> for Doorbells {
         deadline: Nanos,
     ) {
         self.rung_at[usize::from(lane.0)] = None;
-        if chain.iter().any(|verb| !matches!(verb, Verb::Read { .. })) {
+        if chain.iter().any(|verb| verb.changes_region()) {
             self.posted.push(lane);
         }
         fabric.post(lane, region, chain, deadline);

@@ -69,10 +69,6 @@ impl Fabric for LateFabric {
         self.fabric.lend(lane, memory)
     }
 
-    fn end_loans(&mut self) {
-        self.fabric.end_loans();
-    }
-
     fn wait(&mut self, lane: LaneId, until: Nanos) {
         self.fabric.wait(lane, until);
     }

@@ -109,7 +109,7 @@ impl Parts {
     #[inline]
     fn begin(&mut self, chain: &[Verb]) {
         if let Some(Verb::WriteSplit { .. }) = chain.first() {
-            self.split = Split::Posted;
+            self.split = if self.lent.suits(chain) { Split::Posted } else { Split::None };
         }
     }
 
@@ -118,10 +118,12 @@ impl Parts {
         &mut self,
         write: impl FnOnce(&[u8]) -> Result<u32, ChainError>,
     ) -> Result<u32, ChainError> {
-        if let Split::Done(result) = self.split {
-            return result;
-        }
-        let result = write(self.lent.content());
+        let result = match self.split {
+            Split::Done(result) => return result,
+            Split::Posted => write(self.lent.content()),
+            // The memory was taken back.
+            Split::None => Err(ChainError::Fenced),
+        };
         self.split = Split::Done(result);
         result
     }
@@ -432,6 +434,7 @@ impl Fabric for ShmFabric {
         executor.read(&mut lane.buffers, remote, into, bytes)
     }
 
+    /// A doorbell executes chains to their end, so none has memory after it.
     fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
         let Lane { chain, parts, .. } = &mut self.lanes[usize::from(lane.0)];
         (parts.lent, parts.split) = (memory, Split::None);
@@ -440,13 +443,6 @@ impl Fabric for ShmFabric {
             *chain = [NO_VERB; CHAIN_VERBS_MAX];
         }
         true
-    }
-
-    /// A doorbell executes chains to their end, so none has memory after it.
-    fn end_loans(&mut self) {
-        for lane in &mut self.lanes {
-            (lane.parts.lent, lane.parts.split) = (Lent::NONE, Split::None);
-        }
     }
 
     fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {

@@ -189,16 +189,6 @@ impl TcpFabric {
         }
     }
 
-    /// Takes a lane's lent memory back, and lends other memory.
-    fn replace_loan(&mut self, lane: LaneId, memory: Lent) {
-        let chain = &self.lanes[usize::from(lane.0)].chain;
-        let is_pending = matches!(chain.stage, Stage::Posted | Stage::InFlight);
-        if is_pending && chain.uses_lent() {
-            self.break_link(chain.region);
-        }
-        self.lanes[usize::from(lane.0)].lent = memory;
-    }
-
     /// The next answer of a region's server among the bytes that were received.
     #[inline]
     fn next_answer(&mut self, region: RegionIndex) -> Result<Option<Completion>, RecordError> {
@@ -322,6 +312,10 @@ impl Fabric for TcpFabric {
         if changes(chain) && !link.region.writable {
             return self.finish(id, Err(ChainError::Denied));
         }
+        if !lane.lent.suits(chain) {
+            // It was taken back.
+            return self.finish(id, Err(ChainError::Fenced));
+        }
         lane.chain.post(region, chain, payload_bytes, deadline);
         lane.begin(chain);
         link.posted_bytes += payload_bytes;
@@ -432,22 +426,24 @@ impl Fabric for TcpFabric {
         may_move
     }
 
+    /// Breaks the links on which bytes of the former memory are still to be sent or to arrive. A
+    /// server that answers a WRITE before it has all bytes is at fault.
     fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
-        self.replace_loan(lane, memory);
-        true
-    }
-
-    /// Breaks the links on which bytes of the memory are still to be sent or to arrive. A server
-    /// that answers a WRITE before it has all bytes is at fault.
-    fn end_loans(&mut self) {
-        for at in 0..self.links.len() {
-            if self.links[at].output.has_direct() {
-                self.break_link(RegionIndex(at as u16));
+        let number = usize::from(lane.0);
+        if self.lanes[number].lent.bytes() > 0 {
+            for at in 0..self.links.len() {
+                if self.links[at].output.has_direct() {
+                    self.break_link(RegionIndex(at as u16));
+                }
+            }
+            let chain = &self.lanes[number].chain;
+            let is_pending = matches!(chain.stage, Stage::Posted | Stage::InFlight);
+            if is_pending && chain.uses_lent() {
+                self.break_link(chain.region);
             }
         }
-        for number in 0..self.lanes.len() {
-            self.replace_loan(LaneId(number as u16), Lent::NONE);
-        }
+        self.lanes[number].lent = memory;
+        true
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

@@ -93,7 +93,8 @@ impl Lane {
     /// As [`Fabric::part_sum`](crate::Fabric::part_sum), of lent memory.
     pub(super) fn lent_sum(&mut self, verb: usize, at: u32, bytes: u32) -> u32 {
         let Self { chain, lent, arrived, buffers, .. } = self;
-        match chain.verbs().get(verb) {
+        // Otherwise an interceptor may hold the chain back, and this is a former one.
+        match chain.verbs().get(verb).filter(|_| lent.is_target()) {
             Some(Verb::ReadSplit { into, head_bytes, .. }) if arrived.split_bytes == 0 => {
                 let behind = part_mut(buffers, *into, head_bytes + at, bytes);
                 copy_summed(behind, lent.part_mut(at, bytes))

@@ -215,6 +215,10 @@ impl Fabric for VerbsFabric {
             let result = Err(ChainError::Busy);
             return self.completed.push_back(Completion { lane: lane_id, result });
         }
+        if !self.lanes.all[usize::from(lane_id.0)].loan.memory.suits(chain) {
+            // It was taken back.
+            return self.finish(lane_id, Err(ChainError::Fenced));
+        }
         let bounced;
         let mut chain = chain;
         if self.lanes.all[usize::from(lane_id.0)].loan.bounces {
@@ -336,12 +340,6 @@ impl Fabric for VerbsFabric {
     fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {
         self.replace_loan(lane, memory);
         true
-    }
-
-    fn end_loans(&mut self) {
-        for number in 0..self.lanes.all.len() {
-            self.replace_loan(LaneId(number as u16), Lent::NONE);
-        }
     }
 
     fn disconnect(&mut self, region: RegionIndex) {

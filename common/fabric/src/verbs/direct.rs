@@ -178,7 +178,8 @@ impl VerbsFabric {
             return self.gather(id);
         }
         let (verb, mut lent) = (chain.verbs().get(verb).copied(), loan.memory.again());
-        let (buffer, from) = match verb {
+        // Of other memory an interceptor may hold the chain back, and this is a former one.
+        let (buffer, from) = match verb.filter(|_| lent.is_target()) {
             Some(Verb::ReadSplit { into, head_bytes, .. }) if *split_bytes == 0 => {
                 (into, head_bytes + at)
             }

@@ -20,9 +20,12 @@ type GetAt<'m> = (LaneId, (KeyHash, &'m [u8]), CachedRead, BlockRef);
 pub struct PostedGet<'e, 'm, F> {
     handle: RegionHandle<'e, F>,
     at: GetAt<'m>,
-    /// The memory for the bytes of the value that are in the block's head, and how many bytes are
-    /// lent for the others; `None` if the memory comes later.
-    memory: Option<(&'m mut [u8], usize)>,
+    /// How many bytes the READ has behind the head, and whether the memory of the caller has no
+    /// room for more.
+    rest: (usize, bool),
+    /// The memory for the bytes of the value that are in the block's head; `None` if the memory of
+    /// the caller comes later.
+    first: Option<&'m mut [u8]>,
 }
 
 /// A PUT whose chain at the cached location is in flight.
@@ -72,20 +75,23 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if head_bytes > bytes / 2 {
             return None;
         }
-        let (mut rest, mut split): (&mut [u8], _) = (&mut [], None);
+        let (mut rest_bytes, mut is_full) = (bytes - head_bytes, false);
+        let (mut rest, mut first): (&mut [u8], _) = (&mut [], None);
         if let Some(memory) = memory {
-            let (first, behind) = memory.split_at_mut_checked(value_bytes_in_head(key))?;
-            let rest_bytes = behind.len().min(bytes - head_bytes);
-            (rest, split) = (&mut behind[..rest_bytes], Some((first, rest_bytes)));
+            let (in_head, behind) = memory.split_at_mut_checked(value_bytes_in_head(key))?;
+            is_full = behind.len() < rest_bytes;
+            rest_bytes = behind.len().min(rest_bytes);
+            (rest, first) = (&mut behind[..rest_bytes], Some(in_head));
         }
         if !loan.lend(lane, LentMemory::Target(rest)) {
             return None;
         }
+        let rest = (rest_bytes, is_full || (bytes as u64) < read.bytes(block));
         let (into, head_bytes, bytes) = (Buffer::ReadBlock, head_bytes as u32, bytes as u32);
         let chain = [Verb::ReadSplit { remote: block.offset(), into, head_bytes, bytes }];
         // The result is taken later.
         drop(self.post(lane, &chain, Nanos::MAX));
-        Some(PostedGet { handle: self, at: (lane, (hash, key), read, block), memory: split })
+        Some(PostedGet { handle: self, at: (lane, (hash, key), read, block), rest, first })
     }
 
     /// Posts the chain of a PUT at the cached location, if the value is long and has no extents.
@@ -158,7 +164,8 @@ impl<'m, F: Fabric> PostedGet<'_, 'm, F> {
         loan: &Loan<'_, 'm, F>,
         room: impl FnOnce(usize) -> Option<&'m mut [u8]>,
     ) -> ProtocolResult<LongGet> {
-        let Self { handle, at: (lane, (hash, key), read, block), memory } = self;
+        let Self { handle, at: (lane, (hash, key), read, block), rest, first } = self;
+        let (rest_bytes, is_full) = rest;
         let endpoint = &handle.engine.endpoint;
         let result = endpoint.take_result(lane).unwrap_or(Err(ChainError::Unknown));
         result.map_err(|error| handle.failed(error))?;
@@ -168,10 +175,15 @@ impl<'m, F: Fabric> PostedGet<'_, 'm, F> {
             head.and_then(|head| ArrivingBlock::of_key(head, block, key))
         };
         let mut proof = None;
-        if let Some(mut arriving) = arriving {
+        let is_too_long = |arriving: &ArrivingBlock| arriving.missing_bytes() > rest_bytes;
+        if is_full && arriving.as_ref().is_some_and(is_too_long) {
+            return Ok(LongGet::ByBuffer);
+        }
+        // A longer value is not that of the cached location.
+        if let Some(mut arriving) = arriving.filter(|arriving| !is_too_long(arriving)) {
             let missing = arriving.missing_bytes();
-            let first = match memory {
-                Some((first, rest_bytes)) => (missing <= rest_bytes).then_some(first),
+            let first = match first {
+                Some(first) => Some(first),
                 None => room(arriving.value_bytes()).map(|room| {
                     let (first, rest) = room.split_at_mut(value_bytes_in_head(key));
                     loan.lend(lane, LentMemory::Target(rest));

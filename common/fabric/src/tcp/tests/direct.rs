@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::{Endpoint, LentMemory};
+use crate::{Endpoint, Intercepted, Interceptor, LentMemory};
 
 const HEAD: u32 = 64;
 const CHANGED: u8 = 9;
@@ -112,6 +112,76 @@ pub(super) fn check_chains(server: &Server) {
             }
         }
     }
+}
+
+/// Hands chains to the fabric at the doorbell.
+#[derive(Default)]
+struct Queue(Vec<(LaneId, RegionIndex, Vec<Verb>, Nanos)>);
+
+impl<F: Fabric + ?Sized> Interceptor<F> for Queue {
+    fn post(
+        &mut self,
+        _: &mut F,
+        lane: LaneId,
+        region: RegionIndex,
+        chain: &[Verb],
+        deadline: Nanos,
+    ) {
+        self.0.push((lane, region, chain.to_vec(), deadline));
+    }
+
+    fn ring(&mut self, fabric: &mut F) {
+        for (lane, region, chain, deadline) in self.0.drain(..) {
+            fabric.post(lane, region, &chain, deadline);
+        }
+        fabric.ring();
+    }
+}
+
+/// The lane's last chain was a READ of other bytes.
+#[test]
+fn the_sum_of_a_write_that_is_held_back_is_that_of_its_memory() {
+    let server = Server::start(1);
+    let fabric = Intercepted { interceptor: Queue::default(), fabric: Box::new(server.session(1)) };
+    let endpoint = Endpoint::new(fabric, 1);
+    for rest_bytes in [4000, 300_001] {
+        let length = HEAD + (rest_bytes as u32).next_multiple_of(8);
+        for is_late in [false, true] {
+            let (mut target, source) = (vec![0; rest_bytes], bytes(rest_bytes, 5));
+            endpoint.lending(|loan| {
+                let mut target = Some(LentMemory::Target(&mut target));
+                if !is_late && let Some(target) = target.take() {
+                    assert!(loan.lend(LANE, target));
+                }
+                let read = split_read(1 << 20, length);
+                drop(endpoint.chain(LANE, REGION, &[read], Nanos::MAX));
+                endpoint.wait_for(LANE);
+                if let Some(target) = target.take() {
+                    assert!(loan.lend(LANE, target));
+                }
+                let part = (Buffer::Lent, 0, rest_bytes as u32);
+                endpoint.fabric_mut().part_sum(LANE, 0, part);
+                assert!(loan.lend(LANE, LentMemory::Source(&source)));
+                endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, HEAD as usize);
+                let write = split_write(1 << 20, length);
+                drop(endpoint.chain(LANE, REGION, &[write], soon()));
+                let sum = endpoint.fabric_mut().part_sum(LANE, 0, part);
+                assert_eq!(sum, crc32fast::hash(&source), "{rest_bytes} {is_late}");
+                endpoint.wait_for(LANE);
+                assert_eq!(endpoint.take_result(LANE), Some(Ok(0)));
+            });
+        }
+    }
+}
+
+/// A `WriteSplit` is not sent without the memory that it needs.
+#[test]
+fn a_write_whose_memory_was_taken_back_fails() {
+    let server = Server::start(1);
+    let endpoint = Endpoint::new(server.session(1), 1);
+    drop(endpoint.chain(LANE, REGION, &[split_write(1 << 20, HEAD + 4096)], soon()));
+    endpoint.wait_for(LANE);
+    assert_eq!(endpoint.take_result(LANE), Some(Err(ChainError::Fenced)));
 }
 
 /// The functions end before the server has answered. What it answers later goes nowhere.
