@@ -155,8 +155,14 @@ impl Fabric for AnyFabric {
         on!(self, as_dyn_mut, fabric => fabric.run_read(lane, region, remote, into, bytes))
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
-        self.as_dyn_mut().part_sum(lane, verb, part)
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
+        self.as_dyn_mut().part_sum(lane, verb, part, before)
     }
 
     fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {

@@ -131,8 +131,14 @@ impl<F: Fabric + ?Sized, I: Interceptor<F>> Fabric for Intercepted<F, I> {
         self.fabric.reserve(lane, buffer, bytes)
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
-        self.fabric.part_sum(lane, verb, part)
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
+        self.fabric.part_sum(lane, verb, part, before)
     }
 
     fn lend(&mut self, lane: LaneId, memory: Lent) -> bool {

@@ -6,9 +6,16 @@ use crate::Verb;
 /// part that was copied is still in the first cache when it is summed.
 pub(crate) const PART_BYTES: usize = 4096;
 
-/// Copies bytes to as much memory. Returns their CRC-32.
-pub(crate) fn copy_summed(from: &[u8], to: &mut [u8]) -> u32 {
-    let mut sum = crc32fast::Hasher::new();
+/// The CRC-32 of bytes that have the CRC-32 `before`, followed by these.
+pub(crate) fn sum_after(before: u32, bytes: &[u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new_with_initial(before);
+    sum.update(bytes);
+    sum.finalize()
+}
+
+/// Copies bytes to as much memory. Returns their CRC-32 as [`sum_after`].
+pub(crate) fn copy_summed(before: u32, from: &[u8], to: &mut [u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new_with_initial(before);
     for (part, target) in from.chunks(PART_BYTES).zip(to.chunks_mut(PART_BYTES)) {
         sum.update(part);
         target.copy_from_slice(part);

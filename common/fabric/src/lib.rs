@@ -44,6 +44,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, InFlight, Loan};
 pub use flight::Flight;
 pub use intercept::{Intercept, Intercepted, Interceptor};
+use lent::sum_after;
 pub use lent::{Lent, LentMemory};
 pub use registered::RegisteredBuffer;
 pub use trust::Trust;
@@ -371,17 +372,23 @@ pub trait Fabric {
         false
     }
 
-    /// Returns the CRC-32 of these bytes of the buffer: those that the verb at index `_verb` of the
-    /// lane's last chain reads or writes. A fabric whose own CPU copies them sums them at the same
+    /// Returns the CRC-32 of bytes that have the CRC-32 `before`, followed by these bytes of the
+    /// buffer: those that the verb at index `_verb` of the lane's last chain reads or writes. A fabric whose own CPU copies them sums them at the same
     /// time. For lent memory:
     /// - Of a READ that has completed. Until then the bytes may be elsewhere; this brings them
     ///   there. For a `ReadSplit` the memory may be lent as late as now, and `part` is its start.
     /// - Of a WRITE that is posted. This may begin to write. Of a `WriteSplit` it is all of the
     ///   memory, and the head may be completed afterwards: nothing executes it before the doorbell.
-    fn part_sum(&mut self, lane: LaneId, _verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        _verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
         let (buffer, at, bytes) = part;
         let content = self.buffer(lane, buffer);
-        crc32fast::hash(&content[at as usize..][..bytes as usize])
+        sum_after(before, &content[at as usize..][..bytes as usize])
     }
 
     /// Breaks the connection to a region, if it has one. The region's chains in flight complete

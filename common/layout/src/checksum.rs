@@ -35,9 +35,14 @@ impl LongChecksum {
         self.0.update(part);
     }
 
-    /// Adds bytes with this CRC-32.
-    pub(crate) fn add_summed(&mut self, sum: u32, bytes: usize) {
-        self.0.combine(&crc32fast::Hasher::new_with_initial_len(sum, bytes as u64));
+    /// The CRC-32 so far.
+    pub(crate) fn so_far(&self) -> u32 {
+        self.0.clone().finalize()
+    }
+
+    /// Adds bytes, after which the CRC-32 is this one.
+    pub(crate) fn set(&mut self, so_far: u32) {
+        self.0 = crc32fast::Hasher::new_with_initial(so_far);
     }
 
     #[inline]

@@ -60,9 +60,14 @@ impl ArrivingBlock {
         self.header.expires_at_ms()
     }
 
-    /// Adds the next bytes of the value, so many and with this CRC-32.
+    /// The CRC-32 of what has arrived.
+    pub fn sum(&self) -> u32 {
+        self.sum.so_far()
+    }
+
+    /// Adds the next bytes of the value, so many, after which the CRC-32 is this one.
     pub fn add_summed(&mut self, sum: u32, bytes: usize) {
-        self.sum.add_summed(sum, bytes);
+        self.sum.set(sum);
         self.missing = self.missing.saturating_sub(bytes);
     }
 
@@ -108,9 +113,14 @@ impl DepartingBlock {
         Ok(Self(sum))
     }
 
-    /// Adds the next bytes of the value, so many and with this CRC-32.
-    pub fn add_summed(&mut self, sum: u32, bytes: usize) {
-        self.0.add_summed(sum, bytes);
+    /// The CRC-32 of what was added.
+    pub fn sum(&self) -> u32 {
+        self.0.so_far()
+    }
+
+    /// Adds the next bytes of the value, after which the CRC-32 is this one.
+    pub fn add_summed(&mut self, sum: u32) {
+        self.0.set(sum);
     }
 
     /// Writes the checksum into the header, after all bytes of the value have been added.
@@ -126,6 +136,12 @@ mod tests {
     use super::*;
     use crate::block::tests::{sealed, stamp};
     use crate::{Block, BlockAddress, NamedBlock, class_for};
+
+    fn sum_after(before: u32, bytes: &[u8]) -> u32 {
+        let mut sum = crc32fast::Hasher::new_with_initial(before);
+        sum.update(bytes);
+        sum.finalize()
+    }
 
     const VALUE_BYTES: usize = 1500;
     const BYTES: usize = BLOCK_HEADER_BYTES as usize + 3 + VALUE_BYTES;
@@ -143,9 +159,9 @@ mod tests {
         let (head, rest) = image.split_at(head_bytes);
         let mut arriving = ArrivingBlock::of_key(head, reference(), b"key")?;
         let missing = arriving.missing_bytes();
-        let sum = |part: &[u8]| (crc32fast::hash(part), part.len());
-        let parts = rest[..missing].chunks(part_bytes).map(sum);
-        parts.for_each(|(sum, bytes)| arriving.add_summed(sum, bytes));
+        for part in rest[..missing].chunks(part_bytes) {
+            arriving.add_summed(sum_after(arriving.sum(), part), part.len());
+        }
         arriving.end()
     }
 
@@ -168,7 +184,7 @@ mod tests {
         }
         let head = &image[..64];
         let mut arriving = ArrivingBlock::of_key(head, reference(), b"key").unwrap();
-        arriving.add_summed(crc32fast::hash(&image[64..BYTES - 1]), BYTES - 65);
+        arriving.add_summed(sum_after(arriving.sum(), &image[64..BYTES - 1]), BYTES - 65);
         assert_eq!(arriving.end(), None, "a byte is missing");
     }
 
@@ -185,7 +201,7 @@ mod tests {
         assert!(!is_taken(BlockRef(NamedBlock { class, ..*block }), b"key"));
         let elsewhere = BlockRef(NamedBlock { address: BlockAddress(4), ..*block });
         let mut arriving = ArrivingBlock::of_key(&image[..64], elsewhere, b"key").unwrap();
-        arriving.add_summed(crc32fast::hash(&image[64..BYTES]), BYTES - 64);
+        arriving.add_summed(sum_after(arriving.sum(), &image[64..BYTES]), BYTES - 64);
         assert_eq!(arriving.end(), None, "the checksum has the address");
     }
 
@@ -199,7 +215,7 @@ mod tests {
             let (head, rest) = departing[..BYTES].split_at_mut(head_bytes);
             let mut sum = DepartingBlock::begin(head, 3, VALUE_BYTES as u32, stamp).unwrap();
             for part in rest.chunks(part_bytes) {
-                sum.add_summed(crc32fast::hash(part), part.len());
+                sum.add_summed(sum_after(sum.sum(), part));
             }
             assert!(Block::decode(&[&*head, &*rest].concat(), stamp.address).is_err());
             sum.end(head);

@@ -472,7 +472,14 @@ impl Fabric for SimFabric {
     }
 
     /// A mutant that ignores checksums finds every part as its head's table says.
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
+        assert_eq!(before, 0, "only extents have parts here");
         let (buffer, at, bytes) = part;
         let content = &self.buffer(lane, buffer)[at as usize..][..bytes as usize];
         let mutant = self.mutant_fabric.as_ref().filter(|_| self.world.borrow().began);

@@ -100,8 +100,14 @@ impl Fabric for LateFabric {
         self.fabric.reserve(lane, buffer, bytes)
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
-        self.fabric.part_sum(lane, verb, part)
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
+        self.fabric.part_sum(lane, verb, part, before)
     }
 
     fn counters(&self) -> Counters {

@@ -240,12 +240,12 @@ impl Executor {
                 Verb::ReadPart { remote, into, at, bytes } => {
                     lease.check()?;
                     let target = memory.target_part(into, at, bytes);
-                    let sum = self.region.read_summed(remote, target)?;
+                    let sum = self.region.read_summed(remote, target, 0)?;
                     memory.note_sum(number, sum);
                 }
                 Verb::WritePart { remote, from, at, bytes } => {
                     let source = memory.source_part(from, at, bytes);
-                    let sum = self.write_summed(remote, source, lease, deadline)?;
+                    let sum = self.write_summed(remote, source, lease, deadline, 0)?;
                     memory.note_sum(number, sum);
                 }
                 Verb::ReadSplit { remote, into, head_bytes, bytes } => {
@@ -255,8 +255,9 @@ impl Executor {
                 }
                 Verb::WriteSplit { remote, from, head_bytes, .. } => {
                     // Until then the header of the block's former content stays (invariant I9).
-                    memory
-                        .end_split(|lent| self.write_rest((remote, head_bytes), lent, deadline))?;
+                    memory.end_split(|lent| {
+                        self.write_rest((remote, head_bytes), lent, deadline, 0)
+                    })?;
                     self.write(remote, memory.source(from, head_bytes), lease, deadline)?;
                 }
                 Verb::WriteU32 { remote, value } => {
@@ -328,7 +329,8 @@ impl Executor {
         Ok(())
     }
 
-    /// WRITEs all but the head of a `WriteSplit`. Returns the CRC-32 of the lent memory.
+    /// WRITEs all but the head of a `WriteSplit`. Returns the CRC-32 of the lent memory after that of
+    /// others.
     ///
     /// # Errors
     /// [`ChainError`], as of a WRITE.
@@ -337,8 +339,15 @@ impl Executor {
         (remote, head_bytes): (u64, u32),
         lent: &[u8],
         deadline: Nanos,
+        before: u32,
     ) -> Result<u32, ChainError> {
-        self.write_summed(remote + u64::from(head_bytes), lent, self.lease_word()?, deadline)
+        self.write_summed(
+            remote + u64::from(head_bytes),
+            lent,
+            self.lease_word()?,
+            deadline,
+            before,
+        )
     }
 
     /// WRITEs bytes with the checks of [`Executor::write`]. Returns their CRC-32.
@@ -348,8 +357,9 @@ impl Executor {
         source: &[u8],
         lease: LeaseWord<'_>,
         deadline: Nanos,
+        before: u32,
     ) -> Result<u32, ChainError> {
-        let mut sum = crc32fast::Hasher::new();
+        let mut sum = crc32fast::Hasher::new_with_initial(before);
         self.region.write_parts(remote, source, |part| {
             self.check_accepted(lease, Clock::roughly, deadline)?;
             sum.update(part);

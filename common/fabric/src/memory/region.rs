@@ -149,14 +149,19 @@ impl Region {
         Ok(())
     }
 
-    /// Copies bytes from the region, in no particular order. Returns their CRC-32, computed in the
-    /// same pass.
+    /// Copies bytes from the region, in no particular order. Returns their CRC-32 after that of
+    /// others, computed in the same pass.
     ///
     /// # Errors
     /// [`ChainError::Outside`].
-    pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8]) -> Result<u32, ChainError> {
+    pub(crate) fn read_summed(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        before: u32,
+    ) -> Result<u32, ChainError> {
         let words = self.range(offset, into.len().div_ceil(WORD_BYTES as usize))?;
-        let mut sum = crc32fast::Hasher::new();
+        let mut sum = crc32fast::Hasher::new_with_initial(before);
         for (part, target) in parts_to_read(words).zip(into.chunks_mut(PART_BYTES)) {
             part.copy_to(target);
             sum.update(target);

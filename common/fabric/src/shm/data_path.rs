@@ -7,6 +7,7 @@ use zerocopy::IntoBytes;
 
 use crate::clock::Clock;
 use crate::lane_state::{NO_VERB, SleepingLanes};
+use crate::lent::sum_after;
 use crate::memory::{
     Buffers, ChainMemory, Executor, Lease, PREFETCH_BYTES_MAX, PutChain, Region, part_mut,
     words_mut,
@@ -445,7 +446,13 @@ impl Fabric for ShmFabric {
         true
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
         let Lane { region, chain, deadline, parts, .. } = &mut self.lanes[usize::from(lane.0)];
         let executor = &self.executors[region.index()];
         let (buffer, at, bytes) = part;
@@ -457,24 +464,26 @@ impl Fabric for ShmFabric {
                 let target = parts.lent.part_mut(at, bytes);
                 let from = remote + u64::from(head_bytes + at);
                 let accepted = executor.check_lease();
-                let read = accepted.and_then(|()| executor.region.read_summed(from, target));
+                let read =
+                    accepted.and_then(|()| executor.region.read_summed(from, target, before));
                 // If the server has fenced the client, the sum is that of other bytes.
-                read.unwrap_or_else(|_| crc32fast::hash(target))
+                read.unwrap_or_else(|_| sum_after(before, target))
             }
             Verb::ReadPart { into: Buffer::Lent, at: start, .. }
             | Verb::WritePart { from: Buffer::Lent, at: start, .. }
-                if start == at =>
+                if start == at && before == 0 =>
             {
                 parts.sums[verb]
             }
             Verb::WriteSplit { remote, head_bytes, .. } if !matches!(parts.split, Split::None) => {
-                let write =
-                    |lent: &[u8]| executor.write_rest((remote, head_bytes), lent, *deadline);
+                let write = |lent: &[u8]| {
+                    executor.write_rest((remote, head_bytes), lent, *deadline, before)
+                };
                 // The chain fails for the reason that keeps the bytes from being written.
                 parts.end_split(write).unwrap_or_default()
             }
             // An interceptor may hold the chain back.
-            _ => crc32fast::hash(parts.lent.part(at, bytes)),
+            _ => sum_after(before, parts.lent.part(at, bytes)),
         }
     }
 

@@ -15,6 +15,7 @@ use super::link::{ArrivedSum, Lane, Link, WAIT_MAX};
 use super::record::{RecordError, changes};
 use crate::clock::Clock;
 use crate::lane_state::{LaneChain, SleepingLanes, Stage};
+use crate::lent::sum_after;
 use crate::memory::words_mut;
 use crate::rdma::RemoteRegion;
 use crate::{
@@ -322,11 +323,17 @@ impl Fabric for TcpFabric {
         link.posted.push_back(id);
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
         let (buffer, at, bytes) = part;
         match buffer {
-            Buffer::Lent => self.lanes[usize::from(lane.0)].lent_sum(verb, at, bytes),
-            own => crc32fast::hash(&self.buffer(lane, own)[at as usize..][..bytes as usize]),
+            Buffer::Lent => self.lanes[usize::from(lane.0)].lent_sum(verb, (at, bytes), before),
+            own => sum_after(before, &self.buffer(lane, own)[at as usize..][..bytes as usize]),
         }
     }
 

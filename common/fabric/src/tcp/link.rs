@@ -15,7 +15,7 @@ use super::output::{DIRECT_BYTES_MIN, Output};
 use super::record::{self, Header, RecordError, ReplyKind, WORD_BYTES, decode_failure, reply_kind};
 use super::stream::Stream;
 use crate::lane_state::{LaneChain, Stage};
-use crate::lent::copy_summed;
+use crate::lent::{copy_summed, sum_after};
 use crate::memory::{Buffers, part_mut, words_mut};
 use crate::rdma::RemoteRegion;
 use crate::{Buffer, ChainError, Counters, Flight, LaneId, Lent, Nanos, RegionIndex, Trust, Verb};
@@ -61,13 +61,10 @@ impl ArrivedSum {
     }
 
     /// The sum of the first `bytes`, of which some are summed already.
-    fn of_first(&self, lent: &[u8], bytes: usize) -> u32 {
-        if self.bytes > bytes {
-            return crc32fast::hash(&lent[..bytes]);
-        }
-        let mut whole = self.clone();
+    fn of_first(&self, lent: &[u8], bytes: usize) -> crc32fast::Hasher {
+        let mut whole = if self.bytes > bytes { Self::default() } else { self.clone() };
         whole.extend(lent, bytes);
-        whole.sum.finalize()
+        whole.sum
     }
 }
 
@@ -91,16 +88,20 @@ impl Lane {
     }
 
     /// As [`Fabric::part_sum`](crate::Fabric::part_sum), of lent memory.
-    pub(super) fn lent_sum(&mut self, verb: usize, at: u32, bytes: u32) -> u32 {
+    pub(super) fn lent_sum(&mut self, verb: usize, (at, bytes): (u32, u32), before: u32) -> u32 {
         let Self { chain, lent, arrived, buffers, .. } = self;
         // Otherwise an interceptor may hold the chain back, and this is a former one.
         match chain.verbs().get(verb).filter(|_| lent.is_target()) {
             Some(Verb::ReadSplit { into, head_bytes, .. }) if arrived.split_bytes == 0 => {
                 let behind = part_mut(buffers, *into, head_bytes + at, bytes);
-                copy_summed(behind, lent.part_mut(at, bytes))
+                copy_summed(before, behind, lent.part_mut(at, bytes))
             }
-            Some(Verb::ReadSplit { .. }) => arrived.of_first(lent.content(), bytes as usize),
-            _ => crc32fast::hash(lent.part(at, bytes)),
+            Some(Verb::ReadSplit { .. }) if arrived.bytes > 0 => {
+                let mut sum = crc32fast::Hasher::new_with_initial(before);
+                sum.combine(&arrived.of_first(lent.content(), bytes as usize));
+                sum.finalize()
+            }
+            _ => sum_after(before, lent.part(at, bytes)),
         }
     }
 }

@@ -9,6 +9,7 @@ use super::ffi::ibv_wc_status;
 use super::link::Link;
 use super::work::{WorkRequestId, buffer_of, classify_failure, request};
 use crate::lane_state::Stage;
+use crate::lent::sum_after;
 use crate::rdma::LOOK_NS_MAX;
 use crate::{
     Buffer, CHAIN_VERBS_MAX, ChainError, Completion, Counters, Fabric, LaneId, Lent, Nanos,
@@ -179,7 +180,7 @@ impl VerbsFabric {
             link.in_flight += 1;
             (self.in_flight, self.room) = (self.in_flight + 1, self.room - verbs);
             if self.lanes.all[usize::from(id.0)].loan.gathers {
-                self.gather(id);
+                self.gather(id, 0);
             }
             self.lanes.all[usize::from(id.0)].chain.stage = Stage::InFlight;
             let head = self.lanes.work_pointer(id.0, 0);
@@ -329,11 +330,17 @@ impl Fabric for VerbsFabric {
         self.lanes.provide(lane.0, buffer, bytes)
     }
 
-    fn part_sum(&mut self, lane: LaneId, verb: usize, part: (Buffer, u32, u32)) -> u32 {
+    fn part_sum(
+        &mut self,
+        lane: LaneId,
+        verb: usize,
+        part: (Buffer, u32, u32),
+        before: u32,
+    ) -> u32 {
         let (buffer, at, bytes) = part;
         match buffer {
-            Buffer::Lent => self.sum_lent(lane, verb, at, bytes),
-            own => crc32fast::hash(&self.buffer(lane, own)[at as usize..][..bytes as usize]),
+            Buffer::Lent => self.sum_lent(lane, verb, (at, bytes), before),
+            own => sum_after(before, &self.buffer(lane, own)[at as usize..][..bytes as usize]),
         }
     }
 

@@ -8,7 +8,7 @@ use super::handles::MemoryRegion;
 use super::lanes::{Lane, LaneLoan};
 use super::work::{RegisteredRange, buffer_of};
 use crate::lane_state::{NO_VERB, Stage};
-use crate::lent::copy_summed;
+use crate::lent::{copy_summed, sum_after};
 use crate::registered::Pages;
 use crate::{Buffer, CHAIN_VERBS_MAX, ChainError, LaneId, Lent, Verb};
 
@@ -120,7 +120,7 @@ impl VerbsFabric {
 
     /// Copies lent memory behind the head of a posted `WriteSplit`, once. Returns its CRC-32.
     #[cold]
-    pub(super) fn gather(&mut self, id: LaneId) -> u32 {
+    pub(super) fn gather(&mut self, id: LaneId, before: u32) -> u32 {
         let Lane { loan, chain, .. } = &mut self.lanes.all[usize::from(id.0)];
         loan.gathers = false;
         let Some(Verb::WriteSplit { from, head_bytes, bytes, .. }) = chain.verbs().first().copied()
@@ -131,7 +131,7 @@ impl VerbsFabric {
         let behind = &mut self.lanes.buffer_mut(id.0, from)[head_bytes as usize..bytes as usize];
         let (target, padding) = behind.split_at_mut(lent.bytes());
         padding.fill(0);
-        copy_summed(lent.content(), target)
+        copy_summed(before, lent.content(), target)
     }
 
     /// A chain whose parts in lent memory go by the lane's buffer.
@@ -172,10 +172,16 @@ impl VerbsFabric {
     }
 
     /// The sum of a part in lent memory. Copies it there first, if it was READ to a lane's buffer.
-    pub(super) fn sum_lent(&mut self, id: LaneId, verb: usize, at: u32, bytes: u32) -> u32 {
+    pub(super) fn sum_lent(
+        &mut self,
+        id: LaneId,
+        verb: usize,
+        (at, bytes): (u32, u32),
+        before: u32,
+    ) -> u32 {
         let Lane { chain, loan, split_bytes, .. } = &self.lanes.all[usize::from(id.0)];
         if loan.gathers {
-            return self.gather(id);
+            return self.gather(id, before);
         }
         let (verb, mut lent) = (chain.verbs().get(verb).copied(), loan.memory.again());
         // Of other memory an interceptor may hold the chain back, and this is a former one.
@@ -184,9 +190,9 @@ impl VerbsFabric {
                 (into, head_bytes + at)
             }
             Some(Verb::ReadPart { into: buffer, at: from, .. }) if loan.bounces => (buffer, from),
-            _ => return crc32fast::hash(lent.part(at, bytes)),
+            _ => return sum_after(before, lent.part(at, bytes)),
         };
         let arrived = &self.lanes.buffer(id.0, buffer)[from as usize..][..bytes as usize];
-        copy_summed(arrived, lent.part_mut(at, bytes))
+        copy_summed(before, arrived, lent.part_mut(at, bytes))
     }
 }

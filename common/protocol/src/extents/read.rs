@@ -261,7 +261,7 @@ impl<F: Fabric> RegionHandle<'_, F> {
                 && let Some((at, Verb::ReadPart { into, at: start, bytes, .. })) =
                     verbs.find(|(_, verb)| matches!(verb, Verb::ReadPart { .. }))
             {
-                sum = fabric.part_sum(by_lane, at, (*into, *start, *bytes));
+                sum = fabric.part_sum(by_lane, at, (*into, *start, *bytes), 0);
             }
             if rest > 0 {
                 let words = fabric.buffer(by_lane, Buffer::Window).get(TAIL_AT as usize..);

@@ -267,7 +267,7 @@ impl<F: Fabric> Operation<'_, F> {
             if words > 0
                 && let Some((at, Verb::WritePart { from, at: start, bytes, .. })) = verbs.next()
             {
-                sum = fabric.part_sum(lane, at, (*from, *start, *bytes));
+                sum = fabric.part_sum(lane, at, (*from, *start, *bytes), 0);
             }
             if rest > 0 {
                 verbs.next();

@@ -136,8 +136,8 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         // The result is taken later.
         drop(self.post(lane, &chain, deadline));
         let mut fabric = endpoint.fabric_mut();
-        let sum = fabric.part_sum(lane, 0, (Buffer::Lent, 0, rest.len() as u32));
-        departing.add_summed(sum, rest.len());
+        let part = (Buffer::Lent, 0, rest.len() as u32);
+        departing.add_summed(fabric.part_sum(lane, 0, part, departing.sum()));
         departing.end(fabric.buffer_mut(lane, Buffer::NewBlock));
         drop(fabric);
         Ok(Some(PostedPut { operation, put, key, value }))
@@ -194,8 +194,8 @@ impl<'m, F: Fabric> PostedGet<'_, 'm, F> {
             let mut fabric = endpoint.fabric_mut();
             let head = &fabric.buffer(lane, Buffer::ReadBlock)[..head_bytes(key)];
             first.copy_from_slice(&head[BLOCK_HEADER_BYTES as usize + key.len()..]);
-            let sum = fabric.part_sum(lane, 0, (Buffer::Lent, 0, missing as u32));
-            arriving.add_summed(sum, missing);
+            let part = (Buffer::Lent, 0, missing as u32);
+            arriving.add_summed(fabric.part_sum(lane, 0, part, arriving.sum()), missing);
             proof = arriving.end().map(|header| (header, arriving));
         }
         let arrived = proof.as_ref().map(|(header, block)| (*header, block.expires_at_ms()));

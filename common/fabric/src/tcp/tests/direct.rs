@@ -55,7 +55,7 @@ pub(super) fn check_chains(server: &Server) {
                     soon(),
                 ));
                 let part = (Buffer::Lent, 0, rest_bytes as u32);
-                let sum = endpoint.fabric_mut().part_sum(lane, 0, part);
+                let sum = endpoint.fabric_mut().part_sum(lane, 0, part, 0);
                 assert_eq!(sum, crc32fast::hash(&source[1..]));
             }
             let mut left = LANES;
@@ -95,7 +95,7 @@ pub(super) fn check_chains(server: &Server) {
                 }
                 let mut fabric = endpoint.fabric_mut();
                 let part = (Buffer::Lent, 0, wanted as u32);
-                let sums = |lane| fabric.part_sum(LaneId(lane), 0, part);
+                let sums = |lane| fabric.part_sum(LaneId(lane), 0, part, 0);
                 (0..LANES).map(sums).collect::<Vec<_>>()
             });
             for ((lane, target), sum) in (0..LANES).zip(&targets).zip(sums) {
@@ -160,12 +160,12 @@ fn the_sum_of_a_write_that_is_held_back_is_that_of_its_memory() {
                     assert!(loan.lend(LANE, target));
                 }
                 let part = (Buffer::Lent, 0, rest_bytes as u32);
-                endpoint.fabric_mut().part_sum(LANE, 0, part);
+                endpoint.fabric_mut().part_sum(LANE, 0, part, 0);
                 assert!(loan.lend(LANE, LentMemory::Source(&source)));
                 endpoint.fabric_mut().reserve(LANE, Buffer::NewBlock, HEAD as usize);
                 let write = split_write(1 << 20, length);
                 drop(endpoint.chain(LANE, REGION, &[write], soon()));
-                let sum = endpoint.fabric_mut().part_sum(LANE, 0, part);
+                let sum = endpoint.fabric_mut().part_sum(LANE, 0, part, 0);
                 assert_eq!(sum, crc32fast::hash(&source), "{rest_bytes} {is_late}");
                 endpoint.wait_for(LANE);
                 assert_eq!(endpoint.take_result(LANE), Some(Ok(0)));

@@ -51,7 +51,7 @@ fn get(
             assert!(loan.lend(LANE, target));
         }
         let part = (Buffer::Lent, 0, wanted as u32);
-        (result, endpoint.fabric_mut().part_sum(LANE, 0, part))
+        (result, endpoint.fabric_mut().part_sum(LANE, 0, part, 0))
     });
     (result, sum, memory.split_off(1))
 }
@@ -98,7 +98,7 @@ fn the_rest_of_a_split_read_is_not_read_after_a_fence() {
         drop(endpoint.chain(LANE, REGION, &[read], Nanos::MAX));
         endpoint.wait_for(LANE);
         region.store(LEASE.offset, 0).unwrap();
-        endpoint.fabric_mut().part_sum(LANE, 0, (Buffer::Lent, 0, 4096))
+        endpoint.fabric_mut().part_sum(LANE, 0, (Buffer::Lent, 0, 4096), 0)
     });
     assert_eq!((sum, memory), (crc32fast::hash(&[3; 4096]), vec![3; 4096]));
 }
@@ -129,7 +129,7 @@ fn put(
         drop(endpoint.chain(LANE, REGION, &chain, deadline));
         if sums {
             let mut fabric = endpoint.fabric_mut();
-            let sum = fabric.part_sum(LANE, 0, (Buffer::Lent, 0, rest.len() as u32));
+            let sum = fabric.part_sum(LANE, 0, (Buffer::Lent, 0, rest.len() as u32), 0);
             fabric.buffer_mut(LANE, from)[..4].copy_from_slice(&sum.to_ne_bytes());
         }
         endpoint.wait_for(LANE);
