@@ -373,8 +373,8 @@ pub trait Fabric {
     }
 
     /// Returns the CRC-32 of bytes that have the CRC-32 `before`, followed by these bytes of the
-    /// buffer: those that the verb at index `_verb` of the lane's last chain reads or writes. A fabric whose own CPU copies them sums them at the same
-    /// time. For lent memory:
+    /// buffer, which the verb at index `_verb` of the lane's last chain reads or writes. A fabric
+    /// whose own CPU copies them sums them at the same time. For lent memory:
     /// - Of a READ that has completed. Until then the bytes may be elsewhere; this brings them
     ///   there. For a `ReadSplit` the memory may be lent as late as now, and `part` is its start.
     /// - Of a WRITE that is posted. This may begin to write. Of a `WriteSplit` it is all of the

@@ -246,17 +246,13 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let at = (LANE, (hash, key), *read, block);
         endpoint.lending(move |loan| {
             if target.spare().is_some() {
-                let Some(posted) = self.post_long(loan, at, target.spare()) else {
-                    return Ok(LongGet::ByBuffer);
-                };
-                endpoint.wait_for(LANE);
+                let posted = endpoint.alone(|| self.post_long(loan, at, target.spare()));
+                let Some(posted) = posted else { return Ok(LongGet::ByBuffer) };
                 return posted.evaluate(loan, |_| None);
             }
             // The length of the value has to be known first.
-            let Some(posted) = self.post_long(loan, at, None) else {
-                return Ok(LongGet::ByBuffer);
-            };
-            endpoint.wait_for(LANE);
+            let posted = endpoint.alone(|| self.post_long(loan, at, None));
+            let Some(posted) = posted else { return Ok(LongGet::ByBuffer) };
             posted.evaluate(loan, |bytes| target.room(bytes))
         })
     }

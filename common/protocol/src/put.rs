@@ -11,6 +11,7 @@ use crate::image::Image;
 use crate::location_cache::FoundEntry;
 use crate::lookups::METRICS_WATCH;
 use crate::new_block::{BlockFate, NewBlock};
+use crate::operation::LONG_VALUE_BYTES;
 use crate::operation_metrics::cached_put_traffic;
 use crate::{Lifetime, Version};
 
@@ -168,8 +169,9 @@ impl<'e, F: Fabric> Operation<'e, F> {
         if !self.is_proved(&target, posted) || entry.1.is_head() {
             return Ok(None);
         }
-        if self.engine.endpoint.is_alone() {
-            // Otherwise the chain is executed later than posted, and the post prefetches.
+        if self.engine.endpoint.is_alone() || self.value_bytes >= LONG_VALUE_BYTES {
+            // Otherwise the chain is executed later than posted, and the post prefetches. Behind the
+            // memory of a long block it would do so too late.
             self.prefetch(&target);
         }
         let Some(taken) = self.try_take_block(posted) else { return Ok(None) };

@@ -329,8 +329,8 @@ impl Executor {
         Ok(())
     }
 
-    /// WRITEs all but the head of a `WriteSplit`. Returns the CRC-32 of the lent memory after that of
-    /// others.
+    /// WRITEs all but the head of a `WriteSplit`. Returns the CRC-32 `before`, continued over the
+    /// lent memory.
     ///
     /// # Errors
     /// [`ChainError`], as of a WRITE.
@@ -341,13 +341,8 @@ impl Executor {
         deadline: Nanos,
         before: u32,
     ) -> Result<u32, ChainError> {
-        self.write_summed(
-            remote + u64::from(head_bytes),
-            lent,
-            self.lease_word()?,
-            deadline,
-            before,
-        )
+        let rest = remote + u64::from(head_bytes);
+        self.write_summed(rest, lent, self.lease_word()?, deadline, before)
     }
 
     /// WRITEs bytes with the checks of [`Executor::write`]. Returns their CRC-32.

@@ -105,6 +105,16 @@ enum Split {
     Done(Result<u32, ChainError>),
 }
 
+impl Lane {
+    /// Notes a chain, for [`Fabric::part_sum`].
+    #[inline]
+    fn begin(&mut self, region: RegionIndex, chain: &[Verb]) {
+        self.chain[..chain.len()].copy_from_slice(chain);
+        self.region = region;
+        self.parts.begin(chain);
+    }
+}
+
 impl Parts {
     /// Notes the `WriteSplit` of a chain, if it has one.
     #[inline]
@@ -274,9 +284,7 @@ impl Fabric for ShmFabric {
             executor.prefetch_put(&put);
             lane.counters.count_put(put.bytes)
         } else {
-            lane.chain[..chain.len()].copy_from_slice(chain);
-            lane.region = region;
-            lane.parts.begin(chain);
+            lane.begin(region, chain);
             executor.prefetch_chain(chain);
             lane.counters.count(chain)
         };
@@ -407,12 +415,12 @@ impl Fabric for ShmFabric {
             return executor.put(&mut lane.buffers, &put, deadline);
         }
         lane.counters.count(chain);
-        if chain.len() > 1 {
+        if !matches!(chain, [Verb::Read { .. }]) {
             // Without it each verb would wait for its own memory: a swap waits for earlier writes.
             executor.prefetch_chain(chain);
         }
+        lane.begin(region, chain);
         let Lane { buffers, parts, .. } = lane;
-        parts.begin(chain);
         let mut memory = LaneMemory { buffers, parts };
         executor.execute(&mut memory, chain, deadline)
     }

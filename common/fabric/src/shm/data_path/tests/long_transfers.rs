@@ -27,8 +27,8 @@ fn content(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| ((at * 31) >> 2) as u8 | 1).collect()
 }
 
-/// READs a head of this length, and what is wanted behind it. The memory is lent before the READ or
-/// after it. Returns the result, the sum, and the memory.
+/// READs a head of this length, and what is wanted behind it. The memory is lent before the READ is
+/// posted, or after it was run alone. Returns the result, the sum, and the memory.
 fn get(
     endpoint: &Endpoint<ShmFabric>,
     (remote, bytes): (u64, u32),
@@ -44,8 +44,13 @@ fn get(
         if !is_late && let Some(target) = target.take() {
             assert!(loan.lend(LANE, target));
         }
-        drop(endpoint.chain(LANE, REGION, &[read], Nanos::MAX));
-        endpoint.wait_for(LANE);
+        let post = || drop(endpoint.chain(LANE, REGION, &[read], Nanos::MAX));
+        if is_late {
+            endpoint.alone(post);
+        } else {
+            post();
+            endpoint.wait_for(LANE);
+        }
         let result = endpoint.take_result(LANE).unwrap();
         if let Some(target) = target.take() {
             assert!(loan.lend(LANE, target));
