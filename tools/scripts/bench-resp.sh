@@ -16,7 +16,7 @@ port=${PORT:-7571}
 command -v redis-server >/dev/null || { echo "bench-resp: redis-server is missing" >&2; exit 1; }
 
 target=${CARGO_TARGET_DIR:-target}
-cargo build --release --locked -p farside-tools -p farside-server --bins
+cargo build --release --locked -p farside-resp -p farside-server --bins
 PATH=$(realpath "$target")/release:$PATH
 
 results=$target/bench-resp

@@ -21,7 +21,7 @@ if ! [[ $(rustc --version) == "rustc $version."* ]]; then
     fi
     toolchain=("+$version")
 fi
-mapfile -t manifests < <(grep -L '^publish' {bench,client,common/*,server,tests/*,tools}/Cargo.toml)
+mapfile -t manifests < <(grep -L '^publish' {bench,client,common/*,server,tests/*,tools/*}/Cargo.toml)
 mapfile -t names < <(sed -n 's/^name = "\(farside.*\)"/\1/p' "${manifests[@]}")
 . tools/scripts/verbs-env.sh
 # Its own folder: otherwise each toolchain would build everything again after the other.

@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 fail() { echo "package: $*" >&2; exit 1; }
 
-mapfile -t manifests < <(grep -L '^publish' {bench,client,common/*,server,tests/*,tools}/Cargo.toml)
+mapfile -t manifests < <(grep -L '^publish' {bench,client,common/*,server,tests/*,tools/*}/Cargo.toml)
 mapfile -t names < <(sed -n 's/^name = "\(farside.*\)"/\1/p' "${manifests[@]}")
 [ ${#names[@]} -ge 10 ] || fail "only ${#names[@]} crates may be published"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)

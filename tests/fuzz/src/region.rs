@@ -2,8 +2,8 @@
 
 use std::cell::OnceCell;
 
+use farside_cli::check::PROBLEMS_KEPT_MAX;
 use farside_layout::{BLOCK_HEADER_BYTES, STATE_OFFSET, SUBTABLE_BYTES};
-use farside_tools::check::PROBLEMS_KEPT_MAX;
 
 use crate::decoded;
 use crate::sample::{DEPTH, KEYS, Sample};

@@ -1,6 +1,6 @@
 //! Target: requests of clients of redis, as kv-resp parses them, and its patterns and numbers.
 
-use farside_tools::resp::{
+use farside_resp::{
     Decimal, ParserLimits, Progress, ProtocolError, RequestParser, matches, parse_integer,
 };
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
+use farside_cli::check::{CheckError, Problem, Report, Scope, check};
 use farside_fabric::memory::{HugePages, Region, RegionMemory};
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{Endpoint, LaneId};
@@ -15,7 +16,6 @@ use farside_layout::{
     RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock,
     class_for, seal, side_of, slot_in_subtable,
 };
-use farside_tools::check::{CheckError, Problem, Report, Scope, check};
 
 /// The sample's length, in bytes.
 pub const REGION_BYTES: u64 = 6 * CHUNK_BYTES;

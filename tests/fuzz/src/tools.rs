@@ -2,11 +2,11 @@
 
 use std::path::Component;
 
+use farside_cli::encoding::{Encoding, escape};
+use farside_cli::paths::path_of;
+use farside_cli::records::{JsonLines, NumberedRecord, Pair, Record};
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
-use farside_tools::encoding::{Encoding, escape};
-use farside_tools::paths::path_of;
-use farside_tools::records::{JsonLines, NumberedRecord, Pair, Record};
 
 use crate::{check_error_line, decoded};
 

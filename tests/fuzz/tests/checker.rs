@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use farside_cli::check::*;
 use farside_fabric::Endpoint;
 use farside_fabric::memory::Region;
 use farside_fabric::shm::ShmFabric;
@@ -12,7 +13,6 @@ use farside_layout::{
     BLOCK_HEADER_BYTES, BlockRef, CHUNK_BYTES, ROW_BYTES, ROWS_PER_SUBTABLE, RowHeader,
     SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES, SlotState, SlotWord, slot_in_subtable,
 };
-use farside_tools::check::*;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -239,7 +239,7 @@ const LAYERS: [&[&str]; 7] = [
     &["protocol", "control"],
     &["config", "cluster"],
     &["client", "server"],
-    &["tools", "bench", "python"],
+    &["cli", "resp", "bench", "python"],
     &["simulator", "fuzz", "tests"],
     // Their tests start servers.
     &["bench-compare", "c"],
@@ -528,8 +528,7 @@ fn the_helpers_find_what_breaks_a_rule() {
     assert!(!is_path("client", &files) && !is_path("either/or", &files));
     let manifest = |used| format!("name = \"farside-server\"\n[dev-dependencies]\n{used}\n");
     assert_eq!(arrows_upwards(&manifest("farside-protocol.workspace = true")), [""; 0]);
-    for used in ["farside.workspace = true", "farside-tools = { path = \"t\" }", "farside-new = 1"]
-    {
+    for used in ["farside.workspace = true", "farside-cli = { path = \"t\" }", "farside-new = 1"] {
         assert_eq!(arrows_upwards(&manifest(used)).len(), 1, "{used}");
     }
     assert_eq!(arrows_upwards("name = \"farside-new\"\n").len(), 1);

@@ -3,10 +3,10 @@
 
 use std::fs;
 
+use farside_cli::check::{Scope, check};
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{Endpoint, LaneId};
 use farside_layout::{ChunkEntry, ChunkUse, RegionState, RowHeader, SUBTABLE_BYTES};
-use farside_tools::check::{Scope, check};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 

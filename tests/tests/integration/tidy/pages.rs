@@ -230,7 +230,7 @@ fn warnings_have_ids_that_the_page_on_operations_explains() {
             "common/cluster/src/",
             "common/config/src/",
             "common/metrics/src/",
-            "tools/src/bin/",
+            "tools/resp/src/",
         ]
         .iter()
         .any(|folder| path.starts_with(folder))

@@ -1,9 +1,0 @@
-//! The formats that kv-cli reads and writes (lines of JSON, bytes as text, keys as paths), the
-//! redis protocol of kv-resp, and the checker of regions.
-#![deny(unsafe_code)]
-
-pub mod check;
-pub mod encoding;
-pub mod paths;
-pub mod records;
-pub mod resp;
