@@ -2,9 +2,9 @@
 
 use std::path::Component;
 
-use farside_cli::encoding::{Encoding, escape};
-use farside_cli::paths::path_of;
-use farside_cli::records::{JsonLines, NumberedRecord, Pair, Record};
+use farside_cli::formats::path_of;
+use farside_cli::formats::{Encoding, escape};
+use farside_cli::formats::{JsonLines, NumberedRecord, Pair, Record};
 use farside_config::size::ByteSize;
 use farside_control::address::Address;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueHint};
-use farside_cli::encoding::Encoding;
+use farside_cli::formats::Encoding;
 use farside_config::size::{ByteSize, ByteSizeError};
 use farside_layout::{CHUNK_BYTES, REGION_BYTES_MAX};
 

@@ -1,6 +1,5 @@
 //! `cluster`: makes, shows, checks, repairs and removes a cluster, and gives a shard's data up.
 
-mod known_views;
 mod repair;
 
 use std::io::Write;
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use farside::Role;
 use farside_cli::check::Scope;
-use farside_cli::encoding::to_json;
+use farside_cli::formats::to_json;
 use farside_cluster::{
     ClusterRecord, Commit, Condition, Memory, RecordStore, Records, ServedCopy, ServerRecord,
     ShardRecord, StoreOptions,
@@ -20,13 +19,13 @@ use farside_config::{ClientConfig, ClusterStoreConfig, addresses_text};
 use farside_control::attach::{ConnectError, ConnectOptions};
 use farside_control::cluster::{ClusterMap, Id, SHARDS_MAX};
 use farside_control::{Refusal, Request};
+use repair::KnownViews;
 use serde::Serialize;
 
 use crate::args::{Args, Cluster};
 use crate::connect;
 use crate::output::{self, ExitStatus, Usage, bytes, count};
 use crate::raw::RawRegion;
-use known_views::KnownViews;
 
 /// How long a client trusts a server that has answered, in a new cluster.
 const TRUST_MS: u32 = 2000;

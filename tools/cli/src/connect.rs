@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Once;
 
 use farside::{Client, Role};
-use farside_cli::encoding::Encoding;
+use farside_cli::formats::Encoding;
 use farside_config::command_line::one_line;
 use farside_config::{ClientConfig, check_private};
 

@@ -6,7 +6,7 @@ mod write_rate;
 use std::io::Write;
 use std::path::Path;
 
-use farside_cli::encoding::printable;
+use farside_cli::formats::printable;
 use farside_config::ClientConfig;
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::size::ByteSize;

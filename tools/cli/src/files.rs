@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use farside_cli::paths::{PATH_BYTES_MAX, path_of};
+use farside_cli::formats::{PATH_BYTES_MAX, path_of};
 use rustix::fs::{CWD, FileType, RenameFlags, renameat_with};
 use rustix::io::Errno;
 

@@ -1,27 +1,29 @@
-//! The commands on one key.
+//! The commands on keys: on one, on some, and on all of them.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use farside::{Store, Ttl};
-use farside_cli::encoding::{Encoding, brief};
+use farside::{Entry, Session, Store, Ttl};
+use farside_cli::formats::{Encoding, Record, brief};
+use farside_config::command_line::one_line;
+use indicatif::ProgressBar;
 
-use crate::args::{Args, Cas, Delete, Increment, Key, KeyValue, Keys};
+use crate::args::{self, Args, BigKeys, Cas, Delete, Hot, Increment, Key, KeyValue, Keys};
 use crate::connect;
-use crate::output::{self, ExitStatus, Usage};
-use crate::scan::entry_line;
-use crate::standard_streams::stdin_was_open;
-use crate::value_streams;
+use crate::output::{self, ExitStatus, Usage, stdin_was_open};
 
 /// `get`: prints the value, and nothing else, on stdout.
 pub(crate) fn get(args: &Args, options: &Key) -> anyhow::Result<ExitStatus> {
     let key = connect::key(args, &options.key)?;
     let mut session = connect::reader(args)?.session()?;
     let printed = match args.value_encoding {
-        Encoding::Raw => value_streams::print(&mut session, &key)?,
+        Encoding::Raw => print_pieces(&mut session, &key)?,
         _ => match session.get(&key)? {
             Some(value) => Some(print_value(args, &value.data)?),
             None => None,
@@ -39,7 +41,7 @@ pub(crate) fn put(args: &Args, options: &KeyValue) -> anyhow::Result<ExitStatus>
     let mut session = connect::writer(args)?.session()?;
     let bytes_max = session.limits().value_bytes_max;
     let (from, name, total) = input.open()?;
-    let is_stored = value_streams::store(&mut session, &key, (from, &name, total), options)?;
+    let is_stored = store_pieces(&mut session, &key, (from, &name, total), options)?;
     if is_stored { Ok(ExitStatus::Done) } else { Err(too_long(&name, bytes_max)) }
 }
 
@@ -232,6 +234,178 @@ pub(crate) fn read_at_most(from: impl Read, bytes_max: usize) -> std::io::Result
     let mut content = Vec::new();
     from.take(bytes_max as u64 + 1).read_to_end(&mut content)?;
     Ok((content.len() <= bytes_max).then_some(content))
+}
+
+/// The length of a piece that is read from a file or stdin, in bytes.
+const INPUT_BYTES: usize = 1 << 20;
+/// The length of a piece that is read from the store, in bytes.
+const OUTPUT_BYTES: usize = 8 << 20;
+
+/// Stores what `from` has, up to its end. Returns false if that is more than a value may have; then
+/// nothing is stored. `total` is its length, if it is known.
+fn store_pieces(
+    session: &mut Session,
+    key: &[u8],
+    (mut from, name, total): (impl Read, &str, Option<u64>),
+    options: &KeyValue,
+) -> anyhow::Result<bool> {
+    let bytes_max = session.limits().value_bytes_max;
+    let mut writer = session.writer(key);
+    if let Some(ttl) = options.ttl {
+        writer = writer.ttl(ttl);
+    }
+    if options.pinned {
+        writer = writer.pinned();
+    }
+    let bar = output::byte_progress("storing", total);
+    let mut piece = vec![0; INPUT_BYTES];
+    loop {
+        let bytes = match from.read(&mut piece) {
+            Ok(0) => break,
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error).context(name.to_owned()),
+        };
+        if writer.bytes() + bytes > bytes_max {
+            return Ok(false);
+        }
+        writer.add(&piece[..bytes])?;
+        bar.inc(bytes as u64);
+    }
+    writer.finish()?;
+    bar.finish_and_clear();
+    Ok(true)
+}
+
+/// Prints the value of a key. `None` if the key is absent.
+fn print_pieces(session: &mut Session, key: &[u8]) -> anyhow::Result<Option<ExitStatus>> {
+    let mut piece = vec![0; OUTPUT_BYTES.min(session.limits().value_bytes_max)];
+    let Some(first) = session.get_range(key, 0, &mut piece)? else { return Ok(None) };
+    let mut stdout = output::stdout();
+    stdout.write_all(&piece[..first.bytes])?;
+    let mut printed = first.bytes;
+    if printed < first.value_bytes {
+        let bar = match std::io::stdout().is_terminal() {
+            true => ProgressBar::hidden(),
+            false => output::byte_progress("reading", Some(first.value_bytes as u64)),
+        };
+        bar.set_position(printed as u64);
+        while printed < first.value_bytes {
+            let next = session.get_range(key, printed, &mut piece)?;
+            let Some(next) = next.filter(|next| next.version == first.version) else {
+                bail!("the value was replaced while it was read: stdout has the start of it");
+            };
+            stdout.write_all(&piece[..next.bytes])?;
+            printed += next.bytes;
+            bar.set_position(printed as u64);
+        }
+        bar.finish_and_clear();
+    }
+    output::finish(stdout).map(Some)
+}
+
+/// `scan`: prints one line for each entry.
+pub(crate) fn scan(args: &Args, options: &args::Scan) -> anyhow::Result<ExitStatus> {
+    let prefix = options.prefix.as_deref();
+    let prefix =
+        prefix.map(|text| connect::decode(args.key_encoding, "prefix", text)).transpose()?;
+    let prefix = prefix.unwrap_or_default();
+    let mut session = connect::reader(args)?.session()?;
+    let mut stdout = output::stdout();
+    let mut remaining = options.limit.unwrap_or(u64::MAX);
+    let mut outcome = ExitStatus::Done;
+    let mut lines = lines(args, options, &mut session, &prefix)?;
+    while remaining > 0
+        && let Some(line) = lines.next()
+    {
+        match line {
+            Ok(line) => {
+                stdout.write_all(line.as_bytes())?;
+                remaining -= 1;
+            }
+            Err(error) => {
+                // The scan continues with the other entries.
+                output::print_message(one_line(&error));
+                outcome = outcome.or_failed(error.exit_code());
+            }
+        }
+    }
+    output::finish(stdout)?;
+    Ok(outcome)
+}
+
+/// The lines of all entries. Values are read only if they are printed.
+fn lines<'s>(
+    args: &'s Args,
+    options: &args::Scan,
+    session: &'s mut Session,
+    prefix: &[u8],
+) -> farside::Result<Box<dyn Iterator<Item = farside::Result<String>> + 's>> {
+    if options.keys_only {
+        let line = |key: Vec<u8>| format!("{}\n", args.key_encoding.encode_line(&key));
+        return Ok(Box::new(session.scan_keys(prefix)?.map(move |entry| Ok(line(entry?.key)))));
+    }
+    let is_json = options.json;
+    let line = move |Entry { key, value, .. }: Entry| match is_json {
+        true => Record::new(&key, &value).to_line(),
+        false => entry_line(args, &key, &value),
+    };
+    Ok(Box::new(session.scan_prefix(prefix)?.map(move |entry| Ok(line(entry?)))))
+}
+
+/// The line of a key and its value.
+fn entry_line(args: &Args, key: &[u8], value: &[u8]) -> String {
+    let (key, value) = (args.key_encoding.encode_line(key), args.value_encoding.encode_line(value));
+    format!("{key}\t{value}\n")
+}
+
+/// `bigkeys`: reads all keys with the lengths of their values, and prints a line for each of the
+/// longest.
+pub(crate) fn bigkeys(args: &Args, options: &BigKeys) -> anyhow::Result<ExitStatus> {
+    let mut session = connect::reader(args)?.session()?;
+    let mut outcome = ExitStatus::Done;
+    // The shortest of the values kept is on top. Equal lengths are in the order of the keys.
+    let mut longest = BinaryHeap::new();
+    let bar = output::progress("reading the keys");
+    for entry in session.scan_keys("")? {
+        match entry {
+            Ok(entry) => {
+                bar.inc(1);
+                longest.push((Reverse(entry.value_bytes), entry.key));
+                if longest.len() > options.count.get() {
+                    longest.pop();
+                }
+            }
+            Err(error) => {
+                bar.suspend(|| output::print_message(one_line(&error)));
+                outcome = outcome.or_failed(error.exit_code());
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let mut stdout = output::stdout();
+    for (Reverse(bytes), key) in longest.into_sorted_vec() {
+        writeln!(stdout, "{bytes}\t{}", args.key_encoding.encode_line(&key))?;
+    }
+    output::finish(stdout)?;
+    Ok(outcome)
+}
+
+/// `hot`: has the servers sample reads for a while, and prints a line for each of the hottest keys.
+pub(crate) fn hot(args: &Args, options: &Hot) -> anyhow::Result<ExitStatus> {
+    let client = connect::reader(args)?;
+    let time = Duration::from_secs(options.seconds.into());
+    let hot = client.admin().hot_keys(time, options.count.get())?;
+    if hot.samples == 0 {
+        output::print_message("clients reported no reads");
+    }
+    let mut stdout = output::stdout();
+    for key in hot.keys {
+        let percent = key.reads as f64 * 100.0 / hot.samples.max(1) as f64;
+        let line = args.key_encoding.encode_line(&key.key);
+        writeln!(stdout, "{percent:.2} %\t{}\t{line}", key.reads)?;
+    }
+    output::finish(stdout)
 }
 
 #[cfg(test)]

@@ -3,6 +3,4 @@
 #![deny(unsafe_code)]
 
 pub mod check;
-pub mod encoding;
-pub mod paths;
-pub mod records;
+pub mod formats;

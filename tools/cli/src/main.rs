@@ -3,34 +3,22 @@
 //! Data goes to stdout, messages go to stderr; `--help` lists the exit codes.
 #![deny(unsafe_code)]
 
+mod admin;
 mod args;
-mod bigkeys;
-mod clients;
 mod cluster;
 mod confined_paths;
 mod connect;
 mod doctor;
 mod dump;
 mod files;
-mod gc;
-mod hot;
 mod keys;
-mod load;
 mod output;
-mod parallel;
-mod ping;
 mod puts;
 mod raw;
-mod restore;
-mod scan;
 mod snapshot;
-mod snapshot_folder;
-mod standard_streams;
 mod stat;
 mod stopping;
 mod top;
-mod value_streams;
-mod verify;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -134,21 +122,21 @@ fn run(args: &Args) -> anyhow::Result<ExitStatus> {
         Command::Incr(options) => keys::increment(args, options),
         Command::Ttl(options) => keys::ttl(args, options),
         Command::Cas(options) => keys::compare_and_swap(args, options),
-        Command::Scan(options) => scan::scan(args, options),
-        Command::Bigkeys(options) => bigkeys::bigkeys(args, options),
-        Command::Hot(options) => hot::hot(args, options),
+        Command::Scan(options) => keys::scan(args, options),
+        Command::Bigkeys(options) => keys::bigkeys(args, options),
+        Command::Hot(options) => keys::hot(args, options),
         Command::Top(options) => top::top(args, options),
-        Command::Clients { json } => clients::clients(args, *json),
-        Command::Kick(options) => clients::kick(args, options),
+        Command::Clients { json } => admin::clients(args, *json),
+        Command::Kick(options) => admin::kick(args, options),
         Command::Stat { json } => stat::stat(args, *json),
-        Command::Ping => ping::ping(args),
-        Command::Load(options) => load::load(args, options),
+        Command::Ping => admin::ping(args),
+        Command::Load(options) => dump::load(args, options),
         Command::Dump(options) => dump::dump(args, options),
-        Command::Gc => gc::gc(args),
-        Command::Compact => gc::compact(args),
+        Command::Gc => admin::gc(args),
+        Command::Compact => admin::compact(args),
         Command::Snapshot(options) => snapshot::snapshot(args, options),
-        Command::Restore(options) => restore::restore(args, options),
-        Command::Verify { region } => verify::verify(args, region.as_deref()),
+        Command::Restore(options) => snapshot::restore(args, options),
+        Command::Verify { region } => stat::verify(args, region.as_deref()),
         Command::Cluster(command) => cluster::cluster(args, command),
         Command::Doctor { measure } => doctor::doctor(args, *measure),
     }

@@ -3,18 +3,20 @@
 use std::fmt;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farside::SetupError;
 use farside_cli::check::CheckError;
-use farside_cli::encoding::printable;
+use farside_cli::formats::printable;
 use farside_config::ConfigError;
 use farside_config::command_line::{exit_code, one_line};
 use farside_config::size::ByteSize;
 use farside_control::address::AddressError;
 use farside_control::attach::ConnectError;
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::io::fcntl_getfd;
+use rustix::stdio;
 
-use crate::standard_streams::stdout_was_open;
 use crate::stopping::Stopped;
 
 /// How a command ended.
@@ -254,6 +256,34 @@ pub(crate) fn available<T>(
         }
         read => read.map(Some),
     }
+}
+
+/// Whether stdin and stdout were closed when this process started. The standard library replaces a
+/// closed one by /dev/null, so `main` cannot see it. Then a value would be read as empty, or a
+/// printed one would be lost, without an error.
+static STDIN_CLOSED: AtomicBool = AtomicBool::new(false);
+static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Runs before the standard library is set up, so it must not call anything that needs this.
+extern "C" fn record_closed() {
+    STDIN_CLOSED.store(fcntl_getfd(stdio::stdin()).is_err(), Ordering::Relaxed);
+    STDOUT_CLOSED.store(fcntl_getfd(stdio::stdout()).is_err(), Ordering::Relaxed);
+}
+
+/// The C library calls the functions in this section, in order, before `main`.
+// SAFETY: the section has pointers to functions of this type. `record_closed` only makes two system
+// calls and two stores, for which the standard library need not be set up.
+#[allow(unsafe_code, reason = "nothing else runs before the standard library")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static RECORD_CLOSED: extern "C" fn() = record_closed;
+
+pub(crate) fn stdin_was_open() -> bool {
+    !STDIN_CLOSED.load(Ordering::Relaxed)
+}
+
+pub(crate) fn stdout_was_open() -> bool {
+    !STDOUT_CLOSED.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

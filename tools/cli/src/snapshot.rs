@@ -1,23 +1,34 @@
-//! `snapshot`: writes all entries of a region to a file, or those of a cluster to a folder.
+//! `snapshot` and `restore`: all entries of a store in a file, or those of a cluster in a folder.
+//!
+//! The folder has a file for each shard, and a manifest, and gets its name once all of them are
+//! complete. The manifest is for copies of the folder: it says how many files there are, and which
+//! belong together. The files themselves have the format of every snapshot (`common/snapshot`), so
+//! each can also be used without the others.
 
-use std::io::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
-use farside::{Client, Role};
+use anyhow::{Context, bail};
+use farside::{Client, Error, Limits, Role};
 use farside_cli::check::Scope;
-use farside_snapshot::{Limits, Record, SnapshotError, Writer, stored_checksum};
+use farside_cli::formats::brief;
+use farside_snapshot::{Reader, Record, SnapshotError, Writer, stored_checksum};
+use indicatif::ProgressBar;
+use serde::{Deserialize, Serialize};
 
 use crate::args::{self, Args};
 use crate::connect;
 use crate::dump::{DumpProgress, Fatal};
 use crate::files::{NewFolder, check_free, write_whole};
-use crate::output::{self, ExitStatus};
-use crate::parallel::for_all;
-use crate::puts::check_regions;
+use crate::keys::read_at_most;
+use crate::output::{self, ExitStatus, Usage, count};
+use crate::puts::{Put, PutSource, check_regions, store_all};
 use crate::raw::{self, RawRegion};
-use crate::snapshot_folder::{MANIFEST, Manifest, ShardFile, check_replaceable, file_name};
-use crate::stopping::StopSignal;
+use crate::stopping::{StopSignal, for_all};
 
 /// `snapshot`: writes all entries to a file or folder, which gets its name only when it is
 /// complete.
@@ -108,7 +119,7 @@ impl Snapshot {
         let (mut session, bar) = (self.client.session()?, &self.progress.bar);
         // A restored region gets the limits of this one, which may differ from the defaults.
         let region = session.limits();
-        let limits = Limits {
+        let limits = farside_snapshot::Limits {
             key_bytes_max: region.key_bytes_max as u32,
             value_bytes_max: region.value_bytes_max as u32,
         };
@@ -136,5 +147,293 @@ impl Snapshot {
         writer.finish()?.flush()?;
         check_regions(&self.client)?;
         Ok(keys)
+    }
+}
+
+/// `restore`: checks the whole snapshot and the store, and then stores all keys.
+pub(crate) fn restore(args: &Args, options: &args::Restore) -> anyhow::Result<ExitStatus> {
+    let name = options.from.display();
+    let failed = || format!("cannot restore {name}");
+    let files = files_of(&options.from).with_context(failed)?;
+    let client = connect::writer(args)?;
+    let limits = check_store(&client, options.force).with_context(failed)?;
+    let (stop, bar) = (StopSignal::listen()?, output::progress("checking"));
+    let keys = for_all(files.iter().collect(), &stop, |file: &SnapshotFile| {
+        check(file, &limits, &stop).with_context(|| file.path.display().to_string())
+    });
+    let total = keys.with_context(failed)?.into_iter().sum();
+    bar.set_message("restoring");
+    output::set_total(&bar, total);
+    let restore = Restore {
+        client: &client,
+        retry_for: options.retries.retry_for,
+        stop: &stop,
+        bar: &bar,
+        stored: AtomicU64::new(0),
+        expired: AtomicU64::new(0),
+    };
+    let stored = for_all(files, &stop, |file| {
+        restore.store(&file.path).with_context(|| file.path.display().to_string())
+    });
+    let all_kept = stored.and_then(|_| check_regions(&client));
+    let (stored, expired) = (restore.stored.into_inner(), restore.expired.into_inner());
+    all_kept.with_context(|| {
+        format!("{} after {stored} of {total} keys; --force repeats it", failed())
+    })?;
+    bar.finish_and_clear();
+    let mut summary = format!("{} restored from {name}", count(stored, "key"));
+    if expired > 0 {
+        summary += &format!(", {} skipped", count(expired, "expired value"));
+    }
+    output::print_message(summary);
+    Ok(ExitStatus::Done)
+}
+
+/// Fails if the store has keys, unless `may_have_keys`, or if a shard is not available. Returns the
+/// limits that hold for all shards.
+fn check_store(client: &Client, may_have_keys: bool) -> anyhow::Result<Limits> {
+    let mut session = client.session()?;
+    for shard in 0..client.admin().shards() {
+        let first = session.scan_shard(shard)?.next();
+        match first {
+            None => {}
+            // A damaged entry is one, too.
+            Some(Ok(_) | Err(Error::Operation(_))) if may_have_keys => {}
+            Some(Ok(_) | Err(Error::Operation(_))) => {
+                return Err(Usage::error(
+                    "the store has keys: restore into an empty one, or use --force to store the \
+                     keys of the snapshot beside and over them",
+                ));
+            }
+            Some(Err(error)) => return Err(error.into()),
+        }
+    }
+    Ok(session.limits())
+}
+
+/// Reads the file to its end. Fails if it is damaged, belongs to another snapshot than its folder,
+/// or has a key or value that the store does not allow. Returns the number of its keys.
+fn check(file: &SnapshotFile, limits: &Limits, stop: &StopSignal) -> anyhow::Result<u64> {
+    let mut reader = Reader::open_file(&file.path)?;
+    let mut too_long = None;
+    while let Some(record) = reader.next_record()? {
+        stop.check()?;
+        let Record { key, value, .. } = record;
+        let fits = key.len() <= limits.key_bytes_max && value.len() <= limits.value_bytes_max;
+        if !fits && too_long.is_none() {
+            let (value_bytes, name) = (value.len(), brief(key));
+            too_long = Some(format!(
+                "the key `{name}` of {} bytes with a value of {value_bytes} is longer than the \
+                 store allows: make its regions with a larger key_bytes_max or value_bytes_max",
+                key.len()
+            ));
+        }
+    }
+    let found = ShardFile { keys: reader.records(), checksum: stored_checksum(&file.path)? };
+    if file.expected.is_some_and(|expected| expected != found) {
+        bail!("it is not the file that {MANIFEST} names, but that of another shard or snapshot");
+    }
+    // Not before the end of the file: a damaged record may have any length.
+    too_long.map_or(Ok(reader.records()), |error| Err(Usage::error(error)))
+}
+
+/// A restore that stores keys.
+struct Restore<'a> {
+    client: &'a Client,
+    retry_for: Duration,
+    stop: &'a StopSignal,
+    bar: &'a ProgressBar,
+    stored: AtomicU64,
+    expired: AtomicU64,
+}
+
+impl Restore<'_> {
+    /// Stores the records of a file.
+    fn store(&self, file: &Path) -> anyhow::Result<()> {
+        let mut session = self.client.session()?;
+        let reader = Reader::open_file(file)?;
+        store_all(&mut session, &mut RecordSource { restore: self, reader }, self.retry_for)
+    }
+}
+
+/// The records of a file that have not expired.
+struct RecordSource<'a, R: std::io::BufRead> {
+    restore: &'a Restore<'a>,
+    reader: Reader<R>,
+}
+
+impl<R: std::io::BufRead> PutSource for RecordSource<'_, R> {
+    type Origin = ();
+
+    fn next(&mut self) -> anyhow::Result<Option<Put<()>>> {
+        while let Some(record) = self.reader.next_record()? {
+            let expires_at = record.expires_at();
+            if expires_at.is_some_and(|at| at <= SystemTime::now()) {
+                self.restore.expired.fetch_add(1, Ordering::Relaxed);
+                self.restore.bar.inc(1);
+                continue;
+            }
+            let (key, value) = (record.key.to_vec(), record.value.to_vec());
+            let is_pinned = record.is_pinned;
+            return Ok(Some(Put { origin: (), key, value, expires_at, is_pinned }));
+        }
+        Ok(None)
+    }
+
+    fn stored(&mut self, _put: &Put<()>) {
+        self.restore.stored.fetch_add(1, Ordering::Relaxed);
+        self.restore.bar.inc(1);
+    }
+
+    /// Ends the restore: a store without some of the keys is of no use.
+    fn failed(&mut self, put: &Put<()>, error: Error) -> anyhow::Result<()> {
+        let name = brief(&put.key);
+        Err(anyhow::Error::from(error).context(format!("the key `{name}`")))
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        Ok(self.restore.stop.check()?)
+    }
+}
+
+/// The name of the manifest.
+pub(crate) const MANIFEST: &str = "snapshot.json";
+/// The number of the manifest's format.
+const FORMAT: u32 = 1;
+/// Limit on the length of a manifest, in bytes.
+const MANIFEST_BYTES_MAX: usize = 1 << 20;
+
+/// What is in a folder.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    format: u32,
+    /// The id of the cluster.
+    cluster: String,
+    /// When the snapshot was begun, in seconds since 1970.
+    created_at_s: u64,
+    /// What identifies the file of each shard.
+    shards: Vec<ShardFile>,
+}
+
+/// The file of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShardFile {
+    pub(crate) keys: u64,
+    /// The checksum at the end of the file.
+    pub(crate) checksum: u32,
+}
+
+impl Manifest {
+    pub(crate) fn new(cluster: String, created_at_s: u64, shards: Vec<ShardFile>) -> Self {
+        Self { format: FORMAT, cluster, created_at_s, shards }
+    }
+
+    fn read(folder: &Path) -> anyhow::Result<Self> {
+        let file = match File::open(folder.join(MANIFEST)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("it is no snapshot of a cluster: it has no {MANIFEST}")
+            }
+            file => file.with_context(|| format!("{MANIFEST} cannot be opened"))?,
+        };
+        let bytes = read_at_most(file, MANIFEST_BYTES_MAX)?;
+        let bytes = bytes.with_context(|| format!("{MANIFEST} is too long"))?;
+        let manifest: Self = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{MANIFEST} is not what `kv-cli snapshot` writes"))?;
+        if manifest.format != FORMAT {
+            let found = manifest.format;
+            bail!("{MANIFEST} has format {found}, and this program reads format {FORMAT} only");
+        }
+        Ok(manifest)
+    }
+}
+
+/// Returns the name of a shard's file.
+pub(crate) fn file_name(shard: usize) -> String {
+    format!("shard-{shard:04}.snap")
+}
+
+/// A file to restore.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotFile {
+    pub(crate) path: PathBuf,
+    /// What the manifest says of it.
+    pub(crate) expected: Option<ShardFile>,
+}
+
+/// Returns the files of a snapshot: those of a folder, or the file of one server.
+pub(crate) fn files_of(snapshot: &Path) -> anyhow::Result<Vec<SnapshotFile>> {
+    if !snapshot.is_dir() {
+        return Ok(vec![SnapshotFile { path: snapshot.to_owned(), expected: None }]);
+    }
+    let shards = Manifest::read(snapshot)?.shards.into_iter().enumerate();
+    let file = |(shard, expected)| SnapshotFile {
+        path: snapshot.join(file_name(shard)),
+        expected: Some(expected),
+    };
+    Ok(shards.map(file).collect())
+}
+
+/// Fails if something has this name, unless it is the folder of a snapshot and nothing else.
+pub(crate) fn check_replaceable(name: &Path) -> anyhow::Result<()> {
+    let is_absent = fs::symlink_metadata(name).is_err();
+    if is_absent || is_snapshot_only(name).unwrap_or(false) {
+        return Ok(());
+    }
+    let name = name.display();
+    Err(Usage::error(format!(
+        "{name} is not the folder of a snapshot, or has other files in it, so that --force does \
+         not replace it: choose another name"
+    )))
+}
+
+fn is_snapshot_only(folder: &Path) -> anyhow::Result<bool> {
+    if !fs::symlink_metadata(folder)?.is_dir() {
+        return Ok(false);
+    }
+    let files = (0..Manifest::read(folder)?.shards.len()).map(file_name);
+    let names: HashSet<String> = files.chain([MANIFEST.to_owned()]).collect();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let is_known = entry.file_name().to_str().is_some_and(|name| names.contains(name));
+        if !is_known || !entry.file_type()?.is_file() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_folder_of_a_snapshot_is_replaced() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("snapshot");
+        check_replaceable(&folder).unwrap();
+        fs::create_dir(&folder).unwrap();
+        assert!(check_replaceable(&folder).is_err(), "an empty folder");
+        let shards = [3, 4].map(|checksum| ShardFile { keys: 2, checksum });
+        let manifest = Manifest::new("id".to_owned(), 7, shards.into());
+        let text = serde_json::to_string(&manifest).unwrap();
+        fs::write(folder.join(MANIFEST), &text).unwrap();
+        fs::write(folder.join(file_name(1)), "").unwrap();
+        check_replaceable(&folder).unwrap();
+        let files = files_of(&folder).unwrap();
+        assert_eq!(files[1].path, folder.join("shard-0001.snap"));
+        assert_eq!([files[0].expected, files[1].expected], shards.map(Some));
+        for other in ["shard-0002.snap", "notes"] {
+            fs::write(folder.join(other), "").unwrap();
+            assert!(check_replaceable(&folder).is_err(), "{other}");
+            fs::remove_file(folder.join(other)).unwrap();
+        }
+        std::os::unix::fs::symlink(&folder, parent.path().join("link")).unwrap();
+        assert!(check_replaceable(&parent.path().join("link")).is_err());
+        for wrong in [text.replace("\"format\":1", "\"format\":2"), text.replace('}', "")] {
+            fs::write(folder.join(MANIFEST), wrong).unwrap();
+            assert!(files_of(&folder).is_err() && check_replaceable(&folder).is_err());
+        }
     }
 }

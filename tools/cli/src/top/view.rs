@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farside::{ClassStatistics, ServerStatistics};
-use farside_cli::encoding::printable;
+use farside_cli::formats::printable;
 use farside_layout::CHUNK_BYTES;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
