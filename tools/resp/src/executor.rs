@@ -1,25 +1,21 @@
 //! How requests of connections become operations of the pipeline, and outcomes become replies.
 
-mod several;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farside::{Completed, Error, OperationError, Pipeline};
+use farside::{Completed, Error, Limits, OperationError, Pipeline};
 use farside_resp::{Protocol, ReplyWriter};
 
-use crate::commands::arguments::Arguments;
-use crate::commands::operation::Operation;
-use crate::commands::plan::{Plan, plan};
+use crate::commands::operation::{Operation, ms_of};
+use crate::commands::plan::{Plan, plan, plan_part};
 use crate::commands::table::{Command, CommandSpec, find};
 use crate::commands::task::Task;
 use crate::commands::{
-    connection as connection_commands, error, expiry, introspection, transaction,
+    Arguments, connection as connection_commands, error, introspection, key_in_store,
 };
 use crate::connection::{Connection, Input};
-use crate::empty_key;
-use crate::gateway::{Gateway, away_shards};
+use crate::gateway::{Gateway, note_away_shard};
 use crate::helper::{Helper, HelperKind, Job, LONG_VALUE_BYTES, Origin, OwnedArguments};
 use crate::lanes::{Access, LaneLock, Lanes, LockKind};
 
@@ -93,7 +89,7 @@ impl Executor {
 
     /// Notes that the value of this key is not long any more.
     pub(crate) fn forget_long(&mut self, key: &[u8]) {
-        self.long_keys.remove(&self.lanes.key_hash(empty_key::to_store(key)));
+        self.long_keys.remove(&self.lanes.key_hash(key_in_store(key)));
     }
 
     /// Begins requests of a connection, until it has to pause.
@@ -180,7 +176,9 @@ impl Executor {
         }
         let spec = find(request.get(0));
         if (spec.is_none() || connection.client.is_in_transaction)
-            && connection.try_reply_now(|request, client| transaction::reply(request, client))
+            && connection.try_reply_now(|request, client| {
+                connection_commands::in_transaction(request, client)
+            })
         {
             return Ok(());
         }
@@ -265,7 +263,7 @@ impl Executor {
                 Ok(())
             }
             Ok(plan) => {
-                let key = empty_key::to_store(request.get(1));
+                let key = key_in_store(request.get(1));
                 if self.is_long(&plan, key) {
                     return self.help(spec.command, connection, place);
                 }
@@ -301,7 +299,7 @@ impl Executor {
             connection.error_now(text);
             return Ok(());
         }
-        let key = empty_key::to_store(request.get(2));
+        let key = key_in_store(request.get(2));
         let plan = Plan::new(Operation::Get, &[], Task::Memory(key.len()));
         let started = self.start(connection_of(connection, place), key, plan, pipeline)?;
         let reply = connection.await_reply();
@@ -367,7 +365,7 @@ impl Executor {
                 let request = connection.request();
                 let at = if connection.next_argument > 0 { connection.next_argument } else { 1 };
                 let at = if matches!(task, Task::Memory(_)) { 2 } else { at };
-                let key = empty_key::to_store(request.get(at));
+                let key = key_in_store(request.get(at));
                 let task = (operation, task, is_get);
                 self.lanes.fill(lane, lock, origin, protocol, key, task);
                 connection.in_flight += 1;
@@ -409,11 +407,11 @@ impl Executor {
         connection: Option<&mut Connection>,
     ) -> Option<(Operation, usize)> {
         let number = completed.ticket.lane();
-        let expires_at_ms = completed.expires_at().map(expiry::ms_of);
+        let expires_at_ms = completed.expires_at().map(ms_of);
         let result = completed.result;
         match &result {
             Err(error @ Error::Disconnected { .. }) => self.away = Some(error::of_operation(error)),
-            Err(error) => away_shards::note(&self.gateway, error),
+            Err(error) => note_away_shard(&self.gateway, error),
             Ok(_) => {}
         }
         if let Ok(outcome) = &result
@@ -527,6 +525,63 @@ impl Executor {
         self.long_keys.insert(self.lanes.key_hash(&key));
         self.lanes.lane(lane).key = key;
     }
+
+    /// Begins a command on several keys, or goes on with it.
+    fn begin_several(
+        &mut self,
+        spec: &CommandSpec,
+        connection: &mut Connection,
+        place: usize,
+        pipeline: &mut Option<Pipeline<'_>>,
+    ) -> Begun {
+        let command = spec.command;
+        let (is_mget, is_mset) = (command == Command::MGet, command == Command::MSet);
+        let (count, step) = (connection.request().count(), if is_mset { 2 } else { 1 });
+        let done = match command {
+            Command::MSet => Some("stored"),
+            Command::Del | Command::Unlink => Some("removed"),
+            _ => None,
+        };
+        if connection.next_argument == 0 {
+            if is_mset && count % 2 == 0 {
+                connection.error_now(error::wrong_arity(spec.name));
+                return Ok(());
+            }
+            let request = connection.request();
+            // Otherwise it would be found when other keys have been changed.
+            let wrong = too_long(&request, is_mset, &self.gateway.limits);
+            if let Some(wrong) = wrong.filter(|_| done.is_some()) {
+                connection.error_now(error::of_operation(&wrong.into()));
+                return Ok(());
+            }
+            let is_long = |at| request.get(at).len() >= LONG_VALUE_BYTES;
+            if is_mset && (2..count).step_by(2).any(is_long) {
+                return self.help(command, connection, place);
+            }
+            if is_mget {
+                connection.reply_now(|_, client, out| {
+                    ReplyWriter::new(out, client.protocol).array(count - 1);
+                });
+            } else {
+                connection.sum = connection.await_sum((count - 1) / step, is_mset, done);
+            }
+            connection.next_argument = 1;
+        }
+        while connection.next_argument < count {
+            if is_mget && connection.is_full() {
+                return Err(Pause::Output);
+            }
+            let at = connection.next_argument;
+            let request = connection.request();
+            let part = plan_part(command, &request, at);
+            let key = key_in_store(request.get(at));
+            let started = self.start(connection_of(connection, place), key, part, pipeline)?;
+            let reply = if is_mget { connection.await_reply() } else { connection.sum };
+            self.settle(started, connection, reply);
+            connection.next_argument = at + step;
+        }
+        Ok(())
+    }
 }
 
 /// A started operation.
@@ -548,4 +603,17 @@ enum Started {
 /// The origin of an operation, without its reply, and the protocol of the reply.
 fn connection_of(connection: &Connection, place: usize) -> (Origin, Protocol) {
     (Origin { place, id: connection.id(), reply: 0 }, connection.client.protocol)
+}
+
+/// The error for the first key or value of a command on several keys that is longer than the store
+/// allows.
+fn too_long(request: &impl Arguments, is_mset: bool, limits: &Limits) -> Option<OperationError> {
+    (1..request.count()).find_map(|at| {
+        let (bytes, is_key) = (request.get(at).len(), !is_mset || at % 2 == 1);
+        let max = if is_key { limits.key_bytes_max } else { limits.value_bytes_max };
+        (bytes > max).then_some(match is_key {
+            true => OperationError::KeyTooLong { bytes, max },
+            false => OperationError::ValueTooLong { bytes, max },
+        })
+    })
 }

@@ -1,20 +1,19 @@
-//! What all threads of the gateway share: the client, the settings, and the list of connections.
-
-pub(crate) mod away_shards;
+//! What all threads of the gateway share: the client, the settings, the list of connections, the
+//! figures of the store, and which shards of a cluster do not answer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use farside::{Client, Limits, Session};
+use farside::{Client, Error, Limits, ServerStatistics, Session};
 use farside_fabric::tcp::TlsServer;
+use farside_layout::CHUNK_BYTES;
 
-use self::away_shards::AwayShards;
 use crate::listen::Accepted;
-use crate::store_figures::StoreFigures;
 
 /// The input that may wait in all connections, in bytes.
 const WAITING_BYTES_MAX: usize = 512 << 20;
@@ -115,7 +114,7 @@ pub(crate) struct Gateway {
     /// The wrong passwords that were not logged yet, and the address of the last client.
     wrong_passwords: Mutex<(u64, String)>,
     /// The shards of a cluster that do not answer.
-    pub(crate) away_shards: AwayShards,
+    away_shards: AwayShards,
     /// The number of the next connection.
     next_id: AtomicU64,
 }
@@ -300,5 +299,95 @@ impl Gateway {
         let pairs = password.iter().zip(right.iter().cycle());
         let differences = pairs.fold(0, |sum, (a, b)| sum | (a ^ b));
         right.len() == password.len() && differences == 0
+    }
+}
+
+/// A count of all keys waits for so many times as long as the last one took. So questions of many
+/// clients do not make the gateway count all the time.
+const COUNT_PAUSES: u32 = 19;
+
+/// Figures of the store, for INFO and CONFIG.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StoreFigures {
+    /// The memory of the index and of the blocks that clients have.
+    pub(crate) used_bytes: u64,
+    pub(crate) keys: u64,
+    pub(crate) keys_evicted: u64,
+    pub(crate) keys_expired: u64,
+    /// Whether a server evicts keys to make room.
+    pub(crate) is_cache: bool,
+    /// When the keys were counted last, and how long that took.
+    counted: Option<(Instant, Duration)>,
+}
+
+impl StoreFigures {
+    /// Asks the store for the figures. After an error those that it did not tell are as before.
+    fn ask(&mut self, client: &Client, opened: &mut Option<Session>) -> farside::Result<()> {
+        let statistics = client.admin().statistics()?;
+        self.used_bytes = used_bytes(&statistics);
+        self.keys_evicted = statistics.keys_evicted;
+        self.keys_expired = statistics.keys_expired;
+        self.is_cache = statistics.servers_evicting > 0;
+        if self.counted.is_some_and(|(at, took)| at.elapsed() < took * COUNT_PAUSES) {
+            return Ok(());
+        }
+        let session = match opened {
+            Some(session) => session,
+            None => opened.insert(client.session()?),
+        };
+        let began = Instant::now();
+        self.keys = session.count_keys()?;
+        self.counted = Some((Instant::now(), began.elapsed()));
+        Ok(())
+    }
+}
+
+fn used_bytes(statistics: &ServerStatistics) -> u64 {
+    let of_blocks = statistics.classes.iter().map(|class| {
+        class.blocks.saturating_sub(class.blocks_free).saturating_mul(class.class.block_bytes())
+    });
+    of_blocks.fold(statistics.chunks_index.saturating_mul(CHUNK_BYTES), u64::saturating_add)
+}
+
+/// How often a shard that is away is asked.
+const ASK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The shards that are away, each with a thread that asks for it.
+#[derive(Debug, Default)]
+struct AwayShards(Mutex<BTreeSet<u16>>);
+
+impl AwayShards {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u16>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Notes that an operation has failed. Logs it if a shard of a cluster is away that was not away
+/// before. Another line tells when it is back. The sessions go on meanwhile with the other shards.
+pub(crate) fn note_away_shard(gateway: &Arc<Gateway>, error: &Error) {
+    let Error::Unavailable { shard, server, .. } = error else { return };
+    let shard = *shard;
+    if !gateway.away_shards.lock().insert(shard) {
+        return;
+    }
+    tracing::warn!(
+        shard,
+        "FS-061 lost the connection to a shard of the store, which was at {server}; clients get \
+         errors for its keys until it is back"
+    );
+    let gateway = gateway.clone();
+    let ask = move || {
+        while gateway.client.admin().shard(shard).statistics().is_err() {
+            if gateway.is_stopping() {
+                return;
+            }
+            thread::sleep(ASK_INTERVAL);
+        }
+        gateway.away_shards.lock().remove(&shard);
+        tracing::info!(shard, "FS-062 the shard of the store answers again");
+    };
+    if let Err(error) = thread::Builder::new().name("resp-shard".into()).spawn(ask) {
+        // It stays in the set: otherwise each failed operation would log it again.
+        tracing::debug!(shard, "cannot start a thread that waits for the shard: {error}");
     }
 }

@@ -14,14 +14,12 @@ use std::thread;
 use farside::{Result, Session};
 use farside_resp::{Protocol, ReplyWriter};
 
-use crate::commands::arguments::Arguments;
-use crate::commands::operation::Operation;
+use crate::commands::operation::{Operation, ms_of};
 use crate::commands::plan::{Plan, plan, plan_part};
 use crate::commands::table::{COMMANDS, Command};
 use crate::commands::task::Task;
-use crate::commands::{error, expiry, info, introspection, whole};
-use crate::empty_key;
-use crate::gateway::{ClientRecord, Gateway, away_shards};
+use crate::commands::{Arguments, error, introspection, key_in_store, whole};
+use crate::gateway::{ClientRecord, Gateway, note_away_shard};
 
 /// A value of at least so many bytes is long: a helper stores and reads it.
 pub(crate) const LONG_VALUE_BYTES: usize = 1 << 20;
@@ -168,7 +166,7 @@ fn work(gateway: &Arc<Gateway>, jobs: &Receiver<Job>, results: &Results, wake: &
         let failure = match ended {
             Ok(Ok(())) => None,
             Ok(Err(failure)) => {
-                away_shards::note(gateway, &failure);
+                note_away_shard(gateway, &failure);
                 Some(error::of_operation(&failure))
             }
             Err(_) => {
@@ -212,7 +210,7 @@ fn run(
         gateway.look_at_store(opened);
         let mut reply = ReplyWriter::new(reply, *protocol);
         match command {
-            Command::Info => info::info(arguments, gateway, &mut reply),
+            Command::Info => introspection::info(arguments, gateway, &mut reply),
             _ => introspection::config(arguments, gateway, &mut reply),
         }
         return Ok(());
@@ -272,7 +270,7 @@ fn run_plan(
     reply: &mut Vec<u8>,
 ) -> Result<Option<usize>> {
     let Plan { mut operation, value, mut task } = plan;
-    let key = empty_key::to_store(key);
+    let key = key_in_store(key);
     // The blocking calls copy these values once less than a pipeline.
     match (operation, &task) {
         (Operation::Get, Task::Value) => {
@@ -298,7 +296,7 @@ fn run_plan(
     loop {
         operation.start(&mut pipeline, key, &value)?;
         let Some(completed) = pipeline.wait() else { return Ok(value_bytes) };
-        let expires_at_ms = completed.expires_at().map(expiry::ms_of);
+        let expires_at_ms = completed.expires_at().map(ms_of);
         let outcome = completed.result?;
         if matches!(operation, Operation::Get) {
             value_bytes = Some(outcome.value.map_or(0, |value| value.len()));

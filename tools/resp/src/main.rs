@@ -8,13 +8,11 @@
 mod args;
 mod commands;
 mod connection;
-mod empty_key;
 mod executor;
 mod gateway;
 mod helper;
 mod lanes;
 mod listen;
-mod store_figures;
 mod stream;
 mod worker;
 

@@ -3,25 +3,21 @@
 //! In each turn it takes the events of its sockets, begins requests of all connections that can go
 //! on, and polls the pipeline, so that their operations share doorbells. Then it sends replies.
 
-mod ticks;
-
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use farside::{Pipeline, Session};
 use farside_resp::{ParserLimits, Protocol};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use crate::commands::client_state::ClientState;
-use crate::commands::error;
-use crate::connection::Connection;
+use crate::commands::{ClientState, error};
+use crate::connection::{Connection, Overdue};
 use crate::executor::{Executor, Pause};
 use crate::gateway::{ClientRecord, Gateway};
 use crate::helper::{Helper, HelperKind, Results};
@@ -561,6 +557,48 @@ impl Worker {
         // A list may still name this place. Then the place is empty, or its new connection runs
         // twice, which is harmless.
         self.free_places.push(place);
+    }
+
+    /// Ends the connections that are overdue, once a second.
+    fn tick(&mut self) {
+        if self.ticked.elapsed() < TICK {
+            return;
+        }
+        self.ticked = Instant::now();
+        let idle_s_max = self.gateway().idle_s_max;
+        let idle_ticks_max = (idle_s_max > 0).then_some(idle_s_max);
+        let (mut stalled, mut last) = (0, None);
+        for place in 0..self.connections.len() {
+            let Some(Some(connection)) = self.connections.get_mut(place) else { continue };
+            let overdue = connection.tick(idle_ticks_max);
+            if overdue == Some(Overdue::Replies) {
+                (stalled, last) = (stalled + 1, Some(connection.client.record.clone()));
+            }
+            connection.has_ended |= overdue.is_some();
+            let was_delayed = std::mem::take(&mut connection.client.is_delayed);
+            let goes_on = was_delayed || connection.is_paused && connection.reads_ahead();
+            if connection.has_ended || was_delayed {
+                self.touch(place);
+            }
+            if goes_on {
+                self.list(place);
+            }
+        }
+        if let Some(record) = last {
+            let address = &record.address;
+            tracing::warn!(
+                "FS-065 closed a connection whose client sends requests and takes no replies \
+                 address={address} others={}",
+                stalled - 1
+            );
+        }
+        let (wrong, address) = self.gateway().take_wrong_passwords();
+        if wrong > 0 {
+            let others = wrong - 1;
+            tracing::warn!(
+                "FS-066 a client gave a wrong password address={address} others={others}"
+            );
+        }
     }
 }
 

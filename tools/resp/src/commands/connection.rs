@@ -1,14 +1,12 @@
-//! Commands about the connection itself: they ask nothing of the store.
+//! Commands about the connection itself, MULTI included, which ask nothing of the store.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farside_resp::{Protocol, ReplyWriter, parse_integer};
 
-use super::arguments::Arguments;
-use super::client_state::{ClientState, checked_name};
-use super::info::REDIS_VERSION;
+use super::introspection::{self, REDIS_VERSION};
 use super::table::{Command, CommandSpec};
-use super::{error, info, introspection};
+use super::{Arguments, ClientState, checked_name, error};
 use crate::gateway::Gateway;
 
 /// The only user.
@@ -58,7 +56,7 @@ pub(crate) fn run(
         Command::Client => introspection::client(arguments, gateway, state, &mut reply),
         Command::Config => introspection::config(arguments, gateway, &mut reply),
         Command::Command => introspection::command(arguments, &mut reply),
-        Command::Info => info::info(arguments, gateway, &mut reply),
+        Command::Info => introspection::info(arguments, gateway, &mut reply),
         _ => return false,
     }
     true
@@ -184,4 +182,38 @@ fn greet(state: &ClientState, out: &mut Vec<u8>) {
     reply.bulk("master");
     reply.bulk("modules");
     reply.array(0);
+}
+
+const REFUSED: &str = "ERR there are no transactions here, so this command between MULTI and EXEC \
+    was not executed: send it without MULTI";
+const ABORTED: &str = "EXECABORT Transaction discarded: there are no transactions here, and none \
+    of its commands was executed";
+
+/// The reply of MULTI, EXEC and DISCARD, and of any other command between MULTI and EXEC: a simple
+/// string or an error. `None` if the command is to be executed.
+///
+/// There are no transactions, so nothing between MULTI and EXEC is executed. MULTI itself succeeds.
+/// Most clients send a whole transaction at once, and all of them send EXEC or DISCARD at its end
+/// only if MULTI has succeeded. If it failed, the gateway could not know which of the commands
+/// behind it belong to the transaction.
+pub(crate) fn in_transaction(
+    arguments: &impl Arguments,
+    state: &mut ClientState,
+) -> Option<Result<&'static str, String>> {
+    let is_open = state.is_in_transaction;
+    let named = ["multi", "exec", "discard"].into_iter().find(|name| arguments.is(0, name));
+    let Some(name) = named else {
+        let leaves = arguments.is(0, "quit") || arguments.is(0, "reset");
+        return (is_open && !leaves).then(|| Err(REFUSED.to_owned()));
+    };
+    Some(match name {
+        _ if !state.is_authenticated => Err(error::NO_AUTH.to_owned()),
+        _ if arguments.count() != 1 => Err(error::wrong_arity(name)),
+        "multi" if is_open => Err("ERR MULTI calls can not be nested".to_owned()),
+        "exec" | "discard" if !is_open => Err(format!("ERR {} without MULTI", name.to_uppercase())),
+        _ => {
+            state.is_in_transaction = name == "multi";
+            if name == "exec" { Err(ABORTED.to_owned()) } else { Ok("OK") }
+        }
+    })
 }

@@ -1,10 +1,8 @@
-//! The operations of the library that commands are made of.
+//! The operations of the library that commands are made of, and times as they need them.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farside::{Pipeline, PipelineFull, Store, Ticket, Version};
-
-use super::expiry::{self, Expiry};
 
 /// The condition of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +77,7 @@ impl Operation {
                 };
                 let store = match expiry {
                     Expiry::Never => store,
-                    Expiry::At(ms) => store.until(expiry::time_of(ms)),
+                    Expiry::At(ms) => store.until(time_of(ms)),
                     Expiry::Kept => store.keep_ttl(),
                 };
                 pipeline.store(key, value, if returns { store.returning() } else { store })
@@ -92,4 +90,39 @@ impl Operation {
             Self::Touch(ttl) => pipeline.touch(key, ttl),
         }
     }
+}
+
+/// What becomes of a value's expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expiry {
+    /// It never expires.
+    Never,
+    /// It expires at this time, in milliseconds since 1970.
+    At(u64),
+    /// It expires when the value before it would have.
+    Kept,
+}
+
+/// The unit of a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Seconds,
+    Milliseconds,
+}
+
+/// Returns this moment, in milliseconds since 1970.
+pub(crate) fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Converts milliseconds since 1970.
+fn time_of(ms: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(ms)
+}
+
+/// Converts a time to milliseconds since 1970.
+pub(crate) fn ms_of(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

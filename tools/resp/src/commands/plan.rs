@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use farside_resp::parse_integer;
 
-use super::arguments::Arguments;
-use super::error;
-use super::expiry::{self, Expiry, Unit};
-use super::modify::{Conditions, Modification, Modify, NewExpiry};
-use super::operation::{Condition, Operation};
+use super::operation::{Condition, Expiry, Operation, Unit, now_ms};
 use super::table::Command;
-use super::task::Task;
+use super::task::{Conditions, Modification, Modify, NewExpiry, Task};
+use super::{Arguments, error};
 
 /// The first operation of a command, and what to do with its outcome.
 pub(crate) struct Plan<'a> {
@@ -42,7 +39,7 @@ pub(crate) fn plan<'a, A: Arguments>(
     let read = |task| Ok(Plan::new(Operation::Get, &[], task));
     let expire = |unit, is_absolute| plan_expire(name, arguments, unit, is_absolute);
     let set_until = |unit| {
-        let expiry = expiry::of_store(arguments.get(2), unit, false, name)?;
+        let expiry = expiry_of_store(arguments.get(2), unit, false, name)?;
         let operation = Operation::Store { condition: Condition::Always, expiry, returns: false };
         Ok(Plan::new(operation, arguments.get(3), Task::Ok))
     };
@@ -182,7 +179,7 @@ impl<'a> Options<'a> {
             at += 1;
         }
         if let Some((at, (unit, is_absolute))) = time {
-            match expiry::of_store(arguments.get(at), unit, is_absolute, name) {
+            match expiry_of_store(arguments.get(at), unit, is_absolute, name) {
                 Ok(expiry) => options.expiry = Some(expiry),
                 Err(text) if is_set => return Err(text),
                 Err(text) => options.wrong = Some(text),
@@ -232,8 +229,8 @@ fn plan_expire<'a, A: Arguments>(
     is_absolute: bool,
 ) -> Result<Plan<'a>, String> {
     let conditions = Conditions::read(arguments, 3)?;
-    let at_ms = expiry::of_expire(arguments.get(2), unit, is_absolute, name)?;
-    let left_ms = at_ms.saturating_sub(expiry::now_ms());
+    let at_ms = time_of_expire(arguments.get(2), unit, is_absolute, name)?;
+    let left_ms = at_ms.saturating_sub(now_ms());
     Ok(match (conditions == Conditions::default(), left_ms) {
         (true, ..=0) => Plan::new(Operation::Delete, &[], Task::Applied),
         (true, left_ms) if !is_absolute => {
@@ -242,4 +239,46 @@ fn plan_expire<'a, A: Arguments>(
         }
         _ => Plan::modify(Modification::Expire { at_ms, conditions }),
     })
+}
+
+/// The latest time that a value of Farside can expire at, in milliseconds since 1970: 48 bits.
+const EXPIRES_AT_MS_MAX: i64 = (1 << 48) - 1;
+
+/// Reads the time of a SET or GETEX, which has to lie in the future if it is relative.
+fn expiry_of_store(
+    text: &[u8],
+    unit: Unit,
+    is_absolute: bool,
+    command: &str,
+) -> Result<Expiry, String> {
+    let invalid = || error::invalid_expire(command);
+    let number = parse_integer(text).ok_or_else(|| error::NOT_AN_INTEGER.to_owned())?;
+    if number <= 0 {
+        return Err(invalid());
+    }
+    let ms = match unit {
+        Unit::Seconds => number.checked_mul(1000).ok_or_else(invalid)?,
+        Unit::Milliseconds => number,
+    };
+    let at = if is_absolute { Some(ms) } else { ms.checked_add(now_ms()) };
+    let at = at.filter(|at| *at <= EXPIRES_AT_MS_MAX).ok_or_else(invalid)?;
+    Ok(Expiry::At(at as u64))
+}
+
+/// Reads the time of an EXPIRE and its like, which may lie in the past. Returns it in milliseconds
+/// since 1970.
+fn time_of_expire(
+    text: &[u8],
+    unit: Unit,
+    is_absolute: bool,
+    command: &str,
+) -> Result<i64, String> {
+    let invalid = || error::invalid_expire(command);
+    let number = parse_integer(text).ok_or_else(|| error::NOT_AN_INTEGER.to_owned())?;
+    let ms = match unit {
+        Unit::Seconds => number.checked_mul(1000).ok_or_else(invalid)?,
+        Unit::Milliseconds => number,
+    };
+    let base = if is_absolute { 0 } else { now_ms() };
+    ms.checked_add(base).filter(|at| *at <= EXPIRES_AT_MS_MAX).ok_or_else(invalid)
 }

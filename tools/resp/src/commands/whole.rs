@@ -5,10 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use farside::{KeyEntry, Result, ScanPosition, Session};
 use farside_resp::{ReplyWriter, matches, parse_integer};
 
-use super::arguments::Arguments;
-use super::error;
 use super::table::Command;
-use crate::empty_key;
+use super::{Arguments, error, key_of_client};
 
 /// How many keys SCAN returns at least without COUNT, if there are as many. As in redis.
 const COUNT_DEFAULT: i64 = 10;
@@ -58,7 +56,7 @@ pub(crate) fn run(
 /// The key of an entry, as clients know it. An error, also one that concerns this entry only, is
 /// the command's: otherwise a key that is present would be missing from the answer.
 fn key_of(entry: Result<KeyEntry>) -> Result<Vec<u8>> {
-    entry.map(|entry| empty_key::to_client(entry.key))
+    entry.map(|entry| key_of_client(entry.key))
 }
 
 /// A key of the part of the index at a random place, or of the first one behind it with any.
