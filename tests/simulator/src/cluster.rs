@@ -11,7 +11,7 @@ use farside_control::cluster::{ClusterMap, Id, Router, ShardCopy, ShardView};
 use farside_fabric::{Nanos, RegionIndex, Trust};
 use farside_protocol::OpenRegion;
 
-use crate::clock::TIMING;
+use crate::memory::TIMING;
 use crate::mutant::Mutant;
 use crate::region::{GRACE_MS, HASH_KEY, KEYS, Key, hash, keys};
 

@@ -1,33 +1,34 @@
-//! One execution of a scenario: the possible next actions, and their effects.
+//! One execution of a scenario: its start, the possible next actions and their effects, the hash by
+//! which the search recognizes equal states, and the checks at the end.
 
 mod cluster;
 mod losses;
-mod pauses;
-mod start;
-mod verdict;
 
 use std::cell::{RefCell, RefMut};
-use std::hash::{Hash, Hasher};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
 use farside_fabric::{Buffer, LaneId, Nanos};
 use farside_linearizability::HistoryOperation;
+use farside_protocol::Action;
 use farside_protocol::split::SplitProgress;
 
-use crate::fabric::{PAUSE_NS_MAX, SimFabric};
-use crate::lane::Phase;
+use crate::cluster::{ClusterClient, ClusterState};
+use crate::fabric::{PAUSE_NS_MAX, Phase, SimFabric};
 use crate::memory::mix;
-use crate::monitor::{Monitor, Violation};
-use crate::prepared::Prepared;
-use crate::process::{Process, SchedulerAction, State};
+use crate::monitor::{Monitor, RequestedOperation, Violation};
+use crate::mutant::Mutant;
+use crate::prepared::{Prepared, client_id, drive, name};
+use crate::process::{
+    Event, Events, Process, Reading, SchedulerAction, State, check_two_regions, run_script,
+};
+use crate::region::{KEYS, keys};
 use crate::scenario::{Chore, EventCounts};
 use crate::script::{Op, Script};
 use crate::session::{Reply, TestSession};
-use crate::task::Event;
-use crate::trace::Line;
-use crate::two_regions;
-use crate::world::World;
+use crate::world::{Line, SimDepot, World};
 
 /// The state of an execution. `actor` is the index of the process that a method acts for.
 pub(crate) struct Execution<'s> {
@@ -198,7 +199,7 @@ impl Execution<'_> {
             return Err(Violation::Unheld(extent.claimed_offset()));
         }
         if self.prepared.changes_two_regions {
-            two_regions::check(&self.world.borrow().memory).map_err(Violation::Damaged)?;
+            check_two_regions(&self.world.borrow().memory).map_err(Violation::Damaged)?;
         }
         Ok(())
     }
@@ -417,5 +418,209 @@ impl Execution<'_> {
         let mut fabric = self.sessions[client].endpoint().fabric_mut();
         fabric.observed = hasher.finish();
         fabric.lanes.iter_mut().for_each(|lane| lane.posted_times = 0);
+    }
+}
+
+/// The process that the history names as the writer of the first values.
+const STORER: usize = 99;
+
+impl<'s> Execution<'s> {
+    /// Starts an execution. Every client has connected, and has cached the keys that it knows.
+    /// Without `preemptible_words`, every word that can change is preemptible.
+    pub(crate) fn begin(
+        prepared: &'s Prepared<'s>,
+        preemptible_words: Option<Rc<BTreeSet<usize>>>,
+        trace: bool,
+    ) -> Self {
+        let scenario = prepared.scenario;
+        let late_completions = preemptible_words.is_none();
+        let is_preemptible = match preemptible_words {
+            None => prepared.can_change.clone(),
+            Some(words) => {
+                let mut is_preemptible = vec![false; prepared.memory.len()];
+                words.iter().for_each(|word| is_preemptible[*word] = true);
+                is_preemptible
+            }
+        };
+        let (region, memory) = (prepared.region.clone(), prepared.memory.clone());
+        let mut world =
+            World::new(region, memory, is_preemptible, late_completions, scenario.round_trip_ns);
+        world.cluster = scenario.moves.then(ClusterState::new);
+        let mut execution = Self {
+            prepared,
+            world: Rc::new(RefCell::new(world)),
+            sessions: Vec::new(),
+            processes: Vec::new(),
+            monitor: Monitor::new(),
+            last: None,
+            last_continues: false,
+            events: EventCounts::default(),
+            ids: Vec::new(),
+            lost_clients: Vec::new(),
+            reopened: 0,
+            late_completions,
+            observer: None,
+        };
+        for key in &scenario.stored {
+            let expires = scenario.expiring.contains(key);
+            let op = if expires { Op::PutTtl(*key) } else { Op::Put(*key) };
+            let requested = RequestedOperation::of(op, format!("i{key}"), None);
+            let id = execution.monitor.invoke(STORER, *key as u32, &requested);
+            let stored = Ok(Reply { done: true, found: None });
+            execution.monitor.respond(id, *key, &stored).expect("the first values");
+        }
+        for (client, script) in scenario.clients.iter().enumerate() {
+            execution.connect(client, script);
+        }
+        let (client, actor) = (execution.sessions.len(), execution.processes.len());
+        if scenario.split.is_some() {
+            let observer = prepared.open(&execution.world, client + 2, actor + 1, 1, None);
+            execution.observer = Some(Rc::new(observer));
+        }
+        if !scenario.chores().is_empty() {
+            let (session, process) = prepared.server(&execution.world, (client, actor), 0);
+            execution.sessions.push(session);
+            execution.processes.push(process);
+        }
+        {
+            let world = &mut *execution.world.borrow_mut();
+            if scenario.has_depot {
+                let depot = SimDepot::new(&prepared.region, scenario.server, world.now);
+                world.depot = Some(Rc::new(RefCell::new(depot)));
+            }
+            world.began = true;
+            world.places_rest = scenario.server != Some(Mutant::ReusedAtOnce);
+            world.trace = trace.then(Vec::new);
+        }
+        execution
+    }
+
+    /// Connects a client, which caches the keys that it knows, and starts a process for each lane.
+    fn connect(&mut self, client: usize, script: &Script) {
+        let lanes = script.lanes.len() as u16;
+        let first = self.processes.len();
+        let session = self.prepared.open(&self.world, client + 1, first, lanes, script.mutant);
+        for key in &script.known {
+            drive(&session, Action::Get, *key, "");
+        }
+        session.endpoint().fabric_mut().immediate = script.in_one_step;
+        let session = Rc::new(session);
+        for (lane, ops) in script.lanes.iter().enumerate() {
+            let events = Events::default();
+            let reading = Reading::new(ops.clone(), name(first + lane));
+            let lane = LaneId(lane as u16);
+            let task = run_script(session.clone(), lane, reading, events.clone());
+            self.processes.push(Process::new(client, (lane, 1), Box::pin(task), events));
+        }
+        self.sessions.push(session);
+        self.ids.push(client_id(client + 1));
+    }
+}
+
+impl Execution<'_> {
+    /// Returns a hash of all state on which the rest of the execution depends.
+    /// `bounded`: whether the search limits preemptions. If so, the process that acted last always
+    /// belongs to the state.
+    pub(crate) fn state(&self, bounded: bool) -> u64 {
+        let visible_state = self.visible_state();
+        let world = self.world.borrow();
+        let mut hasher = DefaultHasher::new();
+        (world.cluster, &world.tombs).hash(&mut hasher);
+        (world.memory.hash(), world.now, self.monitor.state()).hash(&mut hasher);
+        for session in &self.sessions {
+            let fabric = session.endpoint().fabric();
+            session.cluster.as_ref().map(ClusterClient::state).hash(&mut hasher);
+            (fabric.observed, fabric.clock.stood_still, fabric.clock.stopped_at).hash(&mut hasher);
+        }
+        for process in &self.processes {
+            let fabric = self.sessions[process.client].endpoint().fabric();
+            for lane in process.lanes() {
+                let lane = fabric.lane(lane);
+                (lane.progress, lane.posted_times, lane.is_cut).hash(&mut hasher);
+            }
+            // The state at the start of a wait matters only if it is equal to the present state.
+            let waits = process.waits.map(|wait| wait == Some(visible_state));
+            (process.state, process.chains, process.operations_begun, process.seen, waits)
+                .hash(&mut hasher);
+        }
+        let last = self.last.filter(|_| bounded || self.last_continues);
+        (last, self.last_continues, self.events, &self.ids, &self.lost_clients).hash(&mut hasher);
+        (self.locations(), self.depot()).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Mixes what a process can learn without a chain into its client's observations. Several
+    /// lanes learn the order in which they are polled. A client with a shared cache or a depot
+    /// learns its content.
+    fn note_shared(&self, actor: usize) {
+        let process = &self.processes[actor];
+        let script = self.prepared.scenario.clients.get(process.client);
+        let Some(script) = script.filter(|script| script.is_entangled()) else { return };
+        let mut fabric = self.sessions[process.client].endpoint().fabric_mut();
+        fabric.observed = mix(mix(fabric.observed, 3), actor as u64);
+        if script.shares {
+            fabric.observed = mix(fabric.observed, self.locations());
+        }
+        if script.takes {
+            fabric.observed = mix(fabric.observed, self.depot());
+        }
+    }
+
+    /// Returns a hash of the depot's history, if there is a depot.
+    fn depot(&self) -> u64 {
+        self.world.borrow().depot.as_ref().map_or(0, |depot| depot.borrow().state)
+    }
+
+    /// Returns a hash of the clients' shared location cache, if there is one.
+    fn locations(&self) -> u64 {
+        let scripts = self.prepared.scenario.clients.iter();
+        let sharing = scripts.zip(&self.sessions).find(|(script, _)| script.shares);
+        sharing.map_or(0, |(_, session)| {
+            let mut hasher = DefaultHasher::new();
+            session.region.cache.hash_state(&mut hasher);
+            hasher.finish()
+        })
+    }
+
+    /// Checks the end of an execution. Every process must have ended. A new client reads every key.
+    /// If there is a split, so does a session with the directory of the start. The region must be
+    /// consistent.
+    pub(crate) fn finish(&mut self) -> Result<(), Violation> {
+        // The server may have chores left, such as a sweep for a client that never died.
+        let is_unfinished = |process: &Process| match process.state {
+            State::Between => process.client < self.prepared.scenario.clients.len(),
+            State::Working => true,
+            State::Finished | State::Dying | State::Gone | State::Offline => false,
+        };
+        // Beside a dead process, another one may wait until the server clears a slot.
+        let mut processes = self.processes.iter();
+        let has_dead_process = processes
+            .any(|process| matches!(process.state, State::Dying | State::Gone | State::Offline));
+        if let Some(actor) =
+            self.processes.iter().position(is_unfinished).filter(|_| !has_dead_process)
+        {
+            return Err(Violation::Stuck(actor));
+        }
+        self.note_time()?;
+        let first = self.processes.len();
+        let new = self.prepared.open(&self.world, self.sessions.len() + 1, first, 1, None);
+        for (session, actor) in self.observer.iter().chain([&Rc::new(new)]).zip(first..) {
+            self.world.borrow_mut().note(actor, || "reads all keys".to_owned());
+            for key in 0..KEYS {
+                let requested = RequestedOperation::plain(Op::Get(key));
+                let id = self.monitor.invoke(actor, key as u32, &requested);
+                let read = session.run(LaneId(0), Action::Get, (&keys()[key], b""));
+                let reply = session.endpoint().drive(read);
+                if let Err(Some(error)) = &reply {
+                    return Err(Violation::Failed(error.to_string()));
+                }
+                self.monitor.respond(id, key, &reply)?;
+            }
+        }
+        let world = self.world.borrow();
+        let mut regions = self.prepared.scenario.regions().iter();
+        regions.try_for_each(|index| {
+            world.region.at(*index).inspect(&world.memory).map_err(Violation::Damaged)
+        })
     }
 }

@@ -14,34 +14,26 @@
 //! blocks [`farside_server::depot`].
 #![deny(unsafe_code)]
 
-mod clock;
 mod cluster;
 mod execution;
 mod explore;
 mod fabric;
-mod failure;
-mod lane;
 mod memory;
 mod monitor;
 mod mutant;
 mod mutant_fabric;
 mod prepared;
 mod process;
-mod random;
 mod region;
 mod scenario;
 mod script;
 mod server;
 mod session;
-mod task;
-mod trace;
-mod two_regions;
 mod world;
 
-pub use clock::TTL_NS;
 pub use cluster::TRUST_NS;
-pub use explore::{Bounds, Explored};
-pub use failure::Failure;
+pub use explore::{Bounds, Explored, Failure};
+pub use memory::TTL_NS;
 pub use monitor::Violation;
 pub use mutant::Mutant;
 pub use region::{GRACE_MS, KEYS, Key};

@@ -9,8 +9,7 @@ use farside_linearizability::{
 };
 use farside_protocol::OperationError;
 
-use crate::clock::EXPIRES_AT_MS;
-use crate::memory::mix;
+use crate::memory::{EXPIRES_AT_MS, mix};
 use crate::region::{KEYS, Key};
 use crate::script::Op;
 use crate::session::{FoundValue, Reply};

@@ -2,23 +2,23 @@
 //! simulated fabric changes chains and answers, so that one rule is broken. A checker that does not
 //! catch the mutants is worth nothing.
 
-mod inserts;
 mod splits;
-mod times;
 
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use farside_fabric::{Buffer, ChainError, Nanos, Verb};
+use farside_fabric::{Buffer, ChainError, Nanos, Trust, Verb};
+use farside_layout::hash::NO_HINT;
 use farside_layout::{
-    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockStamp, HINT_OFFSET, HeaderWord,
-    INCARNATIONS, NamedBlock, Slot, SlotState, SlotWord, WINDOW_BYTES, class_for, seal,
+    BLOCK_HEADER_BYTES, Block, BlockAddress, BlockHeader, BlockStamp, FIRST_INCARNATION,
+    HINT_OFFSET, HeaderWord, INCARNATION_MAX, INCARNATIONS, NamedBlock, Slot, SlotState, SlotWord,
+    WINDOW_BYTES, WORD_GENERATIONS, class_for, seal,
 };
+use farside_protocol::OpenRegion;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::memory::Memory;
+use crate::memory::{Memory, TIMING};
 use crate::mutant::Mutant;
-use crate::mutant_fabric::inserts::{later, with_incarnation};
 use crate::mutant_fabric::splits::{MutantSplitState, nothing};
 use crate::region::{GRACE_MS, hash, keys};
 
@@ -425,5 +425,153 @@ fn reseal(remote: u64, block: &mut [u64]) {
     // Content with impossible lengths is no block, and stays invalid.
     if seal(block.as_mut_bytes(), key_bytes, value_bytes, stamp).is_ok() {
         block[0] |= superseded;
+    }
+}
+
+/// Returns the EMPTY word that follows `word` after this number of incarnations.
+pub(crate) fn later(word: u64, incarnations: u64) -> u64 {
+    let block = SlotWord::default().block().expect("there is a class 0");
+    let next = |word: SlotWord, _| word.pending(0, block).emptied();
+    (0..incarnations).fold(SlotWord::from_bits(word), next).bits()
+}
+
+/// Returns the word with another incarnation number.
+pub(crate) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
+    word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
+}
+
+impl MutantFabric {
+    /// Changes a chain that claims this slot by its hint.
+    pub(crate) fn post_hint(
+        &mut self,
+        chain: &mut Vec<Verb>,
+        (at, slot, expected): (usize, u64, u64),
+    ) {
+        match self.mutant {
+            Mutant::NoClaim(_) => {
+                self.words.insert(slot, (0, 0));
+                self.reported = Some(expected);
+                chain.remove(at);
+            }
+            Mutant::LooksTooEarly => chain.swap(at, at + 1),
+            _ => {}
+        }
+    }
+
+    /// Changes a chain with an INSERT's compare-and-swap of a word.
+    pub(crate) fn post_insert(
+        &mut self,
+        chain: &mut Vec<Verb>,
+        (at, slot, expected, desired): (usize, u64, u64, u64),
+    ) {
+        use SlotState::{Aborted, Empty, Live, Pending};
+        let is = |from, to| swaps(expected, desired, from, to);
+        let swap = |expected, desired| Verb::CompareSwap { remote: slot, expected, desired };
+        match self.mutant {
+            Mutant::NoClaim(_) if is(Empty, Pending) => {
+                self.words.insert(slot, (expected, desired));
+                self.reported = Some(expected);
+                chain.remove(at);
+            }
+            Mutant::NoClaim(key) if is(Empty, Live) => {
+                let value = hash(&keys()[key]).hint(FIRST_INCARNATION);
+                chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
+            }
+            Mutant::NoClaim(_) if is(Pending, Live) => {
+                let (real, _) = self.words[&slot];
+                chain[at] = swap(real, desired);
+            }
+            Mutant::NoClaim(_) if is(Pending, Empty) || is(Aborted, Empty) => {
+                self.reported = Some(expected);
+                chain.clear();
+                // A chain needs a verb.
+                chain.push(Verb::Read { remote: slot, into: Buffer::Window, bytes: 8 });
+            }
+            Mutant::LooksTooEarly if is(Empty, Pending) => chain.swap(at, at + 1),
+            Mutant::NoneAborted if is(Pending, Aborted) || is(Empty, Empty) => {
+                self.reported = Some(expected);
+                chain[at] = nothing(slot);
+            }
+            Mutant::HintBeforePending(key) if is(Empty, Pending) => {
+                let incarnation = SlotWord::from_bits(desired).incarnation();
+                let value = hash(&keys()[key]).hint(incarnation);
+                chain.insert(at, Verb::WriteWord { remote: slot + HINT_OFFSET, value });
+            }
+            Mutant::WithdrawKeepsHint | Mutant::WithdrawOften if is(Pending, Empty) => {
+                chain[at] = swap(expected, later(desired, INCARNATIONS - 2));
+                self.delay = (INCARNATIONS - 2) * TIMING.round_trip_min_ns;
+                if self.mutant == Mutant::WithdrawKeepsHint {
+                    chain.remove(at - 1);
+                }
+            }
+            Mutant::FirstIncarnationTwice(_) if is(Empty, Pending) && expected == 0 => {
+                self.words.insert(slot, (0, 0));
+                chain[at] = swap(expected, with_incarnation(desired, FIRST_INCARNATION));
+            }
+            Mutant::FirstIncarnationTwice(key) if self.words.contains_key(&slot) => {
+                let first = |word| with_incarnation(word, FIRST_INCARNATION);
+                chain[at] = swap(first(expected), first(desired));
+                if let [Verb::CompareSwap { desired, .. }, _] = &mut chain[..]
+                    && *desired != NO_HINT
+                {
+                    *desired = hash(&keys()[key]).hint(FIRST_INCARNATION);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Mutant {
+    /// Changes the constants of a session. Returns whether they differ now.
+    pub(crate) fn change_constants(self, region: &mut OpenRegion) -> bool {
+        if self == Self::TrustIgnored {
+            region.trust = Trust::forever();
+        }
+        let constants = &mut region.constants;
+        let grace = constants.grace_ns;
+        let (constant, value) = match self {
+            Self::PatienceWithoutEnd => (&mut constants.patience_ns, Nanos::MAX),
+            Self::PatienceWithoutMargin => (&mut constants.patience_ns, grace),
+            Self::ProofWithoutMargin => {
+                (&mut constants.proof_age_ns_max, WORD_GENERATIONS * grace - TIMING.lateness_max_ns)
+            }
+            _ => return false,
+        };
+        std::mem::replace(constant, value) != value
+    }
+}
+
+impl MutantFabric {
+    /// If the slot no longer holds the cached word, shows the found word as EMPTY, so that the
+    /// operation READs the window.
+    pub(crate) fn lose_cached(
+        &mut self,
+        (slot, expected, desired): (u64, u64, u64),
+        found: &mut u64,
+    ) {
+        let lost = swaps(expected, desired, SlotState::Live, SlotState::Live) && *found != expected;
+        if matches!(self.mutant, Mutant::AbsorbedUnread(_)) && lost && self.words.is_empty() {
+            self.words.insert(slot, (*found, expected));
+            *found = SlotWord::from_bits(*found).emptied().bits();
+        }
+    }
+
+    /// Shows the word in this window with another incarnation number. A word of the same
+    /// incarnation would count as a later value anyway.
+    pub(crate) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
+        let Mutant::AbsorbedUnread(key) = self.mutant else { return };
+        for at in window_words() {
+            let word = SlotWord::from_bits(window[at]);
+            if word.state() == SlotState::Live
+                && self.words.get(&(remote + at as u64 * 8)).is_some_and(|(real, _)| *real != 0)
+            {
+                let other = word.incarnation() ^ 1;
+                window[at] = with_incarnation(window[at], other);
+                window[at + 1] = hash(&keys()[key]).hint(other);
+                // Only the first READ shows it.
+                self.words.insert(remote + at as u64 * 8, (0, 0));
+            }
+        }
     }
 }

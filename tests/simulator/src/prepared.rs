@@ -8,21 +8,19 @@ use std::rc::Rc;
 use farside_fabric::{LaneId, Nanos, RegionIndex, Trust};
 use farside_protocol::{Action, ConnectionCache, Lifetime, RegionOptions};
 
-use crate::clock::{EXPIRES_AT_MS, PACE};
 use crate::cluster::{
     ClusterClient, ClusterState, Connection, FORMER, LATTER, OTHER, OWNED, REASSIGNED, TRUST_NS,
 };
 use crate::fabric::{SimFabric, WatchedBlocks};
-use crate::memory::{Memory, local, mix};
+use crate::memory::{EXPIRES_AT_MS, Memory, PACE, local, mix};
 use crate::mutant::Mutant;
 use crate::mutant_fabric::MutantFabric;
-use crate::process::{Process, State};
+use crate::process::{Events, Process, State};
 use crate::region::{KEYS, Key, SHAPE, SimRegion, keys};
 use crate::scenario::{Chore, EventCounts, Scenario};
 use crate::script::{Op, Script};
 use crate::server::{ServerAnswers, run_chores};
 use crate::session::{Reply, TestSession};
-use crate::task::Events;
 use crate::world::World;
 
 /// The size of a client's location cache.
@@ -35,7 +33,7 @@ pub(crate) struct Prepared<'s> {
     pub(crate) memory: Memory,
     /// Whether each word can change.
     pub(crate) can_change: Vec<bool>,
-    /// Whether a script changes the two further regions; see [`crate::two_regions`].
+    /// Whether a script changes the two further regions; see [`crate::process`].
     pub(crate) changes_two_regions: bool,
     /// Whether there may be values that expire.
     pub(crate) has_expiries: bool,

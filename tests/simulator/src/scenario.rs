@@ -4,8 +4,8 @@ use std::fmt;
 
 use farside_fabric::{Nanos, RegionIndex};
 
-use crate::clock::TIMING;
 use crate::cluster::{FORMER, LATTER, OTHER};
+use crate::memory::TIMING;
 use crate::mutant::Mutant;
 use crate::region::Key;
 use crate::script::Script;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use farside_fabric::Nanos;
 
-use crate::clock::PACE;
+use crate::memory::PACE;
 use crate::mutant::Mutant;
 use crate::region::Key;
 

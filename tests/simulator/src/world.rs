@@ -1,24 +1,25 @@
-//! The state that all clients of a simulation share: the memory, the clock, and which process
-//! accessed which word.
-
-pub(crate) mod depot;
+//! The state that all clients of a simulation share: the memory, the clock, the server's depot,
+//! which process accessed which word, and the readable trace of an execution.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
-use farside_fabric::Nanos;
-use farside_layout::{BlockAddress, SlotState, SlotWord};
+use farside_fabric::{ChainError, Nanos};
+use farside_layout::{
+    BlockAddress, BlockRef, CHUNK_BYTES, ChunkEntry, ChunkUse, DirectoryEntry, FreeBlock,
+    HeaderWord, RowHeader, SizeClass, SlotState, SlotWord,
+};
 use farside_protocol::ConnectionCache;
 use farside_protocol::held_blocks::HeldBlocks;
 use farside_protocol::split::SplitProgress;
+use farside_server::depot::{Depot, DepotOptions, RegionAccess};
 
-use crate::clock::START_NS;
 use crate::cluster::{ClusterState, FORMER};
-use crate::memory::{Memory, local};
+use crate::memory::{Memory, START_NS, local, mix};
 use crate::mutant::Mutant;
-use crate::region::SimRegion;
-use crate::trace::{Line, describe};
-use crate::world::depot::SimDepot;
+use crate::region::{GRACE_MS, SimRegion, hash, keys};
 
 /// A slot whose key the server removed: a tombstone until `ready_at`.
 #[derive(Clone, Copy, Debug, Hash)]
@@ -239,5 +240,198 @@ impl World {
         {
             trace.push(Line { now, process: Some(process), text: text() });
         }
+    }
+}
+
+/// The process number of the server's processor.
+const SERVER: usize = 15;
+const GRACE_NS: Nanos = GRACE_MS as Nanos * 1_000_000;
+
+pub(crate) struct SimDepot {
+    depot: Depot,
+    /// The chunk table, which no client reads.
+    entries: RefCell<HashMap<u32, ChunkEntry>>,
+    mutant: Option<Mutant>,
+    /// The offsets of the depot's chunk.
+    chunk: Range<u64>,
+    /// A hash of all requests, answers and returned blocks.
+    pub(crate) state: u64,
+}
+
+/// The server's access to the chunk table and to block headers.
+struct WorldMemory<'w> {
+    entries: &'w RefCell<HashMap<u32, ChunkEntry>>,
+    world: &'w RefCell<World>,
+    mutant: Option<Mutant>,
+}
+
+impl RegionAccess for WorldMemory<'_> {
+    fn entry(&self, chunk: u32) -> Result<ChunkEntry, ChainError> {
+        let entry = self.entries.borrow().get(&chunk).copied();
+        Ok(entry.unwrap_or(ChunkEntry::new(ChunkUse::Free)))
+    }
+
+    fn set_entry(&self, chunk: u32, entry: ChunkEntry) -> Result<(), ChainError> {
+        self.entries.borrow_mut().insert(chunk, entry);
+        Ok(())
+    }
+
+    fn header(&self, block: BlockRef) -> Result<HeaderWord, ChainError> {
+        let world = &mut *self.world.borrow_mut();
+        let Ok(index) = world.memory.index(block.offset(), 8) else {
+            return Ok(HeaderWord::from_bits(0));
+        };
+        world.note_read(SERVER, index);
+        Ok(HeaderWord::from_bits(world.memory.load(index)))
+    }
+
+    fn set_header(&self, block: BlockRef, header: HeaderWord) -> Result<(), ChainError> {
+        let world = &mut *self.world.borrow_mut();
+        let Ok(index) = world.memory.index(block.offset(), 8) else { return Ok(()) };
+        if self.mutant == Some(Mutant::HeadersNotWritten) {
+            world.note_fired(Mutant::HeadersNotWritten);
+        } else {
+            world.write(SERVER, index, header.bits());
+        }
+        Ok(())
+    }
+
+    fn clear(&self, _: u32) -> Result<(), ChainError> {
+        Ok(())
+    }
+}
+
+impl SimDepot {
+    /// Returns a depot with all blocks of the last chunk except key 0's.
+    pub(crate) fn new(region: &SimRegion, mutant: Option<Mutant>, now: Nanos) -> Self {
+        let uses = [ChunkUse::Subtables, ChunkUse::Subtables, ChunkUse::Blocks(region.class)];
+        let mut options = DepotOptions::new(GRACE_NS, 0);
+        if mutant == Some(Mutant::ChunkRestsForGrace) {
+            options.chunk_rest = GRACE_NS;
+        }
+        let mut depot = Depot::new(region.geometry, &uses, options, now);
+        depot.note_linked(region.first_block(), now).expect("a block of the depot's");
+        let entries =
+            (0..).zip(uses).map(|(chunk, chunk_use)| (chunk, ChunkEntry::new(chunk_use))).collect();
+        let start = region.first_block().address.claimed_offset() - region.class.block_bytes();
+        let entries = RefCell::new(entries);
+        Self { depot, entries, mutant, chunk: start..start + CHUNK_BYTES, state: 0 }
+    }
+
+    pub(crate) fn take(&mut self, class: SizeClass, world: &RefCell<World>) -> Vec<FreeBlock> {
+        let now = world.borrow().now;
+        let memory = WorldMemory { entries: &self.entries, world, mutant: self.mutant };
+        let blocks = self.depot.take(class, 1, now, &memory).expect("memory does not fail");
+        let given = blocks
+            .first()
+            .map_or(0, |block| u64::from(block.address.0) << 32 | u64::from(block.generation));
+        self.state = mix(mix(self.state, u64::from(class.index()) << 56 | now), given);
+        if self.mutant == Some(Mutant::ChunkRestsForGrace) && class.index() > 0 && given != 0 {
+            world.borrow_mut().note_fired(Mutant::ChunkRestsForGrace);
+        }
+        blocks
+    }
+
+    pub(crate) fn give(
+        &mut self,
+        (class, rested): (SizeClass, bool),
+        mut blocks: Vec<FreeBlock>,
+        world: &RefCell<World>,
+    ) {
+        let now = world.borrow().now;
+        // The blocks that clients have at the start are not in the depot's chunk.
+        blocks.retain(|block| self.chunk.contains(&block.address.claimed_offset()));
+        for block in &blocks {
+            self.state = mix(mix(self.state, block.address.0.into()), now << 1 | u64::from(rested));
+        }
+        let at_once = !rested && !blocks.is_empty() && self.mutant == Some(Mutant::GivenAtOnce);
+        if at_once {
+            world.borrow_mut().note_fired(Mutant::GivenAtOnce);
+        }
+        let given = self.depot.give(class, blocks, rested || at_once, now);
+        given.expect("blocks that were taken");
+    }
+}
+
+/// One event of an execution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) now: Nanos,
+    /// The process that caused it; `None` if the clock jumped.
+    pub(crate) process: Option<usize>,
+    pub(crate) text: String,
+}
+
+/// Returns the name of the word at this offset of the region, and what this value of it means.
+pub(crate) fn describe(region: &SimRegion, offset: u64, value: u64) -> [String; 2] {
+    let subtable = if region.has_splits() { region.name_of(offset) } else { "" };
+    if let Some((_, slot, is_hint)) = region.slot_at(offset) {
+        return match is_hint {
+            false => [format!("slot {subtable}{slot}"), word(region, value)],
+            true => [format!("hint {subtable}{slot}"), hint(value)],
+        };
+    }
+    if let Some((_, row, at)) = region.header_at(offset) {
+        let mut words = [0; 2];
+        words[at as usize] = value;
+        let header: RowHeader = zerocopy::transmute!(words);
+        return match (at, header.forward()) {
+            (0, _) => [format!("header {subtable}{row}"), prefix(&header)],
+            (_, forward) => {
+                let forward = forward.map(|to| to.map(|offset| region.name_of(offset)).join(", "));
+                [format!("forward {subtable}{row}"), forward.unwrap_or("none".to_owned())]
+            }
+        };
+    }
+    if let Some(entry) = region.directory_at(offset) {
+        let leads = DirectoryEntry::from_bits(value);
+        let (to, bits) = (region.name_of(leads.offset()), leads.local_depth());
+        return [format!("directory {entry}"), format!("{to}, {bits} bits")];
+    }
+    match region.block_at(offset) {
+        Some((block, 0)) => {
+            let header = HeaderWord::from_bits(value);
+            let mark = if header.mark.is_set() { ", superseded" } else { "" };
+            [format!("block {block} header"), format!("generation {}{mark}", header.generation)]
+        }
+        Some((block, word @ (4 | 5))) => {
+            let printable = |byte: u8| if byte.is_ascii_graphic() { char::from(byte) } else { '.' };
+            let part = if word == 4 { "key" } else { "value" };
+            [format!("block {block} {part}"), value.to_le_bytes().map(printable).iter().collect()]
+        }
+        Some((block, word)) => [format!("block {block} word {word}"), format!("{value:#x}")],
+        None => [format!("offset {offset:#x}"), format!("{value:#x}")],
+    }
+}
+
+fn prefix(header: &RowHeader) -> String {
+    if !header.is_valid() {
+        return "none".to_owned();
+    }
+    let (bits, prefix) = (header.local_depth, header.prefix.get());
+    let filling = if header.is_filling() { ", filling" } else { "" };
+    format!("prefix {prefix:b} of {bits} bits{filling}")
+}
+
+fn word(region: &SimRegion, bits: u64) -> String {
+    let word = SlotWord::from_bits(bits);
+    let incarnation = word.incarnation();
+    let conditional = if word.is_conditional() { " cond" } else { "" };
+    let block = word.block().ok().and_then(|block| {
+        let (number, _) = region.block_at(block.address.claimed_offset())?;
+        Some(format!(" block {number}.{}", block.generation_low))
+    });
+    let state = format!("{:?}", word.state()).to_uppercase();
+    match word == word.emptied() {
+        true => format!("EMPTY({incarnation})"),
+        false => format!("{state}({incarnation}){conditional}{}", block.unwrap_or_default()),
+    }
+}
+
+fn hint(value: u64) -> String {
+    let mut hints = (0..keys().len()).flat_map(|key| (0..64).map(move |number| (key, number)));
+    match hints.find(|(key, incarnation)| hash(&keys()[*key]).hint(*incarnation) == value) {
+        Some((key, incarnation)) => format!("H(k{key}, {incarnation})"),
+        None => format!("{value}"),
     }
 }

@@ -15,7 +15,7 @@ use crate::cluster::{
     REVOKED, TRUST_NS, moving_keys,
 };
 use crate::execution::Execution;
-use crate::lane::Phase;
+use crate::fabric::Phase;
 use crate::monitor::Violation;
 use crate::mutant::Mutant;
 use crate::process::{SchedulerAction, State};

@@ -1,6 +1,9 @@
 //! A shard that changes its region, while clients of the former one may still trust its server.
 //! Guards against an operation that is executed, or a value that is read, where the shard no longer
 //! is. Keys 0 and 1 move; key 2 is in a shard that stays.
+//!
+//! Then changes of two regions, one after the other, by clients that may die between the two. They
+//! guard against a change that relies on a state that only the first region has.
 
 use farside_simulator::{Mutant, Scenario, Script, TRUST_NS, Violation, client};
 
@@ -168,4 +171,24 @@ fn patience_without_end_is_caught() {
 fn older_view_taken_is_caught() {
     let scenario = moves().old_maps(1).client(client().knows(0).get(0).get(0));
     assert_caught_for_all(Mutant::OlderViewTaken, scenario);
+}
+
+/// `count` clients, each of which raises both counts once.
+fn clients(count: usize) -> Scenario {
+    (0..count).map(|_| client().raises_both()).fold(Scenario::new(), Scenario::client)
+}
+
+#[test]
+fn a_death_between_two_regions_leaves_one_step() {
+    for deaths in [0, 1] {
+        let twice = || client().raises_both().raises_both();
+        passes(Scenario::new().client(twice()).client(twice()).deaths(deaths), None);
+    }
+    passes(clients(3).deaths(1), None);
+}
+
+/// The mutant takes the step of a client that died between the two regions for a change of both.
+#[test]
+fn head_believed_is_caught() {
+    assert_caught_for_all(Mutant::HeadBelieved, clients(2).deaths(1));
 }

@@ -1,8 +1,14 @@
-//! Connections that break, and servers that restart. None, some or all of the verbs in flight are
-//! executed, without a completion. An operation that may have taken effect is `Indeterminate`. A
-//! new client repeats all others, while the server clears the slots of the old one.
+//! Clients that die at any moment, connections that break, and servers that restart. None, some or
+//! all of the verbs in flight are executed, without a completion. An operation that may have taken
+//! effect is `Indeterminate`. A new client repeats all others, while the server clears the
+//! unfinished inserts of the old one. Until it fences a client, that client's verbs in flight may
+//! still be executed.
+//!
+//! An operation whose connection is lost before it takes effect is run again, from the key and the
+//! value that its lane has. However often it is broken off, and at whichever verb: the value that
+//! it leaves, and its answer, are those of one run (I28). It must not take effect twice, either.
 
-use farside_simulator::{Mutant, Op, Scenario, client};
+use farside_simulator::{Mutant, Op, Scenario, Violation, client};
 
 use crate::mutants::{assert_caught_for_all, assert_caught_of_server};
 use crate::{OPS, passes};
@@ -99,4 +105,192 @@ fn former_clients_not_fenced_is_caught() {
         Mutant::FormerClientsNotFenced,
         scenario.client(client().insert(1).get(1)),
     );
+}
+
+#[test]
+fn one_of_two_clients_dies() {
+    for op in [Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+        let absent = (0..=2).map(|used| Scenario::new().used(used).seed(2));
+        for scenario in absent.chain([Scenario::new().stored(0)]) {
+            let scenario = scenario.deaths(1).client(client().op(op));
+            passes(scenario.client(client().put(0).get(0)), 1);
+        }
+    }
+}
+
+/// A PENDING word of a dead client does not keep other clients from inserting the key.
+#[test]
+fn others_insert_the_key_of_an_inserter_that_dies() {
+    for used in 0..=2 {
+        let scenario = Scenario::new().deaths(1).seed(2).used(used);
+        let scenario = scenario.client(client().insert(0)).client(client().insert(0).delete(0));
+        passes(scenario.client(client().get(0)), 0);
+    }
+}
+
+/// A client that has cached the key can read it after its writer died between mark and
+/// compare-and-swap.
+#[test]
+fn a_writer_dies_and_readers_continue() {
+    let writer = || client().knows(0).put(0);
+    let reader = client().knows(0).get(0).get(0).get(0);
+    let scenario = Scenario::new().stored(0).deaths(1).client(writer()).client(reader);
+    passes(scenario.client(writer()), 2);
+}
+
+/// Every operation that depends on the present value, on one key.
+const MODIFICATIONS: [Op; 8] = [
+    Op::Increment(0),
+    Op::Append(0),
+    Op::Take(0),
+    Op::Touch(0),
+    Op::PutKeepTtl(0),
+    Op::GetOrInsert(0),
+    Op::ExchangeSeen(0),
+    Op::DeleteSeen(0),
+];
+
+/// Every operation, on a key that is absent, and on one that is present. Digits are appended to
+/// numbers only.
+fn scenarios() -> impl Iterator<Item = Scenario> {
+    OPS.into_iter().chain(MODIFICATIONS).flat_map(|op| {
+        let script = client().get(0).op(op).get(0);
+        let present = match op {
+            Op::Increment(0) | Op::Append(0) => Scenario::new().client(script.clone().op(op)),
+            _ => Scenario::new().stored(0).client(script.clone()),
+        };
+        [Scenario::new().client(script), present]
+    })
+}
+
+/// The server restarts twice, at any moments. An operation goes on with what it has READ before.
+/// Its next chain is refused, so the operation knows that it was not executed.
+#[test]
+fn every_operation_broken_off_equals_one_run() {
+    for scenario in scenarios() {
+        passes(scenario.clone().server_restarts(2), None);
+        passes(scenario.losses(1).server_restarts(1), 0);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; run by make soak"]
+fn every_operation_broken_off_beside_sweeps() {
+    for scenario in scenarios().map(Scenario::sweeps) {
+        passes(scenario.clone().losses(1).server_restarts(1), None);
+        passes(scenario.losses(2), 1);
+    }
+}
+
+/// Several chains WRITE a value with extents, and another one links them.
+#[test]
+fn operations_on_long_values_broken_off_equal_one_run() {
+    let changes = [
+        Op::PutLarge(0),
+        Op::Put(0),
+        Op::Update(0),
+        Op::Take(0),
+        Op::Touch(0),
+        Op::Delete(0),
+        Op::Exchange(0, "i0"),
+    ];
+    for op in changes {
+        let scenario = Scenario::new().extents().client(client().put_large(0).op(op).get(0));
+        passes(scenario.clone().server_restarts(1), None);
+        passes(scenario.losses(1), None);
+    }
+}
+
+/// Another client takes the value, possibly between two runs.
+#[test]
+fn modifications_broken_off_beside_each_other() {
+    for op in [Op::Append(0), Op::Increment(0), Op::Touch(0)] {
+        let script = client().append(0).op(op);
+        let scenario = Scenario::new().server_restarts(1).client(script);
+        passes(scenario.client(client().op(Op::Take(0))), 0);
+    }
+}
+
+/// The shard changes its region between two runs. Its keys are absent afterwards.
+#[test]
+fn modifications_broken_off_go_to_the_next_region() {
+    for op in [Op::Append(0), Op::Increment(0)] {
+        let script = client().append(0).op(op).get(0);
+        passes(Scenario::new().moves(1, 0).client(script), None);
+    }
+}
+
+/// The second run appends the beginning of the present value.
+#[test]
+fn input_overwritten_is_caught() {
+    let scenario = Scenario::new().server_restarts(1).client(client().append(0).append(0).get(0));
+    let failure = assert_caught_for_all(Mutant::InputOverwritten, scenario);
+    assert_eq!(failure.violation, Violation::NotLinearizable);
+}
+
+/// One client dies, at any moment, and is swept.
+fn dies() -> Scenario {
+    Scenario::new().deaths(1).sweeps()
+}
+
+fn an_inserter_dies(op: Op, slots: usize, used: usize) -> Scenario {
+    let scenario = dies().slots(slots).used(used).seed(2);
+    scenario.client(client().insert(0)).client(client().op(op).get(0))
+}
+
+#[test]
+fn an_inserter_dies_and_is_swept() {
+    for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
+        for used in 0..=1 {
+            passes(an_inserter_dies(op, 1, used), 0);
+        }
+    }
+    for used in 0..=2 {
+        passes(an_inserter_dies(Op::Insert(0), 2, used), 0);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; run by make soak"]
+fn an_inserter_dies_and_is_swept_with_more_preemptions() {
+    for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0)] {
+        for used in 0..=2 {
+            passes(an_inserter_dies(op, 2, used), 2);
+        }
+    }
+}
+
+/// Two clients insert different keys, and only one slot is left.
+fn two_in_a_slot(used: usize) -> Scenario {
+    dies().slots(1).used(used).client(client().insert(0)).client(client().insert(1).get(1))
+}
+
+#[test]
+fn another_key_gets_the_slot_of_a_dead_inserter() {
+    for used in 0..=1 {
+        passes(two_in_a_slot(used), 1);
+    }
+}
+
+#[test]
+fn a_writer_dies_and_is_swept() {
+    for op in [Op::Put(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+        let scenario = dies().stored(0).client(client().op(op));
+        passes(scenario.client(client().knows(0).get(0).put(0)), 0);
+    }
+}
+
+#[test]
+fn unfenced_is_caught() {
+    assert_caught_of_server(Mutant::Unfenced, two_in_a_slot(1));
+}
+
+#[test]
+fn sweeps_the_living_is_caught() {
+    assert_caught_of_server(Mutant::SweepsTheLiving, two_in_a_slot(1));
+}
+
+#[test]
+fn hint_after_clear_is_caught() {
+    assert_caught_of_server(Mutant::HintAfterClear, two_in_a_slot(1));
 }

@@ -6,28 +6,14 @@
 //! executions, seconds.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod blind_inserts;
-mod clocks;
 mod clusters;
-mod crash;
-mod depot;
-mod extents;
-mod full;
 mod lost;
 mod mutants;
-mod pairs;
-mod places;
+mod operations;
 mod random;
-mod removals;
-mod reruns;
 mod reuse;
-mod sessions;
-mod split_mutants;
 mod splits;
-mod sweep;
 mod time;
-mod triples;
-mod two_regions;
 
 use farside_simulator::{Bounds, GRACE_MS, Op, Scenario, Script};
 use rustix::time::{ClockId, clock_gettime};

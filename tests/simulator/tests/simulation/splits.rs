@@ -1,8 +1,11 @@
 //! A subtable is split beside clients: every entry moves, and the directory doubles. Keys 0, 1 and
-//! 3 move to one new subtable, key 2 to the other.
+//! 3 move to one new subtable, key 2 to the other. Beside that, mutants of the split, and of
+//! clients beside one. GRACE after a split the memory of the old subtable is reused for a new one,
+//! while the directory copy of a sleeping client still leads there.
 
-use farside_simulator::{Op, Scenario, client};
+use farside_simulator::{Bounds, Mutant, Op, Scenario, Script, client};
 
+use crate::mutants::{assert_caught_for_all, assert_caught_of_server, assert_fails};
 use crate::{GRACE_NS, OPS, knowing, passes};
 
 fn split() -> Scenario {
@@ -119,4 +122,103 @@ fn a_client_dies_beside_a_split() {
         let scenario = split().used(used).chains(8).deaths(1).client(client().insert(0));
         passes(scenario.client(client().insert(0)), 0);
     }
+}
+
+/// Checks that the mutant is caught beside this client. Key 0 is stored.
+fn assert_caught_beside(mutant: Mutant, script: Script) {
+    assert_caught_for_all(mutant, split().stored(0).client(script));
+}
+
+#[test]
+fn moved_before_copy_is_caught() {
+    assert_caught_beside(Mutant::MovedBeforeCopy, client().get(0));
+}
+
+#[test]
+fn hint_after_live_is_caught() {
+    assert_caught_beside(Mutant::HintAfterLive, client().get(0));
+}
+
+#[test]
+fn new_before_old_is_caught() {
+    assert_caught_beside(Mutant::NewBeforeOld, client().get(0));
+}
+
+#[test]
+fn not_frozen_is_caught() {
+    assert_caught_beside(Mutant::NotFrozen, client().put(0));
+}
+
+#[test]
+fn never_filling_is_caught() {
+    assert_caught_beside(Mutant::NeverFilling, client().get(1).get(0));
+}
+
+#[test]
+fn live_before_moved_is_caught() {
+    let scenario = split().stored(0).split_restarts(1).client(client().put(0));
+    assert_caught_for_all(Mutant::LiveBeforeMoved, scenario);
+}
+
+#[test]
+fn fills_again_is_caught() {
+    let scenario = split().stored(2).split_restarts(1).chains(64).client(client().get(2).insert(2));
+    assert_caught_for_all(Mutant::FillsAgain, scenario);
+}
+
+/// The splitter aborts an INSERT, which leaves its slot EMPTY. Another INSERT saw that slot before
+/// it saw the split. The failure takes two preemptions. The search begins with a bound of two,
+/// because exploring all executions with one takes minutes.
+#[test]
+fn forward_ignored_is_caught() {
+    // As few chains as this takes, so that no INSERT waits for the end of the split.
+    let scenario = split().used(1).chains(4).client(client().insert(0)).client(client().insert(1));
+    let bounds = |executions| Bounds { preemptions: Some(2), executions };
+    let mutant = scenario.clone().mutant_for_all(Mutant::ForwardIgnored);
+    assert_fails(|| mutant.explore(bounds(100_000)));
+    let honest = scenario.explore(bounds(2_000));
+    honest.unwrap_or_else(|failure| panic!("without the mutant: {failure}"));
+}
+
+/// Splits the subtable of key 0 twice, the second time into the place of the first one. Then key 0
+/// returns to this place, or other keys could get there.
+fn reused(key_0_returns: bool) -> Scenario {
+    Scenario::new().splits(0, 1).reuses(key_0_returns).slots(1)
+}
+
+#[test]
+fn every_operation_beside_a_place_that_is_reused() {
+    for key_0_returns in [false, true] {
+        for op in [Op::Get(0), Op::Put(0), Op::Insert(0), Op::Delete(0), Op::Exchange(0, "i0")] {
+            let scenario = reused(key_0_returns).stored(0);
+            passes(scenario.client(client().knows(0).op(op)), 0);
+        }
+        passes(reused(key_0_returns).stored(0).client(client().get(0).get(0)), 0);
+        for used in 0..=1 {
+            passes(reused(key_0_returns).used(used).client(client().insert(0)), 0);
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; run by make soak"]
+fn windows_read_in_parts_beside_a_place_that_is_reused() {
+    for op in [Op::Get(0), Op::Put(0), Op::Delete(0)] {
+        for key_0_returns in [false, true] {
+            passes(reused(key_0_returns).stored(0).client(client().op(op)), 1);
+        }
+    }
+}
+
+/// If slots of a reused place looked unused, a blind INSERT could claim one among other keys.
+#[test]
+fn reused_place_looks_unused_is_caught() {
+    let scenario = reused(false).client(client().guesses(0).insert(0).get(0));
+    assert_caught_for_all(Mutant::ReusedPlaceLooksUnused, scenario);
+}
+
+#[test]
+fn reused_at_once_is_caught() {
+    let scenario = reused(false).stored(0).client(client().get(0));
+    assert_caught_of_server(Mutant::ReusedAtOnce, scenario);
 }
