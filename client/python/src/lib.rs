@@ -12,12 +12,8 @@ mod exported;
 mod fork;
 mod interrupts;
 mod lmcache;
-mod registered;
-mod results;
 mod scan;
-mod settings;
 mod state;
-mod stores;
 
 use pyo3::prelude::*;
 
@@ -31,13 +27,13 @@ mod _farside {
     #[pymodule_export]
     use crate::client::Client;
     #[pymodule_export]
+    use crate::errors::{PyOutcome, PyValue};
+    #[pymodule_export]
+    use crate::exported::Buffer;
+    #[pymodule_export]
     use crate::interrupts::Cancellable;
     #[pymodule_export]
     use crate::lmcache::Connector;
-    #[pymodule_export]
-    use crate::registered::Buffer;
-    #[pymodule_export]
-    use crate::results::{PyOutcome, PyValue};
     #[pymodule_export]
     use crate::scan::PyScan;
 
