@@ -3,25 +3,23 @@
 //! Reads are linearizable. A commit is one transaction, which compares the revisions of the
 //! records. A server's record has a lease, so it ends with the server.
 
-mod announcement;
 mod gateway;
-mod health;
-mod tls;
-mod wire;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farside_fabric::tcp::{TlsClient, TlsFiles};
+use gateway::{Alarm, Alarms, FREE_SPACE, Lease, Members, Put, Range, Status, Txn, Watch, base64};
+use rustls::crypto::ring;
 use serde_json::{Value, json};
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 
-use self::announcement::EtcdAnnouncement;
 use self::gateway::{Failure, Gateway, Repeat};
-use self::wire::{Range, Txn, Watch, base64};
-use crate::options::StoreOptions;
 use crate::records::ServerRecord;
 use crate::store::{
     Announcement, Change, Commit, Condition, Health, RecordStore, Records, Revision, StoreError,
-    Versioned,
+    StoreOptions, Versioned,
 };
 
 /// The longest name of a cluster.
@@ -203,7 +201,7 @@ impl RecordStore for EtcdStore {
     }
 
     fn health(&self) -> Result<Vec<Health>> {
-        Ok(health::check(&self.gateway))
+        Ok(check(&self.gateway))
     }
 }
 
@@ -217,4 +215,222 @@ fn is_host(text: &str) -> bool {
     };
     let is_known = (!host.is_empty() && host.bytes().all(is_name)) || is_ipv6();
     is_known && port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok()
+}
+
+/// How long the record stays after the last sign of life, in seconds.
+const TTL_S: u64 = 10;
+
+/// A server's record with a lease.
+struct EtcdAnnouncement {
+    gateway: Arc<Gateway>,
+    /// The key, in base64.
+    key: String,
+    value: String,
+    /// The lease with which the value was written; `None` if etcd has lost it.
+    lease: Option<u64>,
+}
+
+impl EtcdAnnouncement {
+    /// Writes the record at this key.
+    fn new(gateway: Arc<Gateway>, key: String, server: &ServerRecord) -> Result<Self> {
+        let mut announced = Self { gateway, key, value: base64(server.value()), lease: None };
+        announced.write()?;
+        Ok(announced)
+    }
+
+    /// Writes the record with the lease, or with a new one if there is none any more.
+    fn write(&mut self) -> Result<()> {
+        if let Some(lease) = self.lease.take() {
+            match self.put(lease) {
+                Ok(()) => {
+                    self.lease = Some(lease);
+                    return Ok(());
+                }
+                Err(Failure::NoLease) => {}
+                Err(failure) => return Err(self.gateway.unexpected(failure)),
+            }
+        }
+        let body = json!({ "TTL": TTL_S.to_string() });
+        let granted = self.gateway.call("lease/grant", &body, Repeat::Harmless);
+        let written = granted.and_then(|lease: Lease| match lease.id {
+            0 => Err(Failure::Final(self.gateway.failed("it granted a lease without a number"))),
+            id => self.put(id).map(|()| id),
+        });
+        self.lease = Some(written.map_err(|failure| self.gateway.unexpected(failure))?);
+        Ok(())
+    }
+
+    fn put(&self, lease: u64) -> std::result::Result<(), Failure> {
+        let body = json!({ "key": self.key, "value": self.value, "lease": lease.to_string() });
+        self.gateway.call("kv/put", &body, Repeat::Harmless).map(|_: Put| ())
+    }
+
+    /// Whether etcd still has the lease, which now lasts longer.
+    fn extend(&self, lease: u64) -> std::result::Result<bool, Failure> {
+        let body = json!({ "ID": lease.to_string() });
+        match self.gateway.call_stream("lease/keepalive", &body) {
+            Ok(Lease { ttl, .. }) => Ok(ttl > 0),
+            Err(Failure::NoLease) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+impl Announcement for EtcdAnnouncement {
+    fn keep_alive(&mut self) -> Result<()> {
+        if let Some(lease) = self.lease {
+            match self.extend(lease) {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.lease = None,
+                Err(failure) => return Err(self.gateway.unexpected(failure)),
+            }
+            tracing::warn!("FS-048 etcd has ended the lease of this server: it is announced again");
+        }
+        self.write()
+    }
+
+    fn update(&mut self, server: &ServerRecord) -> Result<()> {
+        self.value = base64(server.value());
+        self.write()
+    }
+}
+
+/// Returns ureq's configuration with these files.
+///
+/// # Errors
+/// What is wrong with the files.
+fn tls_config(files: &TlsFiles) -> std::result::Result<TlsConfig, String> {
+    // ureq leaves certificates out that it cannot read, and panics if the key is that of another
+    // certificate. The host does not matter here.
+    TlsClient::load(files, "localhost").map_err(|error| error.to_string())?;
+    let ca = files.ca.as_deref().map(|path| read_pem(path).map(|(certificates, _)| certificates));
+    let ca = ca.transpose()?.unwrap_or_default();
+    let client = match (&files.certificate, &files.key) {
+        (Some(certificate), Some(key)) => {
+            let (certificates, _) = read_pem(certificate)?;
+            let found = read_pem(key)?.1;
+            let key = found.ok_or_else(|| format!("{} has no private key", key.display()))?;
+            Some(ClientCert::new_with_certs(&certificates, key))
+        }
+        _ => None,
+    };
+    Ok(TlsConfig::builder()
+        .root_certs(RootCerts::new_with_certs(&ca))
+        .client_cert(client)
+        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .build())
+}
+
+/// The certificates and the last private key of a file in PEM format.
+fn read_pem(
+    path: &Path,
+) -> std::result::Result<(Vec<Certificate<'static>>, Option<PrivateKey<'static>>), String> {
+    let unusable = |why: String| format!("cannot use the file {}: {why}", path.display());
+    let pem =
+        farside_fabric::trusted_path::read(path).map_err(|error| unusable(error.to_string()))?;
+    let (mut certificates, mut key) = (Vec::new(), None);
+    for item in parse_pem(&pem) {
+        match item.map_err(|error| unusable(error.to_string()))? {
+            PemItem::Certificate(certificate) => certificates.push(certificate),
+            PemItem::PrivateKey(found) => key = Some(found),
+            _ => {}
+        }
+    }
+    Ok((certificates, key))
+}
+
+/// The longest time to ask one member, with a login.
+const MEMBER_MAX: Duration = Duration::from_secs(2);
+
+/// Looks at every member, and at the alarms.
+fn check(gateway: &Gateway) -> Vec<Health> {
+    let mut found = Vec::new();
+    let mut by_id = Vec::new();
+    for (endpoint, subject) in gateway.endpoints().iter().enumerate() {
+        let deadline = Instant::now() + MEMBER_MAX;
+        let status = gateway.call_one(endpoint, "maintenance/status", &json!({}), deadline);
+        let problem = match status {
+            Ok(status) => {
+                by_id.push((Status::id(&status), subject.clone()));
+                status.problem()
+            }
+            Err(failure) => Some(match gateway.unexpected(failure) {
+                StoreError::Unreachable { why, .. } => {
+                    format!("{why}; start this member, or replace it in etcd and in the URI")
+                }
+                error => error.to_string(),
+            }),
+        };
+        found.push(Health { subject: subject.clone(), problem });
+    }
+    if by_id.is_empty() {
+        return found;
+    }
+    let name = |id: u64| {
+        let known = by_id.iter().find(|(known, _)| *known == id);
+        known.map_or_else(|| format!("member {id:x}"), |(_, subject)| subject.clone())
+    };
+    match gateway.call("maintenance/alarm", &json!({ "action": "GET" }), Repeat::Harmless) {
+        Ok(Alarms { alarms }) => {
+            found.extend(alarms.iter().map(|alarm| Health {
+                subject: name(alarm.member),
+                problem: Some(alarm.problem()),
+            }))
+        }
+        Err(failure) => found.push(Health {
+            subject: "the alarms".to_owned(),
+            problem: Some(gateway.unexpected(failure).to_string()),
+        }),
+    }
+    found.extend(unlisted(gateway, &by_id));
+    found
+}
+
+/// The members that the URI leaves out. It is not known which they are while one does not answer.
+fn unlisted(gateway: &Gateway, by_id: &[(u64, String)]) -> Vec<Health> {
+    if by_id.len() < gateway.endpoints().len() {
+        return Vec::new();
+    }
+    let body = json!({});
+    let Ok(Members { members, .. }) = gateway.call("cluster/member/list", &body, Repeat::Harmless)
+    else {
+        return Vec::new();
+    };
+    let is_left_out = |id: u64| !by_id.iter().any(|(known, _)| *known == id);
+    let left_out = members.into_iter().filter(|member| is_left_out(member.id));
+    let problem = "the URI leaves this member of etcd out; add its HOST:PORT, so that the records \
+        can be reached without the others";
+    left_out
+        .map(|member| Health { subject: member.name, problem: Some(problem.to_owned()) })
+        .collect()
+}
+
+impl Status {
+    fn id(&self) -> u64 {
+        self.header.member_id
+    }
+
+    fn problem(&self) -> Option<String> {
+        let mut parts = self.version.split('.').map(|part| part.parse::<u32>().ok());
+        let version = (parts.next().flatten(), parts.next().flatten());
+        if !matches!(version, (Some(3), Some(4..=6))) {
+            let version = &self.version;
+            return Some(format!("it has version {version:?}; use etcd 3.4, 3.5 or 3.6"));
+        }
+        let why = "it has no leader; start enough members that more than half of them run, and \
+            check the network between them";
+        (self.leader == 0).then(|| why.to_owned())
+    }
+}
+
+impl Alarm {
+    fn problem(&self) -> String {
+        match self.alarm.as_str() {
+            "NOSPACE" => format!("it has no space; {FREE_SPACE}"),
+            "CORRUPT" => "its data is corrupt; remove this member from etcd, delete its data, and \
+                add it again"
+                .to_owned(),
+            other => format!("it has the alarm {other:?}; see etcd's manual"),
+        }
+    }
 }

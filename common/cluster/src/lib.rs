@@ -7,7 +7,6 @@
 
 mod etcd;
 mod file;
-mod options;
 mod records;
 mod store;
 
@@ -16,13 +15,12 @@ use std::sync::Arc;
 use etcd::EtcdStore;
 use file::FileStore;
 
-pub use options::StoreOptions;
 pub use records::{
     ClusterRecord, Memory, RECORD_VERSION, RecordError, ServedCopy, ServerRecord, ShardRecord,
 };
 pub use store::{
     Announcement, Change, Commit, Condition, Health, RecordStore, Records, Revision, StoreError,
-    Versioned, random_id,
+    StoreOptions, Versioned, random_id,
 };
 
 /// Opens the store with this URI: `etcd://HOST:2379,HOST:2379/NAME`, or `file:///PATH`. It need not

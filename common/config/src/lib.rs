@@ -2,32 +2,23 @@
 //! test compares them with the structs here.
 #![deny(unsafe_code)]
 
-mod cluster;
 pub mod command_line;
 #[cfg(feature = "commands")]
 pub mod generate;
 #[cfg(feature = "commands")]
 mod log_lines;
 pub mod logging;
-mod metrics;
-mod rdma;
-mod secret;
 pub mod signals;
 pub mod size;
-mod socket;
-mod stderr;
-mod tcp;
-mod tls;
+mod tables;
+#[cfg(test)]
+mod tests;
 
-use std::fmt;
-use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
-
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
+use std::{fmt, fs};
 
 use farside_control::address::{Address, AddressError};
 use farside_control::attach::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, ConnectOptions, lateness_max_ns};
@@ -36,17 +27,17 @@ use farside_fabric::memory::HugePages;
 use farside_fabric::tcp::TlsFiles;
 use farside_fabric::{Nanos, Trust};
 use farside_layout::{CHUNK_BYTES, CLIENT_IDS, Format, LayoutError, grace_ms_min};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
 use crate::size::ByteSize;
 
-pub use cluster::ClusterStoreConfig;
 pub use farside_control::Secret;
 pub use logging::{LogFormat, LogLevel};
-pub use metrics::MetricsAddress;
-pub use rdma::RdmaConfig;
-pub use secret::check_private;
-pub use socket::{SocketGroup, SocketMode};
-pub use tcp::TcpConfig;
+pub use tables::{
+    ClusterStoreConfig, MetricsAddress, RdmaConfig, SocketGroup, SocketMode, TcpConfig,
+    check_private,
+};
 
 /// The greatest `clients_max`: all client ids except 0, which belongs to no client.
 pub const CLIENTS_MAX_LIMIT: u32 = CLIENT_IDS - 1;
@@ -249,12 +240,12 @@ impl ServerConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_addresses()?;
         if !self.listens_at(Address::is_shm) {
-            socket::refuse_without_socket(self)?;
+            tables::refuse_without_socket(self)?;
         }
         self.rdma.validate()?;
         self.tcp.validate()?;
-        tls::validate_server(self)?;
-        cluster::validate(self)?;
+        tables::validate_server(self)?;
+        tables::validate(self)?;
         if let Some(memory) = self.memory.filter(|memory| memory.0 > CHUNK_BYTES)
             && !memory.0.is_multiple_of(CHUNK_BYTES)
         {
@@ -508,7 +499,7 @@ impl ClientConfig {
             return Err(bad_value("connect_timeout_ms", 0, "write a number from 1"));
         }
         self.rdma.validate_client()?;
-        tls::validate_client(&self.tls)
+        tables::validate_client(&self.tls)
     }
 }
 
@@ -551,6 +542,3 @@ pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, ConfigEr
         ConfigError::Syntax { path: path.to_owned(), line, message }
     })
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,6 +6,12 @@ use serde::Deserialize;
 
 use crate::{ConfigError, bad_value};
 
+#[cfg(feature = "commands")]
+pub use subscriber::{report, start};
+
+#[cfg(feature = "commands")]
+pub use crate::log_lines::Log;
+
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -43,11 +49,6 @@ pub enum LogLevel {
 }
 
 #[cfg(feature = "commands")]
-pub use crate::log_lines::Log;
-#[cfg(feature = "commands")]
-pub use subscriber::{report, start};
-
-#[cfg(feature = "commands")]
 mod subscriber {
     use std::io::{self, IsTerminal};
     use std::sync::Arc;
@@ -61,8 +62,8 @@ mod subscriber {
     use tracing_subscriber::registry::LookupSpan;
 
     use super::{LogFormat, LogLevel};
+    use crate::command_line::write_within;
     use crate::log_lines::{LineWriter, Log, LogLines, writer_that_never_waits};
-    use crate::stderr::write_within;
 
     /// How long the last line of a program waits for a reader.
     const LAST_WAIT_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };

@@ -5,7 +5,7 @@ use std::io;
 use rustix::event::Timespec;
 use rustix::process::Signal;
 
-use crate::stderr::write_within;
+use crate::command_line::write_within;
 
 /// A dying process waits for no reader.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };

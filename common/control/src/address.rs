@@ -1,16 +1,14 @@
 //! Addresses of servers: `shm:///run/farside/kv.sock`, `tcp://kv-1:7400`, `rdma://10.9.0.1:7400`.
 
-use std::fmt;
-use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use std::{fmt, io};
 
-use crate::FabricKind;
 use serde::{Deserialize, Serialize};
 
-use crate::resolver;
+use crate::{FabricKind, listening};
 
 /// How long a program that starts waits for the addresses of its own name.
 pub const OWN_NAME_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,7 +91,7 @@ impl Address {
         match self {
             Self::Shm(_) => Ok(Vec::new()),
             Self::Tcp { host, port } | Self::Rdma { host, port } => {
-                resolver::SYSTEM.resolve(host, *port, timeout)
+                listening::SYSTEM.resolve(host, *port, timeout)
             }
         }
     }

@@ -4,8 +4,6 @@
 //! Each fabric has a file. [`ConnectOptions::attach`] chooses it by the server's address, and
 //! returns the same type for all.
 
-mod map;
-mod proving;
 mod retry;
 mod shm;
 mod tcp;
@@ -13,22 +11,25 @@ mod tcp;
 mod verbs;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use farside_fabric::rdma::{Options, VerbsError};
 use farside_fabric::tcp::{OtherProtocol, TlsError, TlsFiles};
-use farside_fabric::{AnyFabric, Nanos, RegionIndex, Trust};
+use farside_fabric::{AnyFabric, Nanos, RegionIndex, Trust, interrupt};
 use farside_layout::LayoutError;
-
-pub use self::map::FetchedMap;
-use crate::address::Address;
-use crate::cluster::ShardView;
-use crate::{
-    ConnectRequest, ControlChannel, ControlError, KnownView, Nonce, Purpose, Refusal, Role,
-    SecretKey, Versions, Welcome,
-};
 use retry::ATTEMPT_TIMEOUT_MIN;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::address::Address;
+use crate::cluster::{ClusterMap, ShardView};
+use crate::{
+    Challenge, ConnectRequest, ControlChannel, ControlError, DataAccepted, Handshake, KnownView,
+    MESSAGE_BYTES_MAX, Nonce, Proof, ProofMessage, Purpose, REQUEST_BYTES_MAX, Refusal, Request,
+    Role, SecretKey, ServerMessage, SessionKey, Versions, Welcome,
+};
+
 pub use retry::{ANSWER_TIMEOUT, Attempts, CONNECT_TIMEOUT, Contact};
 
 /// How to connect to a server.
@@ -363,6 +364,201 @@ fn unreachable_untimed(server: String, contact: Contact, source: io::Error) -> C
 
 fn system(doing: &'static str) -> impl FnOnce(io::Error) -> ConnectError {
     move |source| ConnectError::System { doing, source: Arc::new(source) }
+}
+
+/// A map, the channel through which it came, and the server's shard with the number of its view, if
+/// it serves one.
+pub type FetchedMap = (ClusterMap, Box<dyn ControlChannel>, Option<(u16, u64)>);
+
+impl ConnectOptions {
+    /// Makes one attempt to connect at each address, within this timeout, and fetches the map of
+    /// the server's cluster. The server sends the map again through the channel when it changes.
+    ///
+    /// # Errors
+    /// [`ConnectError`](ConnectError), of the last address; `Refused` with
+    /// [`Refusal::NoCluster`](crate::Refusal::NoCluster) if the server is a part of no cluster.
+    pub fn fetch_map(&self, timeout: Duration) -> Result<(ClusterMap, Box<dyn ControlChannel>)> {
+        self.fetch_map_and_view(timeout).map(|(map, channel, _)| (map, channel))
+    }
+
+    /// As [`ConnectOptions::fetch_map`]. Also returns the view that the server serves, and its
+    /// shard.
+    ///
+    /// # Errors
+    /// Those of [`ConnectOptions::fetch_map`].
+    pub fn fetch_map_and_view(&self, timeout: Duration) -> Result<FetchedMap> {
+        self.at_each_address(timeout, Self::fetch_map_at_address)
+    }
+
+    fn fetch_map_at_address(&self, timeout: Duration) -> Result<FetchedMap> {
+        let started = Instant::now();
+        let (mut channel, welcome) = self.map_channel(timeout)?;
+        if !welcome.is_for_map() {
+            let (field, value) = ("client id", welcome.client_id.into());
+            return Err(ControlError::Unknown { field, value }.into());
+        }
+        let mut request = Vec::new();
+        Request::Map.encode(&mut request);
+        self.send(&mut *channel, &request, started)?;
+        let answer = self.receive(&mut *channel, (started, timeout))?;
+        match ServerMessage::decode(&answer)? {
+            ServerMessage::Map { map } => {
+                let view = (welcome.shard, welcome.view_number);
+                let own = (welcome.view_number > 0).then_some(view);
+                Ok((ClusterMap::decode(&map)?, channel, own))
+            }
+            _ => Err(ControlError::NotFarside.into()),
+        }
+    }
+
+    /// Connects for the map. Returns the channel and the server's welcome.
+    fn map_channel(&self, timeout: Duration) -> Result<(Box<dyn ControlChannel>, Welcome)> {
+        match &self.address {
+            Address::Shm(path) => shm::map_channel(self, path, timeout),
+            Address::Tcp { .. } => tcp::map_channel(self, timeout),
+            #[cfg(feature = "verbs")]
+            Address::Rdma { .. } => verbs::map_channel(self, timeout),
+            #[cfg(not(feature = "verbs"))]
+            Address::Rdma { .. } => Err(farside_fabric::rdma::VerbsError::NotBuilt.into()),
+        }
+    }
+}
+
+/// Limit on the hellos for one connection of a session. After the first one the server may have
+/// replaced its nonce. The second one comes in time, unless the client or the server stood still.
+const DATA_HELLOS_MAX: usize = 3;
+
+impl ConnectOptions {
+    /// Takes the server's challenge, and proves that the client knows the secret if the server has
+    /// proved it. `exchange` sends a message and returns the answer. Returns the welcome, and the
+    /// key for the client's sessions.
+    fn prove(
+        &self,
+        request: &ConnectRequest,
+        challenge: &[u8],
+        exchange: impl FnOnce(&[u8]) -> Result<Vec<u8>>,
+    ) -> Result<(Welcome, SessionKey)> {
+        let refused = |refusal| refused(&self.address.to_string(), refusal);
+        let Challenge { version, nonce, proofs } =
+            Challenge::decode(challenge)?.map_err(refused)?;
+        let (request, fabric) = (*request, self.address.fabric());
+        let handshake = Handshake { request, fabric, version, server_nonce: nonce };
+        let key = &self.secret_key;
+        let is_proven = proofs.iter().any(|proof| handshake.is_of_server(key, *proof));
+        // An imposter gets no proof. A real server refuses a message without one, says why, and
+        // logs that a client has a wrong secret.
+        let proof = if is_proven { handshake.client_proof(key) } else { Proof::NONE };
+        let answer = exchange(&ProofMessage(proof).encode())?;
+        let welcome = Welcome::decode(&answer)?.map_err(refused)?;
+        if !is_proven {
+            return Err(ConnectError::Unproven { server: self.address.to_string() });
+        }
+        Ok((welcome, handshake.session_key(key)))
+    }
+
+    /// As [`ConnectOptions::prove`], over a channel. The whole attempt began at `started`.
+    fn prove_over(
+        &self,
+        channel: &mut dyn ControlChannel,
+        (request, challenge): (&ConnectRequest, &[u8]),
+        (started, timeout): (Instant, Duration),
+    ) -> Result<(Welcome, SessionKey)> {
+        self.prove(request, challenge, |proof| {
+            self.send(channel, proof, started)?;
+            self.receive(channel, (started, timeout))
+        })
+    }
+
+    /// Sends a message of an attempt that began at this time.
+    fn send(
+        &self,
+        channel: &mut dyn ControlChannel,
+        message: &[u8],
+        started: Instant,
+    ) -> Result<()> {
+        let lost = |error| self.unreachable(Contact::HungUp, started.elapsed(), Some(error));
+        channel.send(message).map_err(lost)
+    }
+
+    /// Waits for a message, until this time after the attempt began.
+    fn receive(
+        &self,
+        channel: &mut dyn ControlChannel,
+        (started, timeout): (Instant, Duration),
+    ) -> Result<Vec<u8>> {
+        let lost = |source| self.unreachable(Contact::HungUp, started.elapsed(), source);
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        loop {
+            match channel.receive(&mut buffer).map_err(|error| lost(Some(error)))? {
+                Some(0) => return Err(lost(None)),
+                Some(bytes) => {
+                    buffer.truncate(bytes);
+                    return Ok(buffer);
+                }
+                None => {}
+            }
+            let left = timeout.checked_sub(started.elapsed()).filter(|_| !interrupt::gives_up());
+            let step = left.and_then(|left| Timespec::try_from(interrupt::step(left)).ok());
+            let Some(step) = step else {
+                return Err(self.unreachable(Contact::Silent, started.elapsed(), None));
+            };
+            match poll(&mut [PollFd::new(&channel, PollFlags::IN)], Some(&step)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(system("waiting for the server")(error.into())),
+            }
+        }
+    }
+}
+
+/// What the connections of a client's sessions need, to prove whose they are.
+struct DataProofs {
+    options: ConnectOptions,
+    client_id: u16,
+    key: SessionKey,
+    /// The server's last nonce.
+    nonce: Mutex<Nonce>,
+}
+
+impl DataProofs {
+    fn new(options: &ConnectOptions, welcome: &Welcome, key: SessionKey) -> Self {
+        let (client_id, nonce) = (welcome.client_id, Mutex::new(welcome.data_nonce));
+        Self { options: options.clone(), client_id, key, nonce }
+    }
+
+    /// Makes a session's connection. `connect` sends a hello, and returns the link and the answer.
+    /// Without a link the answer is a refusal.
+    fn connect<L>(
+        &self,
+        connect: impl Fn(&[u8; REQUEST_BYTES_MAX]) -> Result<(L, Vec<u8>)>,
+    ) -> Result<L> {
+        let server = self.options.address.to_string();
+        let client_id = self.client_id;
+        for _ in 0..DATA_HELLOS_MAX {
+            let server_nonce = *self.nonce();
+            let unproven = Purpose::Data { client_id, proof: Proof::NONE };
+            let request = self.options.request(unproven)?;
+            let proof = self.key.data_proof(&request, server_nonce);
+            let purpose = Purpose::Data { client_id, proof };
+            let (link, answer) = connect(&ConnectRequest { purpose, ..request }.encode())?;
+            match DataAccepted::decode(&answer)? {
+                Ok(DataAccepted { proof })
+                    if self.key.is_data_answer(&request, server_nonce, proof) =>
+                {
+                    return Ok(link);
+                }
+                Ok(_) => return Err(ConnectError::Unproven { server }),
+                Err(Refusal::OldNonce { nonce }) => *self.nonce() = nonce,
+                Err(refusal) => return Err(refused(&server, refusal)),
+            }
+        }
+        let nonce = *self.nonce();
+        Err(refused(&server, Refusal::OldNonce { nonce }))
+    }
+
+    fn nonce(&self) -> std::sync::MutexGuard<'_, Nonce> {
+        // A nonce is never half written.
+        self.nonce.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }
 
 #[cfg(all(test, not(feature = "verbs")))]

@@ -3,7 +3,6 @@
 //!
 //! Over verbs the messages travel as RDMA-CM private data and by SEND and RECV; on shared memory,
 //! over a Unix socket. Every decoder returns a value or an error for any bytes.
-
 #![deny(unsafe_code)]
 
 pub mod address;
@@ -14,10 +13,8 @@ mod connected;
 pub mod listening;
 mod message;
 mod proof;
-mod resolver;
 mod secret;
 mod statistics;
-mod trust;
 
 use std::time::Duration;
 
@@ -28,8 +25,8 @@ pub use farside_fabric::{
 };
 pub use farside_layout::{FreeBlock, SplitOutcome};
 pub use message::*;
-pub use proof::{Handshake, Nonce, Proof, SecretKey, SessionKey};
-pub use secret::Secret;
+pub use proof::{Handshake, SecretKey, SessionKey};
+pub use secret::{Nonce, Proof, Secret};
 pub use statistics::*;
 
 /// The version of the messages. A server refuses a client that does not speak it.

@@ -1,12 +1,11 @@
 mod decoded;
-mod kinds;
-
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
+#[cfg(test)]
+mod tests;
 
 use farside_layout::{BlockAddress, SizeClass};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
 use self::decoded::{Decoded, decode, unused};
-use self::kinds::*;
 use super::{
     CLIENTS_PER_MESSAGE_MAX, ClientDescription, ConnectedClient, ControlError, FreeBlock,
     MESSAGE_BYTES_MAX, ServerStatistics, SplitOutcome,
@@ -576,5 +575,40 @@ impl ServerMessage {
     }
 }
 
-#[cfg(test)]
-mod tests;
+const TAKE: u8 = 1;
+const GIVE: u8 = 2;
+const STATISTICS: u8 = 3;
+const GOODBYE: u8 = 4;
+const BLOCKS: u8 = 5;
+const STATISTICS_REPLY: u8 = 6;
+const SPLIT: u8 = 7;
+const SPLIT_REPLY: u8 = 8;
+const HELD: u8 = 9;
+const COLLECT: u8 = 10;
+const REPORT: u8 = 11;
+const RETURN: u8 = 12;
+const EXPIRES: u8 = 20;
+const SNAPSHOT: u8 = 21;
+const ASK_ALIVE: u8 = 22;
+const ALIVE: u8 = 23;
+const HEARTBEAT: u8 = 24;
+const HEARTBEAT_REPLY: u8 = 25;
+const MAP: u8 = 26;
+const MAP_REPLY: u8 = 27;
+const NEWER_MAP: u8 = 28;
+const ASK_READS: u8 = 29;
+const READS: u8 = 30;
+const ALL_PINNED: u8 = 31;
+const ASK_SAMPLES: u8 = 32;
+const SAMPLES: u8 = 33;
+const ASK_DESCRIPTION: u8 = 34;
+const DESCRIPTION: u8 = 35;
+const CLIENTS: u8 = 36;
+const CLIENTS_REPLY: u8 = 37;
+const KICK: u8 = 38;
+const KICK_REPLY: u8 = 39;
+const HOT: u8 = 40;
+const HOT_REPLY: u8 = 41;
+const GIVE_HEADS: u8 = 42;
+const ROOM_LATER: u8 = 43;
+const LARGER: u8 = 44;

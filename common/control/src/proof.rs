@@ -5,14 +5,14 @@
 //! nonce, and the server's nonce. Each kind of proof has a label of its own, so none can be used as
 //! another kind.
 
-mod carried;
+#[cfg(test)]
+mod tests;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use zerocopy::IntoBytes;
 
-pub use self::carried::{Nonce, Proof};
-use super::{ConnectRequest, FabricKind, Versions};
+use super::{ConnectRequest, FabricKind, Nonce, Proof, Versions};
 
 /// The key of a secret. It never leaves its process.
 #[derive(Clone, Copy)]
@@ -165,6 +165,3 @@ fn first_half(hmac: Hmac<Sha256>) -> Proof {
 fn is_first_half(hmac: Hmac<Sha256>, Proof(proof): Proof) -> bool {
     hmac.verify_truncated_left(&proof).is_ok()
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,17 +4,11 @@
 //! the feature `http` a `MetricsListener` serves such texts.
 #![deny(unsafe_code)]
 
-#[cfg(feature = "http")]
-mod connections;
 mod exposition;
-mod families;
-#[cfg(feature = "http")]
-mod http;
 #[cfg(feature = "http")]
 mod listener;
 
-pub use exposition::{MetricsFormat, render};
-pub use families::{Families, encode_count};
+pub use exposition::{Families, MetricsFormat, encode_count, render};
 #[cfg(feature = "http")]
 pub use listener::{MetricsListener, MetricsServer, why_not_bound};
 

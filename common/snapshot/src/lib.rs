@@ -20,18 +20,17 @@
 //! not trust any record before it has read the last one.
 #![deny(unsafe_code)]
 
-mod reader;
 #[cfg(test)]
 mod tests;
-mod writer;
 
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
-
-pub use reader::{Reader, stored_checksum};
-pub use writer::Writer;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, little_endian as le};
+use zstd::{Decoder, Encoder};
 
 const MAGIC: [u8; 8] = *b"farsnap\0";
 const VERSION: u32 = 4;
@@ -159,4 +158,218 @@ pub enum SnapshotError {
         /// The value's length, in bytes.
         value_bytes: usize,
     },
+}
+
+/// Reads a snapshot, record by record. The input may be any bytes: they cannot make the reader use
+/// more memory than zstd's window and the largest record.
+pub struct Reader<R: BufRead> {
+    input: BufReader<Decoder<'static, R>>,
+    frame_header: FrameHeader,
+    /// The key and value of the record that was read last.
+    content: Vec<u8>,
+    records: u64,
+}
+
+impl Reader<BufReader<File>> {
+    /// Opens a snapshot file. Refuses a pipe, because opening it could block without end.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Open`], [`SnapshotError::NotAFile`], and those of [`Reader::open`].
+    pub fn open_file(path: &Path) -> Result<Self, SnapshotError> {
+        if !fs::metadata(path).map_err(SnapshotError::Open)?.is_file() {
+            return Err(SnapshotError::NotAFile);
+        }
+        Self::open(BufReader::new(File::open(path).map_err(SnapshotError::Open)?))
+    }
+}
+
+/// Returns the checksum at the end of a file, which a [`Reader`] compares with the content. So it
+/// identifies a snapshot that was read completely. It proves nothing about one that was not.
+///
+/// # Errors
+/// [`SnapshotError::Open`] if the file cannot be read, or is shorter than a checksum.
+pub fn stored_checksum(path: &Path) -> Result<u32, SnapshotError> {
+    let mut checksum = [0; CHECKSUM_BYTES];
+    let read = File::open(path).and_then(|file| {
+        let end = file.metadata()?.len();
+        file.read_exact_at(&mut checksum, end.saturating_sub(CHECKSUM_BYTES as u64))
+    });
+    read.map_err(SnapshotError::Open)?;
+    Ok(u32::from_le_bytes(checksum))
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads the headers of the file and of the frame.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if this is not the start of a snapshot.
+    pub fn open(mut file: R) -> Result<Self, SnapshotError> {
+        let mut header = FileHeader::new_zeroed();
+        match file.read_exact(header.as_mut_bytes()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(SnapshotError::NotASnapshot);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if header.magic != MAGIC {
+            return Err(SnapshotError::NotASnapshot);
+        }
+        let found = header.version.get();
+        let (known_min, known) = (VERSION_MIN, VERSION);
+        if !(known_min..=known).contains(&found) {
+            return Err(SnapshotError::Version { found, known_min, known });
+        }
+        let mut decoder = Decoder::with_buffer(file)?.single_frame();
+        decoder.window_log_max(WINDOW_LOG)?;
+        let (input, frame_header) = (BufReader::new(decoder), FrameHeader::new_zeroed());
+        let mut reader = Self { input, frame_header, content: Vec::new(), records: 0 };
+        let read = reader.input.read_exact(reader.frame_header.as_mut_bytes());
+        read.map_err(|error| reader.convert(error))?;
+        Ok(reader)
+    }
+
+    /// Returns when the snapshot was started, in seconds since 1970.
+    pub fn created_at_s(&self) -> u64 {
+        self.frame_header.created_at_s.get()
+    }
+
+    /// Returns the limits of the snapshot's region; `None` if the file does not have them.
+    pub fn limits(&self) -> Option<Limits> {
+        let (key_bytes_max, value_bytes_max) =
+            (self.frame_header.key_bytes_max.get(), self.frame_header.value_bytes_max.get());
+        (key_bytes_max > 0).then_some(Limits { key_bytes_max, value_bytes_max })
+    }
+
+    /// Returns how many records were read.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Reads the next record. Returns `None` after the last one; then the file is complete and
+    /// valid.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]. After an error no further record can be read.
+    pub fn next_record(&mut self) -> Result<Option<Record<'_>>, SnapshotError> {
+        match self.input.fill_buf() {
+            Ok([]) => return self.check_end().map(|()| None),
+            Ok(_) => {}
+            Err(error) => return Err(self.convert(error)),
+        }
+        let mut header = RecordHeader::new_zeroed();
+        let read = self.input.read_exact(header.as_mut_bytes());
+        read.map_err(|error| self.convert(error))?;
+        let key_bytes = usize::from(header.key_bytes.get());
+        let bytes = key_bytes + header.value_bytes.get() as usize;
+        let is_unknown = header.flags & !PINNED != 0 || header.reserved != 0;
+        if key_bytes == 0 || is_unknown || bytes > RECORD_BYTES_MAX {
+            return Err(self.corrupt("record"));
+        }
+        self.content.clear();
+        // The buffer grows only as far as the file has bytes.
+        let read = self.input.by_ref().take(bytes as u64).read_to_end(&mut self.content);
+        match read {
+            Ok(read) if read < bytes => {
+                return Err(SnapshotError::Truncated { records: self.records });
+            }
+            Ok(_) => {}
+            Err(error) => return Err(self.convert(error)),
+        }
+        self.records += 1;
+        let (key, value) = self.content.split_at(key_bytes);
+        let is_pinned = header.flags & PINNED != 0;
+        Ok(Some(Record { key, value, expires_at_ms: header.expires_at_ms.get(), is_pinned }))
+    }
+
+    /// Checks that nothing follows the frame.
+    fn check_end(&mut self) -> Result<(), SnapshotError> {
+        match self.input.get_mut().get_mut().fill_buf()? {
+            [] => Ok(()),
+            _ => Err(self.corrupt("bytes after the end")),
+        }
+    }
+
+    fn corrupt(&self, what: impl Into<String>) -> SnapshotError {
+        SnapshotError::Corrupt { what: what.into(), records: self.records }
+    }
+
+    /// Converts an error of the decoder. Its own errors, unlike the system's, mean a corrupt file.
+    fn convert(&self, error: io::Error) -> SnapshotError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => SnapshotError::Truncated { records: self.records },
+            io::ErrorKind::Other if error.raw_os_error().is_none() => {
+                self.corrupt(error.to_string())
+            }
+            _ => error.into(),
+        }
+    }
+}
+
+/// Writes a snapshot, record by record. Without [`Writer::finish`] the file has no end, and readers
+/// refuse it.
+pub struct Writer<W: Write> {
+    to: Encoder<'static, W>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Starts a snapshot of a region with these limits. The time is in seconds since 1970.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Io`].
+    pub fn create(
+        mut to: W,
+        created_at_s: u64,
+        limits: Option<Limits>,
+    ) -> Result<Self, SnapshotError> {
+        to.write_all(FileHeader { magic: MAGIC, version: VERSION.into() }.as_bytes())?;
+        let mut to = Encoder::new(to, zstd::DEFAULT_COMPRESSION_LEVEL)?;
+        to.include_checksum(true)?;
+        to.window_log(WINDOW_LOG)?;
+        let Limits { key_bytes_max, value_bytes_max } = limits.unwrap_or_default();
+        let frame_header = FrameHeader {
+            created_at_s: created_at_s.into(),
+            key_bytes_max: key_bytes_max.into(),
+            value_bytes_max: value_bytes_max.into(),
+        };
+        to.write_all(frame_header.as_bytes())?;
+        Ok(Self { to })
+    }
+
+    /// Adds a record.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Io`], and [`SnapshotError::TooLarge`] if no snapshot can hold the record.
+    pub fn push(&mut self, record: &Record<'_>) -> Result<(), SnapshotError> {
+        let Record { key, value, expires_at_ms, is_pinned } = record;
+        let key_bytes = u16::try_from(key.len()).unwrap_or_default();
+        if key_bytes == 0 || key.len() + value.len() > RECORD_BYTES_MAX {
+            let (key_bytes, value_bytes) = (key.len(), value.len());
+            return Err(SnapshotError::TooLarge { key_bytes, value_bytes });
+        }
+        let header = RecordHeader {
+            key_bytes: key_bytes.into(),
+            flags: if *is_pinned { PINNED } else { 0 },
+            reserved: 0,
+            value_bytes: (value.len() as u32).into(),
+            expires_at_ms: (*expires_at_ms).into(),
+        };
+        for part in [header.as_bytes(), key, value] {
+            self.to.write_all(part)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the end. Returns the inner writer, which the caller must flush.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Io`].
+    pub fn finish(self) -> Result<W, SnapshotError> {
+        Ok(self.to.finish()?)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
+        self.to.write_all(bytes).unwrap();
+    }
 }

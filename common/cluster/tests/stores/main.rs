@@ -4,8 +4,6 @@
 
 mod contract;
 mod etcd;
-mod etcd_failures;
-mod etcd_login;
 mod etcd_process;
 mod false_gateway;
 mod file;

@@ -8,9 +8,8 @@ use farside_fabric::rdma::RemoteRegion;
 use farside_fabric::tcp::{self, DataLink, OtherProtocol, TcpChannel, TlsClient, TlsError};
 use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
-use super::proving::DataProofs;
 use super::{
-    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, system,
+    Attached, ConnectError, ConnectOptions, Contact, DataProofs, FabricFactory, Result, system,
     unreachable_untimed,
 };
 use crate::address::Address;

@@ -8,9 +8,8 @@ use farside_fabric::rdma::{Options, RemoteRegion, VerbsError};
 use farside_fabric::verbs::{DataLink, VerbsChannel, connect_control, connect_data};
 use farside_fabric::{AnyFabric, Fabric, RegionIndex, Trust};
 
-use super::proving::DataProofs;
 use super::{
-    Attached, ConnectError, ConnectOptions, Contact, FabricFactory, Result, refused,
+    Attached, ConnectError, ConnectOptions, Contact, DataProofs, FabricFactory, Result, refused,
     unreachable_untimed,
 };
 use crate::{

@@ -1,13 +1,12 @@
 //! The answers of a server that does not refuse, and the client's proof.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
-
 use farside_fabric::rdma::{RemoteRegion, Rkeys, SLICES_MAX, slice_count};
 use farside_layout::{CHUNK_BYTES, FORMAT_VERSION, REGION_BYTES_MAX, REGION_BYTES_MIN};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};
 
-use super::{Refusal, Versions, is_client_id, refusal};
+use super::{Refusal, Versions, is_client_id};
 use crate::cluster::{Id, SHARDS_MAX};
-use crate::{ControlError, MESSAGE_BYTES_MAX, Nonce, Proof, REPLY_BYTES_MAX, Role};
+use crate::{ControlError, MESSAGE_BYTES_MAX, Nonce, Proof, REPLY_BYTES_MAX, Role, connect};
 
 /// The largest RTT_min, the minimum of a round trip, that a client accepts from a server. No device
 /// has a larger one. With a larger one the client would trust hints for too long.
@@ -26,7 +25,7 @@ fn read<T: FromBytes>(
     let length = || ControlError::Length { bytes: bytes.len() };
     match bytes.first_chunk().map(|found| u32::from_le_bytes(*found)) {
         None => Err(length()),
-        Some(refusal::MAGIC) => Ok(Err(Refusal::decode(bytes)?)),
+        Some(connect::MAGIC) => Ok(Err(Refusal::decode(bytes)?)),
         Some(found) if found == magic => Ok(Ok(T::read_from_prefix(bytes).map_err(|_| length())?)),
         Some(_) => Err(ControlError::NotFarside),
     }
