@@ -10,14 +10,12 @@ use std::hint::black_box;
 
 use farside_bench::accounting::thread_cpu_s;
 use farside_bench::distribution::{Distribution, Shape, Skew};
-use farside_bench::keys::{self, KEY_BYTES, Key};
 use farside_bench::operations::{BATCH, Batch, Generator, Operation};
 use farside_bench::pattern::Pattern;
-use farside_bench::records::RecordCounter;
-use farside_bench::value_size::ValueSize;
+use farside_bench::records::{self, KEY_BYTES, Key, RecordCounter, ValueSize};
 use farside_bench::workload::Workload;
 use farside_fabric::memory::prefetch;
-use farside_layout::checksum::checksum;
+use farside_layout::checksum;
 use farside_layout::hash::{KeyHash, KeyHasher};
 
 const LANES: usize = 16;
@@ -50,7 +48,7 @@ impl Records {
         let (hasher, blocks) = (KeyHasher::new(&[7; 16]), vec![Block([0; 128]); records + 1]);
         let mut this = Self { hasher, entries, blocks };
         for (index, Block(block)) in this.blocks.iter_mut().enumerate().skip(1) {
-            let key = keys::encode(index as u64 - 1);
+            let key = records::key_of(index as u64 - 1);
             block[KEY_AT..VALUE_AT].copy_from_slice(&key);
             block[VALUE_AT..END].fill(index as u8);
             let sum = checksum(&block[COVERED_AT..END], 0).to_le_bytes();

@@ -7,10 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
-use crate::keys::{self, Key};
 use crate::pattern::Pattern;
-use crate::records::RecordCounter;
-use crate::value_size::ValueSize;
+use crate::records::{self, Key, RecordCounter, ValueSize};
 use crate::workload::Kind;
 
 /// The number of operations that are generated at once.
@@ -33,7 +31,7 @@ impl Operation {
     /// An operation of this kind on this record.
     #[inline]
     pub fn new(kind: Kind, record: u64, sizes: ValueSize) -> Self {
-        Self { kind, record, key: keys::encode(record), value_bytes: sizes.of(record) }
+        Self { kind, record, key: records::key_of(record), value_bytes: sizes.of(record) }
     }
 }
 
@@ -250,7 +248,7 @@ mod tests {
         for thread in 0..3 {
             let mut loader = Loader::new(Kind::Insert, ValueSize::Constant(1), 10, (thread, 3));
             while let Some(operation) = loader.next() {
-                assert_eq!(operation.key, keys::encode(operation.record));
+                assert_eq!(operation.key, records::key_of(operation.record));
                 seen[operation.record as usize] += 1;
             }
         }

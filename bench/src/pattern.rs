@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
 use crate::distribution::{Distribution, Shape};
-use crate::value_size::ValueSize;
+use crate::records::ValueSize;
 use crate::workload::Mix;
 
 /// The pattern of a run's operations.

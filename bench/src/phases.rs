@@ -16,10 +16,9 @@ use crate::driver::Driver;
 use crate::journal::{HistoryFile, Journal, Witness};
 use crate::operations::{Budget, Generator, Loader};
 use crate::pattern::Pattern;
-use crate::recorder::Recorder;
+use crate::recorder::{Recorder, RunFacts, ThreadMeasurement};
 use crate::records::RecordCounter;
 use crate::server::Server;
-use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result, allocations};
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use crate::distribution::Shape;
-use crate::value_size::{VALUE_BYTES_MAX, ValueSize};
+use crate::records::{VALUE_BYTES_MAX, ValueSize};
 use crate::workload::{Kind, Mix, NEEDS_RANGES};
 
 /// A name and a value.

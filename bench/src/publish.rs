@@ -205,7 +205,7 @@ mod tests {
     use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 
     use super::*;
-    use crate::latencies::latency_histogram;
+    use crate::recorder::latency_histogram;
 
     #[test]
     fn the_log_has_every_latency() {

@@ -4,17 +4,17 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use farside_config::ClientConfig;
-use farside_control::attach::ConnectError;
+use farside_control::attach::{self, ConnectError};
 use farside_control::cluster::ShardView;
 use farside_control::{
     BLOCKS_PER_MESSAGE_MAX, FreeBlock, MESSAGE_BYTES_MAX, Request, Role, ServerMessage,
-    ServerRequest, ServerStatistics, attach, say_goodbye,
+    ServerRequest, ServerStatistics, say_goodbye,
 };
 use farside_fabric::{AnyFabric, boot_time_ns};
 use farside_layout::{BLOCK_HEADER_BYTES, SizeClass};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::environment::Machine;
+use crate::accounting::Machine;
 use crate::{Error, Result};
 
 /// How long the server may take to answer a message, or to accept one.

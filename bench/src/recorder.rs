@@ -1,9 +1,11 @@
-//! The records of a thread's operations, and the attribution of the fabric's counters to kinds of
-//! operations.
+//! The records of a thread's operations, their latencies, counted by the buckets of a
+//! [`Histogram`], and the attribution of the fabric's counters to kinds of operations. The
+//! measurement of a thread, and the sum over threads.
 
-use farside::Counters;
+use farside::{CacheStatistics, Counters};
+use hdrhistogram::Histogram;
 
-use crate::latencies::Latencies;
+use crate::accounting::ServerUsage;
 use crate::store::MeasuredStore;
 use crate::workload::{Kind, Mix};
 
@@ -140,10 +142,134 @@ impl Attribution {
     }
 }
 
+/// Limit on a recorded latency, in nanoseconds. A longer one is recorded as this.
+pub const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// The number of decimal digits to which percentiles are exact.
+const LATENCY_DIGITS: u8 = 3;
+/// Latencies below 2 to this power have buckets of their own. Then the buckets double with each
+/// power of two, which leaves half as many for each. That is what [`LATENCY_DIGITS`] requires.
+const EXACT_BITS: u32 = 11;
+/// The number of buckets for each power of two.
+const HALF: usize = 1 << (EXACT_BITS - 1);
+const BUCKETS: usize = bucket(LATENCY_NS_MAX) + 1;
+
+/// An empty histogram of latencies that never grows.
+pub fn latency_histogram() -> Histogram<u64> {
+    #[allow(clippy::expect_used, reason = "the bounds are constants that fit")]
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, LATENCY_DIGITS).expect("constant bounds")
+}
+
+/// The counts of latencies that [`latency_histogram`] would have. A measured loop records into
+/// these, because that takes a sixth of the instructions.
+#[derive(Clone)]
+pub struct Latencies(Box<[u64]>);
+
+/// The bucket of a latency.
+#[inline]
+const fn bucket(latency_ns: u64) -> usize {
+    let doublings = (latency_ns | ((1 << EXACT_BITS) - 1)).ilog2() - (EXACT_BITS - 1);
+    doublings as usize * HALF + (latency_ns >> doublings) as usize
+}
+
+/// The shortest latency of a bucket.
+const fn shortest(bucket: usize) -> u64 {
+    let doublings = (bucket / HALF).saturating_sub(1);
+    ((bucket - doublings * HALF) as u64) << doublings
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self(vec![0; BUCKETS].into())
+    }
+}
+
+impl Latencies {
+    /// Counts a latency.
+    #[inline]
+    pub fn record(&mut self, latency_ns: u64) {
+        // It is always there.
+        if let Some(count) = self.0.get_mut(bucket(latency_ns.min(LATENCY_NS_MAX))) {
+            *count += 1;
+        }
+    }
+
+    /// Adds the counts of others.
+    pub fn add(&mut self, others: &Self) {
+        for (count, added) in self.0.iter_mut().zip(&others.0) {
+            *count += added;
+        }
+    }
+
+    /// The number of latencies.
+    pub fn count(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// The histogram of the latencies.
+    pub fn histogram(&self) -> Histogram<u64> {
+        let mut histogram = latency_histogram();
+        for (bucket, count) in self.0.iter().enumerate().filter(|(_, count)| **count > 0) {
+            // This cannot fail, because the buckets are those of the histogram.
+            let _ = histogram.record_n(shortest(bucket), *count);
+        }
+        histogram
+    }
+}
+
+/// The measurement of one thread, or the sum over several.
+pub struct ThreadMeasurement {
+    /// Their operations.
+    pub recorder: Recorder,
+    /// The start of the first thread, by the clock of latencies.
+    pub started_ns: u64,
+    /// The end of the last thread.
+    pub ended_ns: u64,
+    /// Hits and misses of the location caches.
+    pub cache: CacheStatistics,
+    /// How often the threads allocated.
+    pub allocations: u64,
+    /// CPU time, in seconds: less than threads x seconds if the threads had to share cores.
+    pub cpu_s: f64,
+}
+
+/// The facts that the supervising thread collects.
+pub struct RunFacts {
+    /// The server's CPU time and wake-ups during the measurement, if its process is known.
+    pub server: Option<ServerUsage>,
+    /// How long the load phase took, in seconds.
+    pub load_seconds: f64,
+    /// The chains that the emulated device of each shard executed during the measurement; empty
+    /// without devices.
+    pub chains: Vec<u64>,
+}
+
+impl ThreadMeasurement {
+    /// From the first thread's start to the last one's end, in seconds.
+    pub fn seconds(&self) -> f64 {
+        (self.ended_ns - self.started_ns) as f64 / 1e9
+    }
+
+    /// Returns the sum; `None` if there are no threads.
+    pub fn sum(all: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let mut all = all.into_iter();
+        let mut sum = all.next()?;
+        for one in all {
+            sum.recorder.merge(&one.recorder);
+            sum.started_ns = sum.started_ns.min(one.started_ns);
+            sum.ended_ns = sum.ended_ns.max(one.ended_ns);
+            sum.cache.hits += one.cache.hits;
+            sum.cache.misses += one.cache.misses;
+            sum.allocations += one.allocations;
+            sum.cpu_s += one.cpu_s;
+        }
+        Some(sum)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latencies::LATENCY_NS_MAX;
+    use crate::recorder::LATENCY_NS_MAX;
     use crate::workload::Workload;
 
     #[test]
@@ -167,5 +293,45 @@ mod tests {
         assert_eq!(latencies.value_at_quantile(0.4), 100);
         let service_times = gets.service_times.as_ref().unwrap().histogram();
         assert_eq!((service_times.len(), service_times.max()), (2, 50));
+    }
+
+    #[test]
+    fn the_histogram_is_the_one_that_records_the_latencies_itself() {
+        let (mut own, mut others, mut expected) =
+            (Latencies::default(), Latencies::default(), latency_histogram());
+        let mut latency_ns = 1;
+        while latency_ns < 4 * LATENCY_NS_MAX {
+            for near in [0, latency_ns - 1, latency_ns, latency_ns + 1, latency_ns * 10 / 7] {
+                own.record(near);
+                others.record(near / 3);
+                expected.saturating_record(near.min(LATENCY_NS_MAX));
+                expected.saturating_record((near / 3).min(LATENCY_NS_MAX));
+            }
+            latency_ns += latency_ns / 5 + 1;
+        }
+        own.record(u64::MAX);
+        expected.saturating_record(u64::MAX);
+        own.add(&others);
+        let histogram = own.histogram();
+        assert_eq!(own.count(), expected.len());
+        assert_eq!((histogram.min(), histogram.max()), (expected.min(), expected.max()));
+        assert!(histogram.iter_all().eq(expected.iter_all()));
+        assert_eq!(histogram, expected);
+    }
+
+    #[test]
+    fn a_sum_spans_all_threads() {
+        let measured = |start_ns| ThreadMeasurement {
+            recorder: Recorder::new(Workload::A.mix()),
+            started_ns: start_ns,
+            ended_ns: 2 * start_ns,
+            cache: CacheStatistics { hits: 10, misses: 20 },
+            allocations: 3,
+            cpu_s: 0.5,
+        };
+        let sum = ThreadMeasurement::sum([measured(100), measured(30_000)]).unwrap();
+        assert_eq!((sum.started_ns, sum.ended_ns, sum.allocations), (100, 60_000, 6));
+        assert_eq!((sum.cache, sum.cpu_s), (CacheStatistics { hits: 20, misses: 40 }, 1.0));
+        assert!(ThreadMeasurement::sum([]).is_none());
     }
 }

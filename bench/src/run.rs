@@ -6,20 +6,19 @@ use farside::{Client, MetricsFormat, OperationError};
 use farside_config::size::ByteSize;
 use farside_layout::{BLOCK_HEADER_BYTES, CHUNK_BYTES};
 
+use crate::accounting::Machine;
 use crate::args::Ycsb;
 use crate::command::Interrupt;
 use crate::emulation::Rates;
-use crate::environment::Machine;
 use crate::journal::{HistoryFile, NUMBER_BYTES};
-use crate::keys::KEY_BYTES;
-use crate::phases;
 use crate::publish::{grouped, write_text};
+use crate::recorder::{RunFacts, ThreadMeasurement};
+use crate::records::KEY_BYTES;
 use crate::server::Server;
 use crate::shares::EmulatedReport;
 use crate::sizing::{self, Demand, ServerMemory};
-use crate::thread_measurement::{RunFacts, ThreadMeasurement};
 use crate::verbs::{RawLimit, SocketLoad, SocketRates, are_comparable};
-use crate::{Error, Result};
+use crate::{Error, Result, phases};
 
 /// The measurement of a run.
 pub struct Measured {

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Ycsb;
 use crate::emulation::Rates;
-use crate::keys;
 use crate::pattern::Pattern;
 use crate::publish::grouped;
+use crate::recorder::RunFacts;
+use crate::records;
 use crate::server::Server;
-use crate::thread_measurement::RunFacts;
 
 /// How many operations are drawn for the expected shares. The standard error of a share of 0.1 is
 /// 0.0003.
@@ -47,7 +47,7 @@ impl EmulatedReport {
     pub fn new(args: &Ycsb, server: &Server, facts: &RunFacts) -> Option<Self> {
         let rates = server.devices.as_ref()?.rates();
         let router = server.map.as_ref()?.router();
-        let shard = |record| router.shard(router.hasher.hash(&keys::encode(record)));
+        let shard = |record| router.shard(router.hasher.hash(&records::key_of(record)));
         let shares = expected_shares(args, server.servers().into(), shard);
         let largest = shares.iter().copied().fold(0.0, f64::max);
         let chains = facts.chains.iter().copied();

@@ -8,8 +8,7 @@ use farside_layout::{
     block_bytes, class_for,
 };
 
-use crate::keys::KEY_BYTES;
-use crate::value_size::ValueSize;
+use crate::records::{KEY_BYTES, ValueSize};
 use crate::workload::{Kind, Mix};
 use crate::{Error, Result};
 

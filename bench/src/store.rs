@@ -4,7 +4,7 @@
 
 use farside::{Counters, Pipeline, PipelineFull, Session, Ticket, ValueRef, Version};
 
-use crate::keys::Key;
+use crate::records::Key;
 
 /// An action on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

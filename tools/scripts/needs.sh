@@ -42,7 +42,7 @@ if ! command -v cc >/dev/null; then
     install gcc libc6-dev
 fi
 
-# Whether a browser that bench/compare/tests/commands/report.rs can use is installed.
+# Whether a browser that bench/compare/tests/commands/workloads.rs can use is installed.
 browser() {
     for name in chromium chromium-headless-shell chromium-browser google-chrome; do
         ! "$name" --version >/dev/null 2>&1 || return 0

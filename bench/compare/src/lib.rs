@@ -17,4 +17,3 @@ pub mod run;
 pub mod services;
 #[cfg(test)]
 mod test_operations;
-pub mod turns;

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use farside::Counters;
-use farside_bench::environment::{Machine, Origin};
+use farside_bench::accounting::{Machine, Origin};
 use farside_bench::publish::grouped;
+use farside_bench::recorder::Recorder;
 use farside_bench::report::OperationReport;
 use farside_bench::verbs::{Rates, RawLimit};
-use farside_bench::workload::Workload;
+use farside_bench::workload::{Mix, Workload};
 use serde::Serialize;
 
 use crate::args::{Compare, StoreName};
-use crate::turns::TurnResult;
 
 /// The result of `kv-compare`.
 #[derive(Clone, Debug, Serialize)]
@@ -235,5 +235,33 @@ impl CompareReport {
             writeln!(out, "{store:<9} left out: {why}")?;
         }
         Ok(out)
+    }
+}
+
+/// The result of a store's turn, or of several.
+pub(crate) struct TurnResult {
+    /// The operations of these turns.
+    pub(crate) recorder: Recorder,
+    /// How long the turns took, in seconds.
+    pub(crate) seconds: f64,
+    /// The CPU time of the store's thread, in seconds.
+    pub(crate) client_cpu_s: f64,
+    /// The CPU time of the store's server, in seconds; 0 if its process is not known.
+    pub(crate) server_cpu_s: f64,
+}
+
+impl TurnResult {
+    /// An empty result, before the first turn.
+    pub(crate) fn nothing(mix: Mix) -> Self {
+        let recorder = Recorder::new(mix);
+        Self { recorder, seconds: 0.0, client_cpu_s: 0.0, server_cpu_s: 0.0 }
+    }
+
+    /// Adds the result of another turn.
+    pub(crate) fn add(&mut self, more: &Self) {
+        self.recorder.merge(&more.recorder);
+        self.seconds += more.seconds;
+        self.client_cpu_s += more.client_cpu_s;
+        self.server_cpu_s += more.server_cpu_s;
     }
 }

@@ -1,25 +1,36 @@
 //! `kv-compare`: measures Farside and published stores in turns, on one fabric, in one region, with
 //! the same keys, values and operations.
+//!
+//! Stores that take turns. Each store has a thread of its own, which sleeps between its turns. So
+//! the store's driver, with operations that are generated and not started yet, lives through all
+//! turns.
 
 use std::cell::RefCell;
 use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farside::Client;
+use farside_bench::accounting::{ServerUsage, thread_cpu_s};
 use farside_bench::command::Interrupt;
 use farside_bench::daemon::Daemon;
-use farside_bench::emulation;
-use farside_bench::keys::KEY_BYTES;
+use farside_bench::distribution::{Distribution, Skew};
+use farside_bench::driver::Driver;
+use farside_bench::operations::{Generator, Loader};
+use farside_bench::pattern::Pattern;
 use farside_bench::phases::start;
 use farside_bench::raw_connection::RawConnection;
+use farside_bench::recorder::Recorder;
+use farside_bench::records::{KEY_BYTES, RecordCounter, ValueSize};
 use farside_bench::server::Server;
 use farside_bench::sizing::{self, OPERATIONS_PER_S_MAX, ServerMemory};
 use farside_bench::store::MeasuredStore;
-use farside_bench::value_size::ValueSize;
 use farside_bench::verbs::{Plan, Rates, RawLimit, rates};
 use farside_bench::workload::{Kind, Mix, Workload};
-use farside_bench::{Error, Result};
+use farside_bench::{Error, Result, emulation};
 use farside_config::ClientConfig;
 use farside_fabric::AnyFabric;
 use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass, class_for};
@@ -27,16 +38,11 @@ use farside_layout::{BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, BLOCK_UNIT, SizeClass,
 use crate::args::{Compare, StoreName};
 use crate::peers::fusee::Fusee;
 use crate::peers::lanes::PeerStore;
-use crate::peers::memory::{SEGMENT_BYTES, Segments};
 use crate::peers::race::Race;
 use crate::peers::swarm::Swarm;
-use crate::peers::{Peer, PeerDemand, PeerError};
-use crate::report::{CompareReport, Limit, WorkloadReport};
-use crate::services::memcached::MemcachedProtocol;
-use crate::services::redis::RedisProtocol;
-use crate::services::requests::Requests;
-use crate::services::{self, ServiceError};
-use crate::turns::{Order, TurnHandle, TurnResult, TurnWorker, pair};
+use crate::peers::{Peer, PeerDemand, PeerError, SEGMENT_BYTES, Segments};
+use crate::report::{CompareReport, Limit, TurnResult, WorkloadReport};
+use crate::services::{self, MemcachedProtocol, RedisProtocol, Requests, ServiceError};
 
 /// Starts the server and the stores, lets them take turns, and returns the report.
 pub fn run(args: &Compare, interrupt: &Interrupt) -> Result<CompareReport> {
@@ -299,4 +305,132 @@ fn limit(args: &Compare, connection: &mut RawConnection) -> Result<(Limit, RawLi
     let timed = rates(&mut fabric(args, connection, args.depth)?, &plan)?;
     let limit = Limit { bytes: plan.bytes, rates: Rates::of(&timed) };
     Ok((limit, RawLimit::of(&[timed])))
+}
+
+/// An order to a store, for one turn.
+pub(crate) enum Order {
+    /// Store all records.
+    Load,
+    /// Run a workload from its start until the turn ends. Nothing is recorded.
+    WarmUp(Workload),
+    /// Continue the workload of the warm-up until the turn ends.
+    Measure,
+}
+
+/// The longest time between two calls of `between_polls`.
+const BETWEEN_POLLS: Duration = Duration::from_millis(5);
+
+/// The supervising thread's end of the channels to a store's thread.
+pub(crate) struct TurnHandle {
+    /// The process of the store's server, if known.
+    server: Option<u32>,
+    orders: Sender<Order>,
+    results: Receiver<Result<TurnResult>>,
+    go_on: Arc<AtomicBool>,
+}
+
+/// The end of these channels in the store's thread.
+pub(crate) struct TurnWorker {
+    orders: Receiver<Order>,
+    results: Sender<Result<TurnResult>>,
+    go_on: Arc<AtomicBool>,
+}
+
+/// Makes both ends. `server` is the process of the store's server, if known.
+pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
+    let (orders, order_receiver) = std::sync::mpsc::channel();
+    let (result_sender, results) = std::sync::mpsc::channel();
+    let go_on = Arc::new(AtomicBool::new(true));
+    let handle = TurnHandle { server, orders, results, go_on: go_on.clone() };
+    (handle, TurnWorker { orders: order_receiver, results: result_sender, go_on })
+}
+
+impl TurnHandle {
+    /// Lets the store work until the order is done, or until the timeout. Calls `between_polls`
+    /// every few milliseconds; its error ends the turn.
+    pub(crate) fn run_turn(
+        &self,
+        order: Order,
+        timeout: Option<Duration>,
+        between_polls: impl Fn() -> Result<()>,
+    ) -> Result<TurnResult> {
+        self.go_on.store(true, Ordering::Relaxed);
+        let usage = || self.server.and_then(|server| ServerUsage::of(server).ok());
+        let (started, before) = (Instant::now(), usage());
+        self.orders.send(order).map_err(|_| Error::Panicked)?;
+        let mut polled = Ok(());
+        loop {
+            let left = timeout.map_or(BETWEEN_POLLS, |timeout| {
+                timeout.saturating_sub(started.elapsed()).min(BETWEEN_POLLS)
+            });
+            match self.results.recv_timeout(left.max(Duration::from_micros(1))) {
+                Ok(done) => {
+                    let spent = usage().zip(before).map(|(after, before)| after.since(&before));
+                    let server_cpu_s = spent.unwrap_or_default().cpu_s;
+                    return polled.and(done).map(|done| TurnResult { server_cpu_s, ..done });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return polled.and(Err(Error::Panicked)),
+            }
+            polled = polled.and_then(|()| between_polls());
+            if polled.is_err() || timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
+                self.go_on.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl TurnWorker {
+    /// Executes orders until the [`TurnHandle`] is dropped.
+    pub(crate) fn work<S: MeasuredStore<Error: Display>>(
+        self,
+        args: &Compare,
+        name: &'static str,
+        mut store: S,
+        load_kind: Kind,
+    ) {
+        let records = Arc::new(RecordCounter::new(args.records));
+        let sizes = ValueSize::Constant(args.value_size);
+        let value_bytes_max_and_depth = (args.value_size, args.depth.into());
+        let mut witness = ();
+        let mut driver = Driver::new(&mut witness, value_bytes_max_and_depth, args.seed, &records);
+        let mut source = None;
+        let go_on = || self.go_on.load(Ordering::Relaxed);
+        for order in &self.orders {
+            let (workload, recorder) = match order {
+                Order::Load => (None, Recorder::new(Mix::NOTHING)),
+                Order::WarmUp(workload) => {
+                    let shape = workload.default_shape();
+                    let distribution = Distribution::new(shape, &Skew::default(), args.records);
+                    let (mix, distribution) = (workload.mix(), Arc::new(distribution));
+                    let pattern = Pattern { mix, distribution, sizes };
+                    driver.clear();
+                    source = Some((Generator::new(pattern, records.clone(), args.seed), mix));
+                    (source.as_mut(), Recorder::new(Mix::NOTHING))
+                }
+                Order::Measure => {
+                    let mix = source.as_ref().map_or(Mix::NOTHING, |(_, mix)| *mix);
+                    (source.as_mut(), Recorder::new(mix))
+                }
+            };
+            let mut recorder = recorder;
+            let cpu_before_s = thread_cpu_s();
+            let started = Instant::now();
+            let driven = match workload {
+                Some((generator, _)) => driver.drive(&mut store, generator, &mut recorder, go_on),
+                None => {
+                    let mut loader = Loader::new(load_kind, sizes, args.records, (0, 1));
+                    driver.drive(&mut store, &mut loader, &mut recorder, go_on)
+                }
+            };
+            let seconds = started.elapsed().as_secs_f64();
+            let failed = |why: S::Error| Error::Store { store: name, why: why.to_string() };
+            let client_cpu_s = thread_cpu_s() - cpu_before_s;
+            let done = TurnResult { recorder, seconds, client_cpu_s, server_cpu_s: 0.0 };
+            let done = driven.map(|()| done).map_err(failed);
+            if self.results.send(done).is_err() {
+                return;
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! For tests: performs one operation on a store, and returns whether the key was as required.
 
-use farside_bench::keys::Key;
+use farside_bench::records::Key;
 use farside_bench::store::{Action, MeasuredStore};
 
 pub(crate) trait TestOperations: MeasuredStore {

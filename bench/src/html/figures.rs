@@ -4,14 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::chart::{COLOURS, Chart, Line};
-use super::scale::{PERCENTILE_MAX, Scale, duration, short};
-use crate::environment::Origin;
+use super::chart::{COLOURS, Chart, Line, PERCENTILE_MAX, Scale, duration, short};
+use crate::accounting::Origin;
+use crate::distribution::THETA;
 use crate::pattern::DistributionReport;
 use crate::publish::grouped;
 use crate::report::{OperationReport, YcsbReport};
 use crate::workload::{Kind, Workload};
-use crate::zipfian::THETA;
 
 /// The target rate of a run, in operations a second.
 fn offered(run: &YcsbReport) -> Option<u64> {

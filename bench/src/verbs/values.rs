@@ -15,18 +15,17 @@ use farside_fabric::{AnyFabric, RegisteredBuffer};
 use farside_layout::CHUNK_BYTES;
 use serde::{Deserialize, Serialize};
 
-use super::parts::ValueBlocks;
+use super::measure::ValueBlocks;
 use super::sockets::{ValueSockets, are_comparable};
 use super::{Plan, RawVerb, measure};
+use crate::accounting::Origin;
 use crate::args::Verbs;
 use crate::command::Interrupt;
-use crate::environment::Origin;
-use crate::keys;
 use crate::publish::grouped;
 use crate::raw_connection::RawConnection;
 use crate::server::Server;
 use crate::sizing::{ServerMemory, VALUE_BYTES_MAX_DEFAULT};
-use crate::{Error, Result};
+use crate::{Error, Result, records};
 
 /// The time of one turn of one of them.
 const TURN: Duration = Duration::from_millis(25);
@@ -163,7 +162,7 @@ struct Run<'a> {
     targets: Vec<u64>,
     session: Session,
     sockets: Option<ValueSockets>,
-    keys: Vec<keys::Key>,
+    keys: Vec<records::Key>,
     /// The value that PUTs store.
     value: RegisteredBuffer,
     /// The memory for the value that a GET finds.
@@ -199,7 +198,8 @@ impl<'a> Run<'a> {
         let bytes = blocks.value_bytes as usize;
         let sockets = are_comparable(&server.config).then(|| ValueSockets::connect(bytes));
         let sockets = sockets.transpose()?;
-        let keys = (0..values as u64).map(|record| keys::encode(FIRST_RECORD + record)).collect();
+        let keys =
+            (0..values as u64).map(|record| records::key_of(FIRST_RECORD + record)).collect();
         let memory = |bytes| {
             RegisteredBuffer::new(bytes).map_err(Error::system("allocating memory for values"))
         };

@@ -7,12 +7,9 @@
 //!
 //! Offsets are bytes from the start of the region; only the fabric knows virtual addresses. The
 //! byte tables are in `docs/memory-layout.md`.
-
 #![deny(unsafe_code)]
 
-mod aging;
 mod block;
-pub mod checksum;
 mod class;
 #[cfg(test)]
 mod documentation;
@@ -20,21 +17,16 @@ mod extents;
 pub mod hash;
 mod long_block;
 mod row;
-mod split;
 mod superblock;
-mod tables;
 mod word;
 
-pub use aging::*;
 pub use block::*;
 pub use class::*;
 pub use extents::*;
 pub use hash::prefix_of;
 pub use long_block::*;
 pub use row::*;
-pub use split::*;
 pub use superblock::*;
-pub use tables::*;
 pub use word::*;
 
 /// Why bytes that were read from a region, or the options for a new region, are invalid.

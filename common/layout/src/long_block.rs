@@ -6,7 +6,7 @@
 
 use zerocopy::FromBytes;
 
-use crate::checksum::{CRC_BYTES_MIN, LongChecksum};
+use crate::block::{CRC_BYTES_MIN, LongChecksum};
 use crate::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, COVERED_OFFSET, HeaderWord, LayoutError,
     block_bytes, checksum_seed,

@@ -18,13 +18,11 @@
 //! master and memory from servers in two levels. A client frees what it unlinked, without bitmaps.
 //! The cache has no adaptive bypass, entries have one block, and clients do not recover.
 
-use farside_bench::keys::Key;
+use farside_bench::records::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
-use super::index::{KeySlots, Slot, Word};
-use super::memory::Segments;
-use super::table::Table;
-use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
+use super::index::{KeySlots, Slot, Table, Word};
+use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result, Segments};
 
 /// The length of the log after each entry: the old slot word, and the flag of an unused entry,
 /// which only a DELETE sets.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use farside::{Counters, PipelineFull};
-use farside_bench::keys::Key;
+use farside_bench::records::Key;
 use farside_bench::store::{Action, Completed, MeasuredStore, Outcome, Pipelined};
 use farside_fabric::{Fabric, LaneId, RegionIndex};
 

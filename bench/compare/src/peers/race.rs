@@ -19,13 +19,11 @@
 //! (SMART-HT disables it), and SMART's measures for many threads that share a device, of which
 //! there is one here.
 
-use farside_bench::keys::Key;
+use farside_bench::records::Key;
 use farside_fabric::{Endpoint, Fabric, LaneId, Verb};
 
-use super::index::{KeySlots, Slot, Word};
-use super::memory::Segments;
-use super::table::Table;
-use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
+use super::index::{KeySlots, Slot, Table, Word};
+use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result, Segments};
 
 /// A client of RACE.
 pub struct Race<F> {

@@ -25,14 +25,15 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::Poll;
 
-use farside_bench::keys::{KEY_BYTES, Key};
+use farside_bench::records::{KEY_BYTES, Key};
 use farside_fabric::{Buffer, Endpoint, Fabric, LaneId, Verb};
-use farside_layout::checksum::checksum;
+use farside_layout::checksum;
 
-use super::endpoint::PeerEndpoint;
 use super::index::{Index, KeySlots, Slot, Word};
-use super::memory::{Heap, Segments, segments};
-use super::{ATTEMPTS_MAX, Cache, Peer, PeerDemand, PeerError, Result};
+use super::{
+    ATTEMPTS_MAX, Cache, Heap, Peer, PeerDemand, PeerEndpoint, PeerError, Result, Segments,
+    segments,
+};
 
 /// The length of the metadata word, and of the hash.
 const WORD_BYTES: usize = 8;

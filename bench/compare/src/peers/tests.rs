@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farside::Counters;
-use farside_bench::keys::{self, Key};
+use farside_bench::records::{self, Key};
 use farside_bench::store::{Action, Completed, MeasuredStore, Pipelined};
 use farside_fabric::memory::Region;
 use farside_fabric::shm::ShmFabric;
 
 use super::fusee::Fusee;
 use super::lanes::PeerStore;
-use super::memory::{SEGMENT_BYTES, Segments};
 use super::race::Race;
 use super::swarm::Swarm;
-use super::{Peer, PeerDemand};
+use super::{Peer, PeerDemand, SEGMENT_BYTES, Segments, *};
 use crate::test_operations::TestOperations;
 
 const DEPTH: u16 = 8;
@@ -58,8 +57,8 @@ fn follows_the_model<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S) {
     let mut model: HashMap<Key, Vec<u8>> = HashMap::new();
     let mut found = Vec::new();
     for number in 0..60_000 {
-        let dice = keys::hash(number);
-        let (key, value) = (keys::encode(dice / 16 % 800), value(number));
+        let dice = records::hash(number);
+        let (key, value) = (records::key_of(dice / 16 % 800), value(number));
         match dice % 16 {
             0..3 => {
                 let is_new = !model.contains_key(&key);
@@ -102,7 +101,7 @@ struct Open {
 fn survives_overlaps<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S, operations: u64) {
     const KEYS: u64 = 5;
     for record in 0..KEYS {
-        assert!(store.change(Action::Insert, &keys::encode(record), &value(0)).unwrap());
+        assert!(store.change(Action::Insert, &records::key_of(record), &value(0)).unwrap());
     }
     // By key, the PUTs whose values may be stored.
     let mut stored: Vec<Vec<u64>> = vec![vec![0]; KEYS as usize];
@@ -111,8 +110,8 @@ fn survives_overlaps<S: MeasuredStore<Error: std::fmt::Debug>>(mut store: S, ope
     let mut pipeline = store.pipeline().unwrap();
     while next < operations || pipeline.in_flight() > 0 {
         while next < operations && pipeline.in_flight() < pipeline.depth() {
-            let (number, record) = (next, (keys::hash(next) % KEYS) as usize);
-            let (key, is_get) = (keys::encode(record as u64), number % 2 == 1);
+            let (number, record) = (next, (records::hash(next) % KEYS) as usize);
+            let (key, is_get) = (records::key_of(record as u64), number % 2 == 1);
             let mut puts = stored[record].clone();
             let lane = if is_get {
                 pipeline.start(Action::Get, &key, &[]).unwrap()
@@ -164,7 +163,7 @@ fn cost<S: MeasuredStore>(store: &mut S, operation: impl FnOnce(&mut S)) -> [u64
 /// The costs of an INSERT, and of a GET and an UPDATE with a cached location.
 fn costs<S: MeasuredStore<Error: std::fmt::Debug>>(store: &mut S) -> [[u64; 4]; 3] {
     // It is the only key, so that no other key has its fingerprint.
-    let (key, mut found) = (keys::encode(1), Vec::new());
+    let (key, mut found) = (records::key_of(1), Vec::new());
     [
         cost(store, |store| assert!(store.change(Action::Insert, &key, &value(1)).unwrap())),
         cost(store, |store| assert!(store.get(&key, &mut found).unwrap())),
@@ -184,7 +183,7 @@ fn cached_operations_cost_what_the_tables_say() {
 
 /// The costs of a GET and an UPDATE after the client has forgotten where the key is.
 fn uncached<P: Peer>(store: &mut PeerStore<P>, forget: impl Fn(&P)) -> [[u64; 4]; 2] {
-    let (key, mut found) = (keys::encode(1), Vec::new());
+    let (key, mut found) = (records::key_of(1), Vec::new());
     assert!(store.change(Action::Insert, &key, &value(1)).unwrap());
     forget(&store.peer);
     let get = cost(store, |store| assert!(store.get(&key, &mut found).unwrap()));
@@ -205,7 +204,7 @@ fn uncached_operations_cost_what_the_tables_say() {
 #[test]
 fn a_pipeline_attributes_verbs_to_each_operation() {
     let mut store = swarm();
-    let key = keys::encode(1);
+    let key = records::key_of(1);
     store.change(Action::Insert, &key, &value(1)).unwrap();
     let mut pipeline = store.pipeline().unwrap();
     for number in 2..20 {
@@ -222,7 +221,7 @@ fn a_pipeline_attributes_verbs_to_each_operation() {
 #[test]
 fn a_chain_that_no_operation_waits_for_may_rest_between_two_turns() {
     let mut store = swarm();
-    let (key, mut found) = (keys::encode(1), Vec::new());
+    let (key, mut found) = (records::key_of(1), Vec::new());
     store.change(Action::Insert, &key, &value(1)).unwrap();
     for number in 2..4 {
         // The copy in place has no doorbell yet. With the deadline of Farside's chains it would be
@@ -238,6 +237,30 @@ fn a_chain_that_no_operation_waits_for_may_rest_between_two_turns() {
 fn a_full_store_returns_an_error_that_names_the_cause() {
     let mut store = fusee();
     let failed = (0..100_000)
-        .find_map(|record| store.change(Action::Insert, &keys::encode(record), b"x").err());
+        .find_map(|record| store.change(Action::Insert, &records::key_of(record), b"x").err());
     assert!(failed.unwrap().to_string().contains("full"));
+}
+
+#[test]
+fn pieces_do_not_overlap_and_stay_within_their_segments() {
+    let (bytes, count) = (100, 100_000);
+    let starts: Vec<u64> = (1..=segments(bytes, count)).map(|n| n << 30).collect();
+    let mut memory = Segments::new(starts.clone());
+    let pieces = memory.cut(bytes, count).unwrap();
+    assert!(memory.cut(1, 1).is_err());
+    let mut places: Vec<u64> = (0..count).map(|index| pieces.at(index)).collect();
+    places.sort_unstable();
+    assert!(places.is_sorted_by(|a, b| a + bytes <= *b));
+    let within = |at: &u64| starts.iter().any(|s| *s <= *at && at + bytes <= s + SEGMENT_BYTES);
+    assert!(places.iter().all(within));
+}
+
+#[test]
+fn the_piece_that_was_free_longest_is_taken_first() {
+    let mut heap = Heap::new(Segments::new(vec![0]).cut(64, 2).unwrap());
+    let (first, second) = (heap.take().unwrap(), heap.take().unwrap());
+    assert!(heap.take().is_err());
+    heap.give(second);
+    heap.give(first);
+    assert_eq!([heap.take().unwrap(), heap.take().unwrap()], [second, first]);
 }

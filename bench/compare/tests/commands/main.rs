@@ -5,19 +5,14 @@
     reason = "a test fails where it panics, and may talk"
 )]
 
+mod servers;
+mod slow_link;
+mod stores;
+mod workloads;
+
 // `#[on(...)]`, which stands on each test in the place of `#[test]`.
 #[macro_use]
 extern crate farside_test_fabrics;
-
-mod cluster;
-mod ends;
-mod memory;
-mod mistakes;
-mod report;
-mod slow_link;
-mod stores;
-mod verbs;
-mod workloads;
 
 #[on(shm)]
 fn each_test_says_on_which_fabrics_it_runs() {

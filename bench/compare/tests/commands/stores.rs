@@ -3,8 +3,7 @@
 
 use serde_json::Value as Json;
 
-use crate::mistakes::expected_code;
-use crate::workloads::{expect_fields, measuring, words};
+use crate::workloads::{expect_fields, expected_code, measuring, words};
 
 /// Returns the JSON of a short comparison on few records.
 fn compared(arguments: &str) -> Json {

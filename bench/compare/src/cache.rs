@@ -8,39 +8,31 @@
 //! from the memory of an item.
 
 mod policies;
-mod report;
-mod traces;
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farside::Client;
-use farside_bench::accounting::{ServerUsage, thread_cpu_s};
+use farside_bench::accounting::{Machine, Origin, ServerUsage, thread_cpu_s};
 use farside_bench::command::Interrupt;
-use farside_bench::environment::Machine;
-use farside_bench::keys::{self, KEY_BYTES};
 use farside_bench::publish::grouped;
+use farside_bench::records::{KEY_BYTES, ValueSize, key_of};
 use farside_bench::server::Server;
 use farside_bench::sizing::{Demand, ServerMemory};
 use farside_bench::store::{Action, MeasuredStore, Outcome};
-use farside_bench::value_size::ValueSize;
-use farside_bench::workload;
-use farside_bench::{Error, Result};
+use farside_bench::{Error, Result, workload};
 use farside_config::ServerConfig;
 use farside_config::size::ByteSize;
 use farside_layout::{CHUNK_BYTES, SizeClass, class_for};
-
-use crate::args::{Cache, StoreName};
-use crate::services::memcached::MemcachedProtocol;
-use crate::services::requests::Requests;
-use crate::services::{self, ServiceError};
+use policies::{Extent, Trace, WORKLOADS, Workload};
+use serde::Serialize;
 
 use self::policies::ExactHits;
-pub use self::report::{CacheReport, StoreReport, TraceReport};
-use self::traces::{Extent, Trace, WORKLOADS, Workload};
+use crate::args::{Cache, StoreName};
+use crate::services::{self, MemcachedProtocol, Requests, ServiceError};
 
 /// A thread takes this many requests at once. So the threads stay close to the trace's order.
 const REQUESTS_AT_ONCE: usize = 32;
@@ -279,7 +271,7 @@ impl<S: MeasuredStore<Error: Display>> Asking<S> {
 
     /// Asks for a key. After a miss it stores the value, as if it came from elsewhere.
     fn ask(&mut self, number: u32, found: &mut Vec<u8>, done: &mut Replayed) -> Result<()> {
-        let key = keys::encode(number.into());
+        let key = key_of(number.into());
         let mark = u64::from(number).to_le_bytes();
         let failed = |why: String| Error::Store { store: self.name, why };
         let outcome = self.store.perform(Action::Get, &key, &[], found);
@@ -312,5 +304,115 @@ impl Replayed {
             requests_per_cpu_s: requests / (self.client_cpu_s + self.server_cpu_s),
             refused: self.refused,
         }
+    }
+}
+
+/// The result of `kv-compare cache`.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct CacheReport {
+    #[serde(flatten)]
+    pub origin: Origin,
+    pub region_bytes: u64,
+    pub value_size: u32,
+    pub threads: u16,
+    pub seed: u64,
+    /// The memory that each store has for values.
+    pub values_mib: u64,
+    /// Whether memcached is installed.
+    pub memcached: bool,
+    pub traces: Vec<TraceReport>,
+}
+
+/// The results with one trace and one size.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct TraceReport {
+    pub name: String,
+    /// The size of the cache that was asked for, in percent of the data.
+    pub cache_percent: f64,
+    pub keys: u64,
+    pub requests: u64,
+    pub stores: Vec<StoreReport>,
+}
+
+/// The result of one store.
+#[derive(Clone, Debug, Serialize)]
+#[allow(missing_docs, reason = "the names are those of the JSON")]
+pub struct StoreReport {
+    pub store: &'static str,
+    /// The mean number of values that it held in the second half of the requests. That of Farside
+    /// includes the free blocks of its clients.
+    pub items: u64,
+    pub hit_percent: f64,
+    /// The hits of exact policies on the same requests, with as many items.
+    pub exact: ExactHits,
+    /// GETs a second. A miss is followed by a PUT, which is not counted.
+    pub requests_s: f64,
+    /// Requests for each second of CPU time of clients and server.
+    pub requests_per_cpu_s: f64,
+    /// PUTs that the store refused.
+    pub refused: u64,
+}
+
+impl TraceReport {
+    fn new(trace: &Trace, cache_percent: f64, stores: Vec<StoreReport>) -> Self {
+        let (name, requests) = (trace.name.clone(), trace.requests.len() as u64);
+        Self { name, cache_percent, keys: trace.data_keys, requests, stores }
+    }
+}
+
+impl CacheReport {
+    fn new(
+        args: &Cache,
+        memory: &CacheMemory,
+        machine: Machine,
+        memcached: bool,
+        traces: Vec<TraceReport>,
+    ) -> Self {
+        Self {
+            origin: Origin::of("kv-compare", machine),
+            region_bytes: args.memory.0,
+            value_size: args.value_size,
+            threads: args.threads,
+            seed: args.seed,
+            values_mib: memory.values_mib,
+            memcached,
+            traces,
+        }
+    }
+
+    /// A table for each trace and size.
+    pub fn table(&self) -> std::result::Result<String, fmt::Error> {
+        let mut out = String::new();
+        let Self { values_mib, value_size, threads, .. } = self;
+        writeln!(
+            out,
+            "{threads} threads, values of {value_size} bytes, {values_mib} MiB for them"
+        )?;
+        if !self.memcached {
+            writeln!(out, "memcached is left out: it is not installed")?;
+        }
+        for TraceReport { name, cache_percent, keys, requests, stores } in &self.traces {
+            let [keys, requests] = [keys, requests].map(|count| grouped(*count));
+            writeln!(out, "\n{name}: {requests} requests, {keys} keys, cache {cache_percent} %\n")?;
+            write!(
+                out,
+                "| store | items | bytes an item | hits | LRU | FIFO | S3-FIFO | Belady |"
+            )?;
+            writeln!(out, " requests/s | requests/CPU s | refused |")?;
+            writeln!(out, "|---|{}", "---|".repeat(10))?;
+            for row in stores {
+                let bytes = (values_mib << 20) / row.items.max(1);
+                let ExactHits { lru, fifo, s3_fifo, belady } = row.exact;
+                let [rate, per_cpu] =
+                    [row.requests_s, row.requests_per_cpu_s].map(|rate| grouped(rate as u64));
+                write!(out, "| {} | {} | {bytes} |", row.store, grouped(row.items))?;
+                write!(out, " {:.2} | {lru:.2} | {fifo:.2} |", row.hit_percent)?;
+                write!(out, " {s3_fifo:.2} | {belady:.2} |")?;
+                writeln!(out, " {rate} | {per_cpu} | {} |", grouped(row.refused))?;
+            }
+        }
+        Ok(out)
     }
 }

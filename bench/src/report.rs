@@ -1,9 +1,5 @@
-//! The result of `kv-bench ycsb` as JSON and as a table. `kv-bench report` reads this JSON,
-//! and also the JSON of older versions in `bench/results`.
-
-mod table;
-#[cfg(test)]
-mod tests;
+//! The result of `kv-bench ycsb` as JSON and as a table for people. `kv-bench report` reads this
+//! JSON, and also the JSON of older versions in `bench/results`.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -12,13 +8,11 @@ use farside::Counters;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::accounting::ServerUsage;
+use crate::accounting::{Origin, ServerUsage};
 use crate::args::Ycsb;
-use crate::environment::Origin;
-use crate::latencies::Latencies;
 use crate::pattern::PatternReport;
 use crate::publish::grouped;
-use crate::recorder::KindRecord;
+use crate::recorder::{KindRecord, Latencies};
 use crate::run::Measured;
 use crate::shares::EmulatedReport;
 use crate::verbs::{RawLimit, SocketRates};
@@ -294,5 +288,254 @@ impl From<&Latencies> for ServiceReport {
         let services = services.histogram();
         let quantile = |quantile| services.value_at_quantile(quantile);
         Self { p50_ns: quantile(0.5), p99_ns: quantile(0.99), p999_ns: quantile(0.999) }
+    }
+}
+
+impl YcsbReport {
+    /// The table for people.
+    pub fn table(&self, measured: &Measured) -> std::result::Result<String, fmt::Error> {
+        let mut out = String::new();
+        let total = self.count();
+        let per_op = |number: f64| number / total.max(1) as f64;
+        writeln!(
+            out,
+            "YCSB {} on {}: {} records x {} B, {}, {} thread(s), depth {}, {:.2} s (load {:.2} s)",
+            self.workload,
+            self.fabric,
+            grouped(self.records),
+            self.pattern.value_size.name,
+            self.pattern.distribution.name,
+            self.threads,
+            self.depth,
+            self.seconds,
+            measured.facts.load_seconds,
+        )?;
+        match self.servers {
+            1 => writeln!(out, "{}\n", measured.machine)?,
+            servers => writeln!(out, "{}; {servers} servers\n", measured.machine)?,
+        }
+        self.write_operations(&mut out)?;
+        if let Some(open_loop) = &self.open_loop {
+            open_loop.write(&self.operations, &mut out)?;
+        }
+        let per_thread = self.throughput_ops_s / f64::from(self.threads);
+        writeln!(
+            out,
+            "\nall: {} ops/s, {} a thread; of each operation {:.0} ns are kv-bench's own",
+            grouped(self.throughput_ops_s as u64),
+            grouped(per_thread as u64),
+            per_op(measured.threads.recorder.driver_ns as f64),
+        )?;
+        self.write_limit(&mut out)?;
+        if let Some(emulated) = &self.emulated {
+            emulated.write(self.seconds, &mut out)?;
+        }
+        if let Some(why) = &measured.raw_missing {
+            writeln!(out, "limit: raw verbs were not measured: {why}")?;
+        }
+        let per_cpu_s = total as f64 / measured.threads.cpu_s.max(f64::MIN_POSITIVE);
+        writeln!(
+            out,
+            "clients: {:.2} s CPU, {} ops a CPU second",
+            measured.threads.cpu_s,
+            grouped(per_cpu_s as u64),
+        )?;
+        let lookups = self.cache.hits + self.cache.misses;
+        writeln!(
+            out,
+            "location cache: {} hits, {} misses ({:.2} % hits)",
+            grouped(self.cache.hits),
+            grouped(self.cache.misses),
+            self.cache.hits as f64 * 100.0 / lookups.max(1) as f64,
+        )?;
+        writeln!(
+            out,
+            "allocations_per_op: {:.6} ({} in all)",
+            per_op(self.allocations as f64),
+            grouped(self.allocations),
+        )?;
+        match self.server {
+            Some(ServerUsage { cpu_s, wakeups }) => {
+                writeln!(out, "server: {cpu_s:.2} s CPU, {} wake-ups", grouped(wakeups))?;
+            }
+            None => writeln!(out, "server: its process is not known")?,
+        }
+        if self.unexpected > 0 {
+            let count = grouped(self.unexpected);
+            writeln!(
+                out,
+                "WARNING: {count} operations had an unexpected result: see docs/benchmarks.md"
+            )?;
+        }
+        Ok(out)
+    }
+
+    fn write_limit(&self, out: &mut String) -> fmt::Result {
+        let limits = [
+            self.limit.map(|VerbsLimit { mix_ops_s, mix_ratio, .. }| {
+                ("raw verbs alone", mix_ops_s, mix_ratio)
+            }),
+            self.sockets.map(|SocketsLimit { mix_ops_s, mix_ratio, .. }| {
+                ("plain sockets", mix_ops_s, mix_ratio)
+            }),
+        ];
+        for (means, mix_ops_s, mix_ratio) in limits.into_iter().flatten() {
+            let mix = grouped(mix_ops_s as u64);
+            writeln!(out, "limit: {mix} ops/s by {means}; the run reached {mix_ratio:.2} of it")?;
+        }
+        Ok(())
+    }
+
+    fn write_operations(&self, out: &mut String) -> fmt::Result {
+        writeln!(
+            out,
+            "{:<7} {:>13} {:>12} {:>9} {:>10} {:>10} | per op: {:>6} {:>6} {:>6} {:>6} {:>11}",
+            "",
+            "count",
+            "ops/s",
+            "p50 ns",
+            "p99 ns",
+            "p99.9 ns",
+            "trips",
+            "read",
+            "write",
+            "cas",
+            "bytes",
+        )?;
+        for (name, operation) in &self.operations {
+            let per_op = |number: u64| number as f64 / operation.count.max(1) as f64;
+            writeln!(
+                out,
+                "{name:<7} {:>13} {:>12} {:>9} {:>10} {:>10} |         \
+                 {:>6.3} {:>6.3} {:>6.3} {:>6.3} {:>11.1}",
+                grouped(operation.count),
+                grouped((operation.count as f64 / self.seconds) as u64),
+                grouped(operation.p50_ns),
+                grouped(operation.p99_ns),
+                grouped(operation.p999_ns),
+                per_op(operation.round_trips),
+                per_op(operation.verbs.read),
+                per_op(operation.verbs.write),
+                per_op(operation.verbs.cas),
+                per_op(operation.bytes),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::accounting::Machine;
+    use crate::args::tests::ycsb;
+    use crate::recorder::{Recorder, RunFacts, ThreadMeasurement};
+    use crate::workload::{Kind, Workload};
+
+    fn sample() -> (YcsbReport, Measured) {
+        let mut recorder = Recorder::new(Workload::F.mix());
+        for latency_ns in 100..200 {
+            recorder.record(Kind::Get, latency_ns, latency_ns);
+            recorder.record(Kind::Rmw, 3 * latency_ns, 3 * latency_ns);
+            let counters =
+                Counters { round_trips: 1, reads: 1, read_bytes: 128, ..Default::default() };
+            recorder.attribute(Kind::Get, &counters);
+        }
+        recorder.unexpected = 3;
+        let threads = ThreadMeasurement {
+            recorder,
+            started_ns: 0,
+            ended_ns: 2_000_000_000,
+            cache: farside::CacheStatistics { hits: 99, misses: 1 },
+            allocations: 0,
+            cpu_s: 2.0,
+        };
+        let server = Some(ServerUsage { cpu_s: 0.01, wakeups: 2 });
+        let measured = Measured {
+            fabric: "shm".into(),
+            servers: 3,
+            emulated: None,
+            threads,
+            facts: RunFacts { server, load_seconds: 1.0, chains: Vec::new() },
+            machine: Machine::detect(0),
+            ended: std::time::SystemTime::now(),
+            raw: Some(RawLimit { read: 400.0, write: 300.0, cas: 250.0, update: 200.0 }),
+            raw_missing: None,
+            sockets: Some(SocketRates { read: 400.0, write: 200.0 }),
+        };
+        (YcsbReport::new(&args(), &measured), measured)
+    }
+
+    fn args() -> Ycsb {
+        ycsb("ycsb --workload f --depth 1 --seconds 2")
+    }
+
+    #[test]
+    fn the_json_has_every_field() {
+        let (report, _) = sample();
+        let json = serde_json::to_value(&report).unwrap();
+        for (pointer, expected) in [
+            ("/fabric", Value::from("shm")),
+            ("/workload", "f".into()),
+            ("/threads", 1.into()),
+            ("/servers", 3.into()),
+            ("/emulated", Value::Null),
+            ("/depth", 1.into()),
+            ("/records", 1_000_000.into()),
+            ("/value_size", 64.into()),
+            ("/seconds", 2.0.into()),
+            ("/throughput_ops_s", 100.0.into()),
+            ("/operations/get/count", 100.into()),
+            ("/operations/get/p50_ns", 149.into()),
+            ("/operations/get/p99_ns", 198.into()),
+            ("/operations/get/p999_ns", 199.into()),
+            ("/operations/get/round_trips", 100.into()),
+            ("/operations/get/verbs/read", 100.into()),
+            ("/operations/get/verbs/write", 0.into()),
+            ("/operations/get/verbs/cas", 0.into()),
+            ("/operations/get/bytes", 12_800.into()),
+            ("/operations/rmw/count", 100.into()),
+            ("/cache/hits", 99.into()),
+            ("/cache/misses", 1.into()),
+            ("/server/cpu_s", 0.01.into()),
+            ("/server/wakeups", 2.into()),
+            ("/allocations", 0.into()),
+            ("/unexpected", 3.into()),
+            ("/limit/read_ops_s", 400.0.into()),
+            ("/limit/update_ops_s", 200.0.into()),
+            // 100 GETs and 100 read-modify-writes: 1 s. They took 2 s.
+            ("/limit/mix_ops_s", 200.0.into()),
+            ("/limit/mix_ratio", 0.5.into()),
+            ("/sockets/socket_write_ops_s", 200.0.into()),
+            // 100 long replies, and 100 of both.
+            ("/sockets/mix_ops_s", 200.0.into()),
+            ("/sockets/mix_ratio", 0.5.into()),
+            ("/operations/get/max_ns", 199.into()),
+            ("/machine/cores", report.origin.machine.cores.into()),
+        ] {
+            assert_eq!(json.pointer(pointer), Some(&expected), "{pointer}");
+        }
+        assert_eq!(json["operations"].as_object().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn the_table_shows_rates_costs_and_warnings() {
+        let (report, measured) = sample();
+        let table = report.table(&measured).unwrap();
+        for text in [
+            "1,000,000 records",
+            "; 3 servers",
+            "200 ops/s by raw verbs alone; the run reached 0.50 of it",
+            "200 ops/s by plain sockets; the run reached 0.50 of it",
+            "allocations_per_op: 0.0",
+            "p99.9",
+            "WARNING: 3 operations had an unexpected result",
+        ] {
+            assert!(table.contains(text), "{table}");
+        }
+        let as_expected = YcsbReport { unexpected: 0, ..report };
+        assert!(!as_expected.table(&measured).unwrap().contains("WARNING"));
     }
 }
