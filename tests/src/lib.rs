@@ -6,18 +6,6 @@
     reason = "only tests use this"
 )]
 
-use std::net::TcpListener;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-use farside::{Client, Error, Session};
-use farside_layout::{ExtentShape, class_for};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
-
 #[path = "../../bench/src/allocations.rs"]
 pub mod allocations;
 pub mod cluster;
@@ -30,21 +18,28 @@ pub mod fabric;
 pub mod faults;
 pub mod handshake;
 pub mod lanes;
-pub mod ledger;
-mod left_out;
-pub mod long_puts;
 pub mod network;
 pub mod recorder;
 pub mod self_describing;
 mod server_process;
-mod worker;
 
-pub use left_out::{
+use std::net::TcpListener;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use farside::{Client, Error, Session};
+use farside_layout::{ExtentShape, class_for};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+
+pub use fabric::{
     OTHER_USER, as_other_user, device_or_left_out, left_out, left_out_without_netem,
     left_out_without_root, left_out_without_time_namespaces, network_or_left_out,
 };
-pub use server_process::{RDMA_GRACE_MS, ServerProcess};
-pub use worker::Worker;
+pub use server_process::{RDMA_GRACE_MS, ServerProcess, Worker};
 
 /// Waits until the server has all blocks that are not linked.
 pub fn wait_for_all_blocks(observer: &Client) {

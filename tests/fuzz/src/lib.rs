@@ -12,15 +12,10 @@
 #![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a panic here is a finding")]
 
-mod cluster;
-mod config;
 mod control;
 mod layout;
 pub mod mutate;
-mod region;
-mod resp;
 pub mod sample;
-mod snapshot;
 mod tcp;
 mod tools;
 
@@ -57,18 +52,18 @@ pub const TARGETS: &[Target] = &[
     target("hello", control::hello, control::hellos),
     target("proof", control::proof, control::proofs),
     target("welcome", control::welcome, control::welcomes),
-    target("map", cluster::map, cluster::maps),
-    target("cluster_records", cluster::cluster_records, cluster::some_cluster_records),
+    target("map", control::map, control::maps),
+    target("cluster_records", control::cluster_records, control::some_cluster_records),
     target("tcp_requests", tcp::execute_requests, tcp::some_requests),
     target("tcp_replies", tcp::decode_replies, tcp::some_replies),
-    target("server_config", config::server, config::servers),
-    target("client_config", config::client, config::clients),
-    target("region", region::damaged, region::damages),
-    target("snapshot", snapshot::file, snapshot::files),
-    target("records", snapshot::records, snapshot::some_records),
+    target("server_config", tools::server, tools::servers),
+    target("client_config", tools::client, tools::clients),
+    target("region", sample::damaged, sample::damages),
+    target("snapshot", layout::file, layout::files),
+    target("records", layout::records, layout::some_records),
     target("json_lines", tools::json_lines, tools::some_json_lines),
     target("text", tools::text, tools::texts),
-    target("resp", resp::requests, resp::some_requests),
+    target("resp", tools::requests, tools::some_requests),
 ];
 
 /// The environment variable that names one of [`TARGETS`]. libFuzzer reads the arguments itself.

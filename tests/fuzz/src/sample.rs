@@ -1,11 +1,11 @@
 //! A valid region that is written without the server, for the checker's tests and for fuzzing.
+//! Target: the checker of regions, on a damaged region.
 #![allow(clippy::unwrap_used, reason = "a sample that cannot be made is a failed test")]
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
-use zerocopy::IntoBytes;
-
-use farside_cli::check::{CheckError, Problem, Report, Scope, check};
+use farside_cli::check::{CheckError, PROBLEMS_KEPT_MAX, Problem, Report, Scope, check};
 use farside_fabric::memory::{HugePages, Region, RegionMemory};
 use farside_fabric::shm::ShmFabric;
 use farside_fabric::{Endpoint, LaneId};
@@ -13,9 +13,12 @@ use farside_layout::hash::{KeyHash, KeyHasher};
 use farside_layout::{
     BLOCK_HEADER_BYTES, BlockAddress, BlockStamp, CHUNK_BYTES, ChunkEntry, ChunkUse,
     DirectoryEntry, Format, Geometry, HINT_OFFSET, NamedBlock, ROW_BYTES, ROWS_PER_SUBTABLE,
-    RowHeader, SLOTS_PER_ROW, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord, Superblock,
-    class_for, seal, side_of, slot_in_subtable,
+    RowHeader, SLOTS_PER_ROW, STATE_OFFSET, SUBTABLE_BYTES, SizeClass, SlotState, SlotWord,
+    Superblock, class_for, seal, side_of, slot_in_subtable,
 };
+use zerocopy::IntoBytes;
+
+use crate::decoded;
 
 /// The sample's length, in bytes.
 pub const REGION_BYTES: u64 = 6 * CHUNK_BYTES;
@@ -254,4 +257,78 @@ impl Sample {
 pub fn check_region(region: Arc<Region>, region_bytes: u64) -> Result<Report, CheckError> {
     let endpoint = Endpoint::new(ShmFabric::new(region, None, 1), 1);
     check(&endpoint, LANE, region_bytes, (Scope::Blocks, true), &mut ())
+}
+
+/// Limit on the words that one input changes.
+const CHANGES_MAX: usize = 64;
+
+/// A sound region, and the offsets of the words that an input can change.
+struct DamageableRegion {
+    sample: Sample,
+    offsets: Vec<u64>,
+}
+
+impl DamageableRegion {
+    fn new() -> Self {
+        let sample = Sample::small();
+        let words = |start: u64, bytes: u64| (start..start + bytes).step_by(8);
+        let directory = sample.geometry.directory_offset(DEPTH).unwrap();
+        let chunks = sample.geometry.chunk_entry(0).unwrap();
+        // A checksum covers the rest of the superblock, which has its own target.
+        let mut offsets = vec![STATE_OFFSET];
+        offsets.extend(words(directory, 4 * 8));
+        offsets.extend(words(chunks, 5 * 8));
+        for used in &sample.used {
+            offsets.extend(words(used.slot, 16));
+            offsets.extend(words(used.block, BLOCK_HEADER_BYTES + 8));
+        }
+        for subtable in sample.subtables {
+            offsets.extend(words(subtable, SUBTABLE_BYTES));
+        }
+        Self { sample, offsets }
+    }
+
+    fn is_sound(&self) -> bool {
+        self.sample.check().is_ok_and(|report| report.is_clean() && report.keys == KEYS)
+    }
+}
+
+thread_local! {
+    static REGION: OnceCell<DamageableRegion> = const { OnceCell::new() };
+}
+
+/// No damage, a plausible change of each kind of word, and many inverted words.
+pub(crate) fn damages() -> Vec<Vec<u8>> {
+    let change = |index: u16, xor: u64| [&index.to_le_bytes()[..], &xor.to_le_bytes()].concat();
+    let many = (400..430).flat_map(|index| change(index, u64::MAX)).collect();
+    vec![Vec::new(), change(0, 1 << 32), change(2, 1 << 8), change(7, 1), change(10, 7 << 61), many]
+}
+
+/// Changes words of the region. Each change takes 10 bytes: the index of the word, and the bits to
+/// flip. Accepts every input: damage is only reported, and after it is undone the region is sound.
+pub(crate) fn damaged(bytes: &[u8]) -> bool {
+    REGION.with(|region| {
+        let DamageableRegion { sample, offsets } = region.get_or_init(DamageableRegion::new);
+        let mut before = Vec::new();
+        for change in bytes.as_chunks::<10>().0.iter().take(CHANGES_MAX) {
+            let &[low, high, ref xor @ ..] = change;
+            let offset = offsets[usize::from(u16::from_le_bytes([low, high])) % offsets.len()];
+            let word = sample.region.load(offset).unwrap();
+            let xor = u64::from_le_bytes(*xor);
+            sample.region.store(offset, word ^ xor).unwrap();
+            before.push((offset, word));
+        }
+        if let Some(report) = decoded(sample.check()) {
+            assert!(report.problems.len() <= PROBLEMS_KEPT_MAX);
+            assert!(report.problem_count >= report.problems.len() as u64);
+            for problem in &report.problems {
+                assert!(!problem.to_string().contains(char::is_control), "{problem}");
+            }
+        }
+        for (offset, word) in before.into_iter().rev() {
+            sample.region.store(offset, word).unwrap();
+        }
+        assert!(region.get().is_some_and(DamageableRegion::is_sound));
+        true
+    })
 }

@@ -2,14 +2,14 @@
 //! PUT fails.
 //!
 //! `long-put-worker ADDRESS LEDGER VALUES WORKER`: LEDGER is a file that counts the PUTs, and
-//! VALUES one with the values (`farside_tests::long_puts`). WORKER chooses the keys.
+//! VALUES one with the values (`farside_tests::self_describing`). WORKER chooses the keys.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::path::Path;
 
 use farside::Client;
-use farside_tests::ledger::Ledger;
-use farside_tests::long_puts::{LongValues, counters_of, key_of};
+use farside_tests::counters::Ledger;
+use farside_tests::self_describing::{LongValues, counters_of, key_of};
 
 /// One in this many rounds begins without cached locations and tables of extents.
 const ROUNDS_PER_CLEARED_CACHE: u64 = 3;

@@ -3,13 +3,10 @@
 
 mod clients;
 mod commands;
-mod given_up;
 mod histories;
 mod membership;
 mod outages;
 mod records;
-mod repair;
 mod reruns;
 mod rolling_restart;
 mod snapshots;
-mod stale_files;

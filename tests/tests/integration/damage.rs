@@ -7,11 +7,8 @@
 //! test, so no block that was unlinked, and is restored, has been reused.
 
 mod bits;
-mod files;
 mod flood;
-mod heads;
 mod mending;
-mod splits;
 mod words;
 
 use std::fmt::Display;

@@ -8,7 +8,6 @@
 //! MINUTES=n` does all of that together for a long time.
 
 mod caches;
-mod figures;
 pub(crate) mod run;
 pub(crate) mod workers;
 
@@ -18,13 +17,12 @@ use farside_linearizability::{Ended, HistoryOperation, Record, Violation};
 use farside_tests::{blocks_with_clients, device, scaled};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-
-use figures::Figures;
-pub(crate) use run::ENOUGH_TIMEOUT;
 use run::{
-    CLIENTS_KILLED_MIN, DENIED_MIN, LONG_OPERATIONS_MIN, OPERATIONS_MIN, Plan, Run,
+    CLIENTS_KILLED_MIN, DENIED_MIN, Figures, LONG_OPERATIONS_MIN, OPERATIONS_MIN, Plan, Run,
     SERVER_RESTARTS_MIN, SPLITS_MIN, has_all_kinds,
 };
+
+pub(crate) use run::ENOUGH_TIMEOUT;
 
 /// Limit on the extensions of a run with faults, which ends once each kind has happened.
 const ATTEMPTS_MAX: u32 = 12;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use farside::{Client, Session};
 use farside_layout::SizeClass;
-use farside_tests::ledger::Ledger;
-use farside_tests::long_puts::{
+use farside_tests::counters::Ledger;
+use farside_tests::self_describing::{
     COUNTERS_EACH, LongValues, SHARED, WORKERS, counters_of, is_in_flight, key_of,
 };
 use farside_tests::{ServerProcess, TEST_TIMEOUT, Worker, blocks_with_clients, scaled, wait_until};

@@ -1,21 +1,34 @@
 //! Proves that a snapshot taken while clients write has, for every key, a value that the key had
 //! meanwhile. It can be restored into a region of another size. Damaged files are refused in one
 //! line.
+//!
+//! Proves that a restore, a snapshot and a dump leave no unfinished file. They get a signal, or the
+//! file would be longer than the system allows.
+//!
+//! Proves that this version reads what former ones wrote, or refuses it and changes nothing.
+//!
+//! `tests/kept` has a region and a snapshot of each format that a release wrote, all with the same
+//! keys. With `FARSIDE_UPDATE=1` the test adds those of the present formats, if they are missing.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use farside::Store;
+use farside::{Session, Store, Ttl};
+use farside_config::signals::is_ignored;
 use farside_layout::{
-    CHUNK_BYTES, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState, SlotWord, Superblock,
-    slot_in_subtable,
+    CHUNK_BYTES, FORMAT_VERSION, ROWS_PER_SUBTABLE, SLOTS_PER_ROW, SUBTABLE_BYTES, SlotState,
+    SlotWord, Superblock, slot_in_subtable,
 };
 use farside_tests::command::{CommandOutput, command};
 use farside_tests::{
-    ServerProcess, StopOnDrop, TEST_TIMEOUT, fill, scaled, self_describing, wait_until,
+    ServerProcess, StopOnDrop, TEST_TIMEOUT, binary, fill, left_out, scaled, self_describing,
+    send_signal, wait_until,
 };
+use rustix::process::Signal;
 
 const WRITERS: u64 = 3;
 
@@ -325,4 +338,193 @@ fn a_snapshot_whose_keys_cannot_be_counted_is_taken() {
     let restored = restored(&file, "16MiB");
     let value = restored.session().get(b"key").unwrap();
     assert_eq!(*value.unwrap(), *b"value");
+}
+
+/// Returns a server with so many keys that a signal arrives while they are written to a file.
+fn with_many_keys() -> ServerProcess {
+    let server = ServerProcess::start("--memory 96MiB");
+    fill(&mut server.session(), 0..20_000, |key| self_describing::value(key, 0, 0, 1000));
+    server
+}
+
+/// Returns a server with so many keys that a signal arrives while they are restored.
+fn with_very_many_keys() -> ServerProcess {
+    let server = ServerProcess::start("--memory 96MiB");
+    let mut session = server.session();
+    let mut pipeline = session.pipeline().unwrap();
+    for key in 0..100_000u64 {
+        while pipeline.put(key.to_le_bytes(), b"value").is_err() {
+            pipeline.wait().unwrap().result.unwrap();
+        }
+    }
+    drop(pipeline);
+    server
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[on(shm, tcp_in_soak)]
+fn an_unfinished_snapshot_or_dump_is_removed() {
+    let server = with_many_keys();
+    let folder = tempfile::tempdir().unwrap();
+    for (what, name) in [("snapshot", "all.snap"), ("dump", "all.jsonl")] {
+        let to = folder.path().join(name);
+        let child = server.command("kv-cli").arg(what).arg(&to).spawn().unwrap();
+        wait_until("it has begun", TEST_TIMEOUT, || !names(folder.path()).is_empty());
+        send_signal(&child, Signal::TERM);
+        let output = CommandOutput::new(child.wait_with_output().unwrap());
+        output.expect_line(143, &["kv-cli: cannot write ", name, "stopped by SIGTERM"]);
+        assert_eq!(names(folder.path()), [""; 0]);
+        let mut limited = Command::new("sh");
+        // At most 1 MiB, whatever the shell counts in.
+        limited.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(binary("kv-cli"));
+        limited.arg(what).arg(&to).env("FARSIDE_SERVER", server.address());
+        let output = CommandOutput::of(&mut limited);
+        output.expect_line(5, &["kv-cli: cannot write ", name, "File too large"]);
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+}
+
+#[on(shm, tcp_in_soak)]
+fn a_stopped_restore_leaves_no_region_file() {
+    let server = with_very_many_keys();
+    let file = server.folder().join("snapshot");
+    server.cli(&["snapshot", file.to_str().unwrap()]).succeeded();
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let region = folder.path().join("region");
+    let arguments =
+        format!("--memory 96MiB --region-file {} --restore {}", region.display(), file.display());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut other = ServerProcess::spawn_in(elsewhere.path(), &arguments, |command| command);
+    other.wait_for_log("restoring a snapshot");
+    assert_eq!(other.terminate(), Some(1), "{}", other.log());
+    let last = other.log().lines().last().unwrap_or_default().to_owned();
+    assert!(last.starts_with("kv-server: cannot restore ") && last.contains("told to stop"));
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[on(shm, tcp_in_soak)]
+fn a_server_whose_terminal_closes_stops_cleanly() {
+    if is_ignored(Signal::HUP.as_raw()) {
+        left_out("under nohup", "SIGHUP is ignored");
+        return;
+    }
+    let server = ServerProcess::start("--memory 16MiB");
+    server.signal(Signal::HUP);
+    server.wait_for_log("stopped");
+}
+
+/// The number of short values. They make the index split.
+const SHORT_VALUES: usize = 600;
+/// A value in a block of its own.
+const LONG_BYTES: usize = 5000;
+/// Longer than any test runs: 8000 years.
+const TTL: Duration = Duration::from_secs(8000 * 365 * 24 * 60 * 60);
+
+fn kept(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kept").join(name)
+}
+
+/// The kept files whose names begin so, with the version that the name ends with.
+fn kept_versions(kind: &str) -> Vec<(u32, PathBuf)> {
+    static KEPT: Once = Once::new();
+    if std::env::var_os("FARSIDE_UPDATE").is_some() {
+        KEPT.call_once(keep_missing);
+    }
+    let files = std::fs::read_dir(kept("")).unwrap().map(|entry| entry.unwrap().path());
+    let version = |path: &Path| path.file_stem()?.to_str()?.strip_prefix(kind)?.parse().ok();
+    let mut found: Vec<_> = files.filter_map(|path| Some((version(&path)?, path))).collect();
+    found.sort();
+    assert!(!found.is_empty(), "tests/kept has no {kind}*");
+    found
+}
+
+fn store_all(session: &mut Session) {
+    for number in 0..SHORT_VALUES {
+        session.put(format!("key {number}"), format!("value {number}")).unwrap();
+    }
+    session.put("long", [b'x'; LONG_BYTES]).unwrap();
+    session.put("empty", "").unwrap();
+    session.put_with_ttl("expires", "late", TTL).unwrap();
+    session.store("pinned", "stays", Store::always().pinned()).unwrap();
+}
+
+fn check_all(session: &mut Session) {
+    for number in 0..SHORT_VALUES {
+        let value = session.get(format!("key {number}")).unwrap().unwrap();
+        assert_eq!(value, *format!("value {number}"));
+    }
+    assert_eq!(session.get("long").unwrap().unwrap().data, [b'x'; LONG_BYTES]);
+    assert_eq!(session.get("empty").unwrap().unwrap(), "");
+    assert_eq!(session.get("expires").unwrap().unwrap(), "late");
+    let ttl = session.ttl("expires").unwrap();
+    assert!(matches!(ttl, Some(Ttl::For(left)) if left > TTL / 2), "{ttl:?}");
+    assert_eq!(session.get("pinned").unwrap().unwrap(), "stays");
+    assert_eq!(session.scan().unwrap().count(), SHORT_VALUES + 4);
+}
+
+/// Writes the files of the present formats that are not there.
+fn keep_missing() {
+    let mut server = ServerProcess::start_with_file("--memory 8MiB");
+    store_all(&mut server.client().session().unwrap());
+    let snapshot = server.folder().join("snapshot");
+    server.cli(&["snapshot", snapshot.to_str().unwrap()]).succeeded();
+    let snapshot = std::fs::read(snapshot).unwrap();
+    let version = u32::from_le_bytes(snapshot[8..12].try_into().unwrap());
+    server.terminate();
+    let region = std::fs::read(server.region_file()).unwrap();
+    for (name, bytes) in [
+        (format!("region-{FORMAT_VERSION}.zst"), zstd::encode_all(&region[..], 19).unwrap()),
+        (format!("snapshot-{version}.snap"), snapshot),
+    ] {
+        if !kept(&name).exists() {
+            std::fs::write(kept(&name), bytes).unwrap();
+        }
+    }
+}
+
+#[on(each, rdma_in_soak)]
+fn regions_of_former_versions_are_served_or_refused() {
+    let kept = kept_versions("region-");
+    let is_present = |(version, _): &(u32, PathBuf)| *version == FORMAT_VERSION;
+    assert!(kept.iter().any(is_present) && !kept.iter().all(is_present), "{kept:?}");
+    for (version, path) in kept {
+        let bytes = zstd::decode_all(&std::fs::read(path).unwrap()[..]).unwrap();
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = folder.path().join("region");
+        std::fs::write(&file, &bytes).unwrap();
+        let arguments = format!("--region-file {}", file.display());
+        if version == FORMAT_VERSION {
+            let server = ServerProcess::spawn_in(folder.path(), &arguments, |command| command);
+            server.wait_for_log("serving");
+            let mut session = server.client().session().unwrap();
+            check_all(&mut session);
+            // The region still takes changes, and its index still grows.
+            for number in 0..SHORT_VALUES {
+                assert!(session.delete(format!("key {number}")).unwrap());
+                session.put(format!("new {number}"), "value").unwrap();
+                session.put(format!("other {number}"), "value").unwrap();
+            }
+            assert_eq!(session.scan().unwrap().count(), 2 * SHORT_VALUES + 4);
+            continue;
+        }
+        let mut server = command("kv-server");
+        let address = format!("shm://{}/kv.sock", folder.path().display());
+        server.args(["--listen", &address, "--region-file"]).arg(&file);
+        let refused = CommandOutput::of(&mut server);
+        refused.expect_line(1, &[&format!("has format version {version}"), "snapshot"]);
+        assert_eq!(std::fs::read(&file).unwrap(), bytes);
+    }
+}
+
+#[on(each, rdma_in_soak)]
+fn snapshots_of_former_versions_are_restored() {
+    for (version, path) in kept_versions("snapshot-") {
+        let server = ServerProcess::start(&format!("--memory 16MiB --restore {}", path.display()));
+        check_all(&mut server.client().session().unwrap());
+        println!("restored a snapshot of format {version}");
+    }
 }

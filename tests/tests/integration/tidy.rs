@@ -4,7 +4,6 @@
 //! words, and commit subjects are short. What pages, invariants and the order of files need is in
 //! `tidy/`.
 
-mod fabrics;
 mod invariants;
 mod pages;
 mod rings;
@@ -18,7 +17,7 @@ use farside_tests::left_out;
 /// The longest line of Rust, in columns: the limit of rustfmt.toml, here also for comments.
 const COLUMNS_MAX: usize = 100;
 /// The longest file of Rust, in lines.
-const LINES_MAX: usize = 600;
+const LINES_MAX: usize = 800;
 
 pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -90,7 +89,7 @@ fn rust_files_are_short_narrow_and_ascii() {
             }
         }
     }
-    report("at most 600 lines of at most 100 columns, in ASCII", &broken);
+    report("at most 800 lines of at most 100 columns, in ASCII", &broken);
 }
 
 /// Split, so that this file is checked too.
@@ -537,4 +536,49 @@ fn the_helpers_find_what_breaks_a_rule() {
     assert_eq!(imported_fabrics("memory.rs", both), ["tcp"]);
     assert_eq!(imported_fabrics("tcp.rs", both), [""; 0]);
     assert_eq!(imported_fabrics("any.rs", both), [""; 0]);
+}
+
+#[on(shm)]
+fn each_test_says_on_which_fabrics_it_runs() {
+    farside_tests::fabric::assert_each_test_says_where_it_runs(6);
+}
+
+#[on(shm)]
+fn a_test_that_is_left_out_is_named_with_the_reason() {
+    let test = "region_memory::the_welcome_names_the_slices::rdma";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--include-ignored"]).env_remove("FARSIDE_TEST_DEVICE");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = format!("left out without RDMA: {test}: it takes an RDMA device");
+    assert!(output.status.success() && said.contains(&line), "{said}");
+}
+
+/// Finds tests that return early because of `device`, which prints nothing. All other ways to ask
+/// for a device print that the test is left out.
+#[on(shm)]
+fn no_test_is_left_out_silently() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/integration");
+    let mut folders = vec![std::path::PathBuf::from(folder)];
+    let mut silent = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            // `let ... else` and `if`, however their lines are broken.
+            let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let asks = words.match_indices(concat!("device", "()")).map(|(at, _)| &words[at..]);
+            let ends = |rest: &str| {
+                let condition = rest.split_once('{').map_or("", |(condition, _)| condition);
+                let body = rest.split_once('{').map_or("", |(_, body)| body.trim_start());
+                !condition.contains(';') && body.starts_with("return")
+            };
+            silent.extend(asks.filter(|rest| ends(rest)).map(|_| path.display().to_string()));
+        }
+    }
+    assert!(silent.is_empty(), "these have tests that are left out silently: {silent:?}");
 }

@@ -1,6 +1,11 @@
-//! Taking and giving blocks over the wire; clients that break the rules are fenced.
+//! Which connections become clients, and that refused connections harm no client. Taking and giving
+//! blocks over the wire; clients that break the rules are fenced. A lost client leaves nothing that
+//! blocks others, and the cleanup touches nothing of living clients.
 
-use farside_layout::{BlockAddress, HeaderWord};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use farside_layout::hash::NO_HINT;
+use farside_layout::{BlockAddress, HINT_OFFSET, HeaderWord};
 
 use super::*;
 
@@ -262,4 +267,192 @@ fn only_a_subtable_with_a_full_window_is_split() {
     assert_eq!(client.split(0, depth), SplitOutcome::Done);
     assert_eq!(client.split(0, depth + 1), SplitOutcome::Done, "the new subtable has room");
     assert_eq!(client.statistics().splits, 1);
+}
+
+#[test]
+fn a_writer_gets_a_welcome_a_region_and_a_lease() {
+    let (folder, server) = serving();
+    assert_eq!(server.addresses(), folder.config.listen);
+    let client = folder.writer();
+    let (superblock, format) = client.superblock();
+    assert_eq!(client.welcome.region_bytes, REGION_BYTES);
+    assert_eq!(client.welcome.region_id, format.region_id);
+    assert_eq!((client.welcome.incarnation, superblock.incarnation()), (1, 1));
+    assert_eq!(client.lease(), client.welcome.lease);
+    assert_ne!(format.region_id, [0; 16]);
+    assert_ne!(format.hash_key, [0; 16]);
+    let other = folder.writer();
+    assert_ne!(other.welcome.client_id, client.welcome.client_id);
+    assert_eq!(other.lease(), other.welcome.lease);
+    server.stop();
+    assert_eq!(client.lease(), 0, "a server that stops fences its clients");
+    assert_eq!(client.receive(), None);
+    assert!(!folder.socket().exists());
+}
+
+#[test]
+fn garbage_of_every_length_is_refused_and_harms_no_client() {
+    let (folder, _server) = serving();
+    let client = folder.writer();
+    let refusal = |request: &[u8]| Some(answer(&folder.connect(), request)?.err());
+    for bytes in 1..=200 {
+        let malformed = Refusal::Malformed { bytes: bytes as u64 };
+        for byte in [0x00, 0xa5] {
+            assert_eq!(refusal(&vec![byte; bytes]), Some(Some(malformed)));
+        }
+    }
+    assert_eq!(refusal(&[]), None);
+    assert_eq!(refusal(&vec![1; MESSAGE_BYTES_MAX + 1]), None);
+    assert_eq!(client.statistics().clients, 1);
+    assert_eq!(client.statistics().clients_lost, 0);
+}
+
+/// A program that reaches the socket can get a challenge, and no more.
+#[test]
+fn a_connection_without_a_proof_is_no_client() {
+    let (folder, _server) = serving();
+    let client = folder.writer();
+    let challenged = |_| {
+        let connection = folder.connect();
+        assert!(challenge(&connection, &hello(Role::Writer)).unwrap().is_ok());
+        connection
+    };
+    let unproven: Vec<_> = (0..100).map(challenged).collect();
+    assert_eq!(unproven[0].receive(&mut [0; 8]).unwrap().0, 0, "the server closes the oldest");
+    let last = unproven.last().unwrap();
+    let (answer, descriptor) = exchange(last, &ProofMessage(Proof([1; 16])).encode()).unwrap();
+    assert_eq!(Welcome::decode(&answer), Ok(Err(Refusal::NoSecret)));
+    assert!(descriptor.is_none());
+    assert_eq!(last.receive(&mut [0; 8]).unwrap().0, 0, "the server closes it");
+    assert_eq!((client.statistics().clients, client.statistics().clients_lost), (1, 0));
+    assert_eq!(folder.writer().welcome.client_id, client.welcome.client_id + 1, "no id was given");
+}
+
+#[test]
+fn a_full_server_refuses_clients_until_one_signs_off() {
+    let mut folder = TestFolder::new();
+    folder.config.clients_max = 2;
+    let _server = folder.start();
+    let (first, second) = (folder.writer(), folder.writer());
+    let full = Refusal::Full { clients: 2 };
+    assert_eq!(folder.attach(Role::Writer).err(), Some(full));
+    first.send(&Request::Goodbye);
+    assert_eq!(first.receive(), None);
+    assert_eq!(first.lease(), 0);
+    let third = folder.writer();
+    assert_eq!(third.statistics().clients_lost, 0);
+    drop(second);
+    eventually("the lost client's id is free", || folder.attach(Role::Writer).is_ok());
+}
+
+#[test]
+fn a_reader_cannot_write() {
+    let (folder, _server) = serving();
+    let writer = folder.writer();
+    let reader = folder.attach(Role::Reader).unwrap();
+    let error = Region::map(&reader.file).err().unwrap();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+    assert!(reader.file.write_at(b"x", 0).is_err() && reader.file.set_len(0).is_err());
+    assert!(reader.region.store(4096, 1).is_err());
+    assert_eq!(reader.superblock().1, writer.superblock().1);
+    assert_eq!(reader.statistics().clients, 2);
+    reader.send(&Request::TakeBlocks { class: class(64), count: 1 });
+    assert_eq!(reader.receive(), None, "a reader that asks for blocks is disconnected");
+    assert_eq!(writer.take(class(64), 1).len(), 1);
+}
+
+#[test]
+fn the_config_sets_the_sockets_mode_and_group() {
+    let mut folder = TestFolder::new();
+    let group = rustix::process::getgid().as_raw();
+    folder.config.socket_mode = Some("0620".parse().unwrap());
+    folder.config.socket_group = Some(group.to_string().parse().unwrap());
+    let _server = folder.start();
+    let found = std::fs::metadata(folder.socket()).unwrap();
+    assert_eq!((found.mode() & 0o777, found.gid()), (0o620, group));
+    folder.writer();
+}
+
+#[test]
+fn unfinished_inserts_of_lost_clients_are_emptied_and_of_living_ones_kept() {
+    let (folder, _server) = serving();
+    let (lost, living) = (folder.writer(), folder.writer());
+    let class = class(64);
+    let (lost_blocks, living_blocks) = (lost.take(class, 3), living.take(class, 2));
+    let slots: Vec<u64> = (0..5).map(|n| lost.slot(n, n)).collect();
+    lost.place_word(slots[0], class, lost_blocks[0], |word| word);
+    lost.place_word(slots[1], class, lost_blocks[1], |word| word.with_state(SlotState::Aborted));
+    let kept = [
+        lost.place_word(slots[2], class, lost_blocks[2], |word| word.with_state(SlotState::Live)),
+        living.place_word(slots[3], class, living_blocks[0], |word| word),
+        living.place_word(slots[4], class, living_blocks[1], |word| {
+            word.with_state(SlotState::Aborted)
+        }),
+    ];
+    for slot in &slots {
+        living.region.store(slot + HINT_OFFSET, 99).unwrap();
+    }
+    let entry = lost.geometry().client_entry(lost.welcome.client_id).unwrap();
+    drop(lost);
+    eventually("the lost client is fenced", || living.region.load(entry).unwrap() == 0);
+    for slot in &slots[..2] {
+        eventually("the lost client's slot is empty", || living.word(*slot) == SlotWord::empty(2));
+        assert_eq!(living.region.load(slot + HINT_OFFSET).unwrap(), NO_HINT);
+    }
+    for (slot, word) in slots[2..].iter().zip(kept) {
+        assert_eq!(living.word(*slot), word);
+        assert_eq!(living.region.load(slot + HINT_OFFSET).unwrap(), 99);
+    }
+    assert_eq!(living.statistics().clients_lost, 1);
+}
+
+#[test]
+fn many_clients_lost_at_once_are_swept_and_their_ids_are_reused() {
+    let (folder, _server) = serving();
+    let living = folder.writer();
+    let class = class(64);
+    for round in 0..3 {
+        let lost: Vec<Client> = (0..20).map(|_| folder.writer()).collect();
+        let slot_of = |n: usize| living.slot(n, round);
+        for (n, client) in lost.iter().enumerate() {
+            client.place_word(slot_of(n), class, client.take(class, 1)[0], |word| word);
+        }
+        drop(lost);
+        for n in 0..20 {
+            eventually("the slot is swept", || living.word(slot_of(n)).state() == SlotState::Empty);
+        }
+    }
+    assert_eq!(living.statistics().clients_lost, 60);
+    assert_eq!(living.statistics().clients, 1);
+}
+
+/// While a client is stopped, one subtable's place cannot be reused. The server must not wait for
+/// that place: it must also recall blocks that sessions hold and do not need.
+#[test]
+fn a_place_that_a_stopped_client_blocks_does_not_keep_the_index_from_recalling_blocks() {
+    let (folder, _server) = serving();
+    let (hoarder, stopped) = (folder.writer(), folder.writer());
+    let block = stopped.take(class(64), 1)[0];
+    while !hoarder.take(class(2 << 20), 64).is_empty() {}
+    let before = hoarder.statistics();
+    let split = |prefix: u32, depth: u8| {
+        hoarder.fill_window(prefix, depth);
+        hoarder.split(prefix, depth)
+    };
+    let (slot, depth) = (stopped.slot(0, 0), before.directory_depth as u8);
+    assert_eq!(split(0, depth), SplitOutcome::Done);
+    // The state in which a split leaves the client's unfinished insert.
+    stopped.place_word(slot, class(64), block, |word| word.with_state(SlotState::Aborted));
+    let mut subtables = subtables_from(depth);
+    let (mut prefix, mut depth) = subtables.next().unwrap();
+    eventually("the server recalls blocks for the index", || {
+        let outcome = loop {
+            match split(prefix, depth) {
+                SplitOutcome::Done => (prefix, depth) = subtables.next().unwrap(),
+                other => break other,
+            }
+        };
+        assert_eq!(outcome, SplitOutcome::Later, "the place may become free at any time");
+        hoarder.statistics().recalls > before.recalls
+    });
 }

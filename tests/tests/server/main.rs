@@ -1,15 +1,10 @@
 //! The server from outside: raw connections, region files and the `kv-server` process. The
 //! integration tests prove how clients behave with it.
-
 #![allow(clippy::unwrap_used, reason = "a test fails where it panics")]
 
 mod attacks;
-mod blocks;
+mod clients;
 mod command;
-mod connecting;
-mod files;
-mod logs;
-mod lost_clients;
 mod restart;
 
 use std::collections::BTreeSet;

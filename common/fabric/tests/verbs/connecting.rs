@@ -187,7 +187,7 @@ fn preflight_describes_the_devices_of_this_host() {
 }
 
 /// A verb that needs a larger buffer fails if the buffer cannot grow; later verbs work. Needs
-/// `setpriv` and root. `refusals.rs` of the integration tests has programs that may pin next to
+/// `setpriv` and root. `connecting.rs` of the integration tests has programs that may pin next to
 /// nothing.
 #[test]
 fn a_buffer_that_cannot_grow_fails_only_the_verb_that_needs_it() {

@@ -1,5 +1,5 @@
 //! Sessions at work while hosts die: they track the possible values of each of their keys, and time
-//! each call.
+//! each call. A session panics when an operation returns a wrong result.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farside::{Client, Session};
+use farside::ConnectError::Unreachable;
+use farside::OperationError::{Contended, Indeterminate};
+use farside::{Client, Error, Result, Session, Value};
 use farside_tests::counters::{self, Observation};
-use farside_tests::ledger::Ledger;
-
-use crate::worker::{Clock, LoadMix, Progress, Worker, check_own};
+use farside_tests::counters::{COUNTERS, Ledger};
+use farside_tests::self_describing;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 /// The number of sessions of one process.
 pub(crate) const SESSIONS: u64 = 4;
@@ -190,4 +193,292 @@ pub(crate) fn run_elsewhere(arguments: &[String]) {
     let started = Instant::now();
     drop(finished);
     println!("{figures}, ended in {:.2} s", started.elapsed().as_secs_f64());
+}
+
+/// Keys that all sessions write.
+const HOT_KEYS: u64 = 16;
+/// Keys that one session alone writes.
+const OWN_KEYS: u64 = 8;
+const SIZES: [usize; 4] = [24, 100, 500, 2000];
+
+/// The mix of operations of the sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LoadMix {
+    /// All operations.
+    Mixed,
+    /// Inserts and deletes: a client that dies is probably in the middle of an insert.
+    Churn,
+}
+
+/// The counts and times of one session's calls so far.
+#[derive(Default)]
+pub(crate) struct Progress {
+    pub(crate) done: AtomicU64,
+    pub(crate) unreachable: AtomicU64,
+    pub(crate) indeterminate: AtomicU64,
+    pub(crate) contended: AtomicU64,
+    pub(crate) slowest_ns: AtomicU64,
+    /// When the call under way began; 0 between calls.
+    pub(crate) began_ns: AtomicU64,
+}
+
+/// The clock of all sessions of this process; never 0.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock(pub(crate) Instant);
+
+impl Clock {
+    pub(crate) fn now_ns(self) -> u64 {
+        self.0.elapsed().as_nanos() as u64 + 1
+    }
+}
+
+impl Progress {
+    /// Makes a call; also returns when it began and ended.
+    pub(crate) fn timed<T>(&self, clock: Clock, call: impl FnOnce() -> T) -> (T, u64, u64) {
+        let began = clock.now_ns();
+        self.began_ns.store(began, Ordering::Relaxed);
+        let result = call();
+        self.began_ns.store(0, Ordering::Relaxed);
+        let ended = clock.now_ns();
+        self.slowest_ns.fetch_max(ended - began, Ordering::Relaxed);
+        (result, began, ended)
+    }
+}
+
+/// The effect of a call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallFailure {
+    /// The operation has not happened, and will not.
+    NotDone,
+    /// The operation may have happened.
+    Unknown,
+}
+
+pub(crate) struct Worker {
+    session: Session,
+    writer: u64,
+    progress: Arc<Progress>,
+    clock: Clock,
+    ledger: Ledger,
+    random: SmallRng,
+    /// The number of the present operation, which is also the count in the value that it writes.
+    operation_number: u64,
+    /// The possible values of each of its own keys, by their counts; 0 if the key may be absent.
+    own: Vec<Vec<u64>>,
+    /// Its operations on the counters.
+    pub(crate) seen: Vec<Observation>,
+}
+
+/// Returns the name of a key that a session alone writes.
+pub(crate) fn own_name(writer: u64, key: u64) -> u64 {
+    writer << 32 | (key + 1)
+}
+
+/// Returns the name of a counter.
+pub(crate) fn counter_name(counter: u64) -> String {
+    format!("counter {counter}")
+}
+
+/// Returns the value of a counter; 0 if it is absent.
+pub(crate) fn number(value: Option<&[u8]>) -> u64 {
+    value.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
+}
+
+/// Returns the count that a value of an own key was written with.
+fn count_of(value: &[u8]) -> u64 {
+    u64::from_le_bytes(value[16..24].try_into().unwrap())
+}
+
+/// Checks that a value of an own key is possible; returns its count, or 0 if the key is absent.
+fn checked_count(name: u64, value: Option<Value>, possible: &[u64]) -> u64 {
+    let count = value.as_ref().map_or(0, |value| count_of(&value.data));
+    let is_written = value.is_none_or(|value| self_describing::holds(name, &value));
+    assert!(is_written, "key {name:#x}: no session wrote its value");
+    assert!(possible.contains(&count), "key {name:#x} holds {count}, not {possible:?}");
+    count
+}
+
+/// Checks, through another session, that the own keys of an ended session hold a possible value.
+pub(crate) fn check_own(session: &mut Session, worker: &Worker) {
+    for (key, possible) in (0..).zip(&worker.own) {
+        let name = own_name(worker.writer, key);
+        checked_count(name, session.get(name.to_le_bytes()).unwrap(), possible);
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(
+        session: Session,
+        writer: u64,
+        progress: Arc<Progress>,
+        clock: Clock,
+        ledger: Ledger,
+    ) -> Self {
+        let own = vec![vec![0]; OWN_KEYS as usize];
+        let (random, seen) = (SmallRng::seed_from_u64(writer), Vec::new());
+        let operation_number = 0;
+        Self { session, writer, progress, clock, ledger, random, operation_number, own, seen }
+    }
+
+    /// Runs operations until `stop` is set.
+    pub(crate) fn run(mut self, kind: LoadMix, stop: &AtomicBool) -> Self {
+        while !stop.load(Ordering::Relaxed) {
+            self.operation_number += 1;
+            match (kind, self.random.random_range(0..100)) {
+                (LoadMix::Churn, _) | (_, 0..10) => self.churn(),
+                (_, 10..30) => self.put_own(),
+                (_, 30..50) => self.get_own(),
+                (_, 50..60) => self.put_hot(),
+                (_, 60..75) => self.get_hot(),
+                (_, 75..80) => self.delete_hot(),
+                (_, 80..90) => self.increment(),
+                _ => {
+                    self.read_counter();
+                }
+            }
+        }
+        self
+    }
+
+    /// Makes a call; also returns when it began and ended.
+    fn call<T>(
+        &mut self,
+        call: impl FnOnce(&mut Session) -> Result<T>,
+    ) -> (std::result::Result<T, CallFailure>, u64, u64) {
+        let (result, began, ended) = self.progress.timed(self.clock, || call(&mut self.session));
+        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
+        let result = match result {
+            Ok(output) => {
+                count(&self.progress.done);
+                Ok(output)
+            }
+            Err(Error::Connect(Unreachable { .. })) => {
+                count(&self.progress.unreachable);
+                Err(CallFailure::NotDone)
+            }
+            Err(Error::Operation(Contended { .. })) => {
+                count(&self.progress.contended);
+                Err(CallFailure::NotDone)
+            }
+            Err(Error::Operation(Indeterminate)) => {
+                count(&self.progress.indeterminate);
+                Err(CallFailure::Unknown)
+            }
+            Err(error) => panic!("{error}: {error:?}"),
+        };
+        (result, began, ended)
+    }
+
+    fn new_value(&mut self, name: u64) -> Vec<u8> {
+        let bytes = SIZES[self.random.random_range(0..SIZES.len())];
+        self_describing::value(name, self.writer, self.operation_number, bytes)
+    }
+
+    /// Picks one of its own keys; returns the key, its name, and its possible values.
+    fn pick_own(&mut self) -> (usize, u64, Vec<u64>) {
+        let key = self.random.random_range(0..OWN_KEYS);
+        (key as usize, own_name(self.writer, key), self.own[key as usize].clone())
+    }
+
+    /// Notes the result of a write after which an own key would hold `count`.
+    fn note(&mut self, key: usize, count: u64, failed: Option<CallFailure>) {
+        match failed {
+            None => self.own[key] = vec![count],
+            Some(CallFailure::Unknown) => self.own[key].push(count),
+            Some(CallFailure::NotDone) => {}
+        }
+    }
+
+    fn put_own(&mut self) {
+        let (key, name, _) = self.pick_own();
+        let value = self.new_value(name);
+        let (result, ..) = self.call(|session| session.put(name.to_le_bytes(), &value));
+        self.note(key, self.operation_number, result.err());
+    }
+
+    fn get_own(&mut self) {
+        let (key, name, possible) = self.pick_own();
+        let (result, ..) = self.call(|session| session.get(name.to_le_bytes()));
+        let Ok(value) = result else { return };
+        // A write whose outcome was unknown has happened by now, or never will.
+        self.own[key] = vec![checked_count(name, value, &possible)];
+    }
+
+    /// Inserts one of its own keys, or deletes it if it may be there.
+    fn churn(&mut self) {
+        let (key, name, possible) = self.pick_own();
+        let name_bytes = name.to_le_bytes();
+        let is_there = possible.iter().any(|count| *count > 0);
+        let (result, count) = if is_there {
+            (self.call(|session| session.delete(name_bytes)).0, 0)
+        } else {
+            let value = self.new_value(name);
+            (self.call(|session| session.insert(name_bytes, &value)).0, self.operation_number)
+        };
+        match result {
+            Ok(true) => self.note(key, count, None),
+            // A DELETE found nothing. An INSERT is tried only when the key is surely absent.
+            Ok(false) => {
+                assert!(is_there && possible.contains(&0), "key {name:#x} is not {possible:?}");
+                self.own[key] = vec![0];
+            }
+            Err(failed) => self.note(key, count, Some(failed)),
+        }
+    }
+
+    fn put_hot(&mut self) {
+        let name = self.random.random_range(0..HOT_KEYS);
+        let value = self.new_value(name);
+        let _ = self.call(|session| session.put(name.to_le_bytes(), &value));
+    }
+
+    fn get_hot(&mut self) {
+        let name = self.random.random_range(0..HOT_KEYS);
+        let (result, ..) = self.call(|session| session.get(name.to_le_bytes()));
+        if let Ok(Some(value)) = result {
+            assert!(
+                self_describing::holds(name, &value),
+                "key {name}: no session wrote {:?}",
+                value.data
+            );
+        }
+    }
+
+    fn delete_hot(&mut self) {
+        let name = self.random.random_range(0..HOT_KEYS);
+        let _ = self.call(|session| session.delete(name.to_le_bytes()));
+    }
+
+    fn saw(&mut self, counter: u64, value: u64, is_increment: bool, (began, ended): (u64, u64)) {
+        let (invoked_ns, returned_ns) = (began, ended);
+        self.seen.push(Observation { counter, value, is_increment, invoked_ns, returned_ns });
+    }
+
+    fn read_counter(&mut self) -> Option<(u64, u64)> {
+        let counter = self.random.random_range(0..COUNTERS);
+        let name = counter_name(counter);
+        let (result, began, ended) = self.call(|session| session.get(name.as_bytes()));
+        let value = number(result.ok()?.as_ref().map(|value| value.data.as_slice()));
+        self.saw(counter, value, false, (began, ended));
+        Some((counter, value))
+    }
+
+    /// Adds one to a shared counter, and notes that in the ledger.
+    fn increment(&mut self) {
+        let Some((counter, value)) = self.read_counter() else { return };
+        let name = counter_name(counter);
+        let (old, new) = (value.to_le_bytes(), (value + 1).to_le_bytes());
+        let expected = (value > 0).then_some(old.as_slice());
+        self.ledger.attempt(counter);
+        let (result, began, ended) =
+            self.call(|session| session.compare_exchange(name.as_bytes(), expected, new));
+        match result {
+            Ok(outcome) if outcome.applied => {
+                self.ledger.acknowledge(counter);
+                self.saw(counter, value + 1, true, (began, ended));
+            }
+            Ok(_) | Err(CallFailure::NotDone) => self.ledger.retract(counter),
+            Err(CallFailure::Unknown) => {}
+        }
+    }
 }

@@ -4,10 +4,8 @@
 //! `two-hosts test [NAME...]`, or `two-hosts load ...` for the part on the other client's host.
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
-mod guests;
 mod load;
 mod scenarios;
-mod worker;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;

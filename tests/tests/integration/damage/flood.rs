@@ -148,7 +148,7 @@ fn check_survival(seeds: u64, flood: Flood) {
         flood(&scene, &mut SmallRng::seed_from_u64(seed));
         run_every_operation(&scene, &mut sessions, seed);
         scene.server.terminate();
-        files::start_briefly(&scene.server.region_file());
+        super::bits::start_briefly(&scene.server.region_file());
     }
 }
 

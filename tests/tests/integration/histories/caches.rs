@@ -12,10 +12,9 @@ use farside_tests::scaled;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-use super::figures::Figures;
 use super::run::{
-    CLIENTS_KILLED_MIN, EVICTIONS_MIN, LONG_EVICTIONS_MIN, LONG_OPERATIONS_MIN, OPERATIONS_MIN,
-    Plan, Run,
+    CLIENTS_KILLED_MIN, EVICTIONS_MIN, Figures, LONG_EVICTIONS_MIN, LONG_OPERATIONS_MIN,
+    OPERATIONS_MIN, Plan, Run,
 };
 use super::{runs, soak_time};
 

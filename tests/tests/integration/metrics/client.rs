@@ -9,8 +9,8 @@ use farside::{Client, Error, MetricsFormat, OperationError, Role, Session, Store
 use farside_tests::command::CommandOutput;
 use farside_tests::{ServerProcess, short_timeout};
 
+use super::Scrape;
 use super::files::{documented_in, promtool};
-use super::scrape::Scrape;
 
 /// A part of all keys here, which nothing else has.
 const KEY: &str = "kEy";

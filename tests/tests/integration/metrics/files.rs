@@ -11,7 +11,7 @@ use farside_tests::command::CommandOutput;
 use farside_tests::{ServerProcess, fill, left_out};
 use serde_json::Value;
 
-use super::scrape::{METRICS, OPEN_METRICS, Scrape, metrics};
+use super::{METRICS, OPEN_METRICS, Scrape, metrics};
 use crate::tidy::{read, root};
 
 /// A cache that has evicted keys, so that it has all metrics except those of a cluster.

@@ -1,14 +1,22 @@
-//! kv-resp's connections: their order, long values, slow readers, a server that restarts.
+//! kv-resp's connections: their order, long values, slow readers, a server that restarts. What
+//! clients can take of it, when they lose their connections, passwords and TLS, and clients that
+//! say nothing.
 
-use std::io::{Read, Write};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farside_tests::command::{CommandOutput, command};
-use farside_tests::{ServerProcess, free_tcp_address, send_signal, wait_until};
+use farside_tests::{
+    ServerProcess, TEST_TIMEOUT, free_tcp_address, left_out, send_signal, wait_until,
+};
+use rustix::net::sockopt;
 use rustix::process::Signal;
 
-use super::gateway::{RespServer, request};
+use super::gateway::{RespClient, RespServer, request};
+use crate::tls::write_certificate;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -181,4 +189,244 @@ fn it_ends_on_a_signal_and_explains_mistakes() {
     send_signal(&gateway.child, Signal::TERM);
     assert_eq!(gateway.child.wait().unwrap().code(), Some(0));
     assert!(!socket.exists());
+}
+
+/// A connection with little room for bytes on their way, a long key with a value of so many bytes,
+/// and the request for it. Its requests fill the room as well as its replies.
+fn with_long_key(gateway: &RespServer, value_bytes: usize) -> (RespClient, Vec<u8>) {
+    let mut client = gateway.connect();
+    sockopt::set_socket_recv_buffer_size(&client.socket, 32 << 10).unwrap();
+    sockopt::set_socket_send_buffer_size(&client.socket, 32 << 10).unwrap();
+    let (key, value) = ("k".repeat(400), "v".repeat(value_bytes));
+    assert_eq!(client.ask(&["SET", &key, &value]), b"+OK\r\n");
+    (client, request(&["GET", &key]))
+}
+
+#[on(any, rdma_in_soak)]
+fn a_client_may_send_all_of_its_requests_before_it_reads() {
+    const REQUESTS: usize = 30_000;
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (mut client, get) = with_long_key(&gateway, 1000);
+    client.send(&[get.repeat(REQUESTS), request(&["QUIT"])].concat());
+    let replies = client.rest();
+    let expected = [b"$1000\r\n".as_slice(), &[b'v'; 1000], b"\r\n"].concat().repeat(REQUESTS);
+    assert_eq!(replies.len(), expected.len() + 5);
+    assert!(replies.starts_with(&expected) && replies.ends_with(b"+OK\r\n"));
+}
+
+#[on(any, rdma_in_soak)]
+fn a_client_that_never_reads_loses_its_connection() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (mut client, get) = with_long_key(&gateway, 1000);
+    let (requests, mut sent) = (get.repeat(1000), 0);
+    let failure = loop {
+        match client.socket.write(&requests) {
+            Ok(bytes) => sent += bytes,
+            Err(error) => break error,
+        }
+    };
+    // Not a write that has waited too long.
+    let is_reset = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe].contains(&failure.kind());
+    assert!(is_reset, "{failure} after {sent} bytes");
+    assert!((32 << 20..160 << 20).contains(&sent), "{sent}");
+    wait_until("its memory is freed", TEST_TIMEOUT, || gateway.own_bytes() < 48 << 20);
+    assert!(gateway.log().contains("FS-065 closed a connection"), "{}", gateway.log());
+    assert_eq!(gateway.connect().say("PING"), "+PONG\r\n");
+}
+
+/// The gateway's connections with an established peer, by the kernel's list: whether it will probe
+/// the peer's host.
+fn probes(gateway: &RespServer) -> Vec<bool> {
+    let port: u16 = gateway.port().parse().unwrap();
+    let text = fs::read_to_string("/proc/net/tcp").unwrap();
+    let lines = text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let own =
+        lines.filter(|fields| fields[1].ends_with(&format!(":{port:04X}")) && fields[3] == "01");
+    own.map(|fields| fields[5].starts_with("02:")).collect()
+}
+
+#[on(any, rdma_in_soak)]
+fn the_hosts_of_clients_are_probed() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let mut client = gateway.connect();
+    assert_eq!(client.say("PING"), "+PONG\r\n");
+    wait_until("the system probes", TEST_TIMEOUT, || probes(&gateway) == [true]);
+}
+
+#[on(any, rdma_in_soak)]
+fn silent_strangers_lock_no_client_out() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway(&server, &["--clients-max", "20"]);
+    let mut client = gateway.connect();
+    assert_eq!(client.say("PING"), "+PONG\r\n");
+    let strangers: Vec<_> = (0..60).map(|_| gateway.connect()).collect();
+    let mut clients: Vec<_> = (0..19).map(|_| gateway.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.say("PING"), "+PONG\r\n");
+    }
+    assert_eq!(client.say("PING"), "+PONG\r\n");
+    // Now there are only clients.
+    assert!(gateway.connect().rest().starts_with(b"-ERR max number of clients"));
+    drop(strangers);
+}
+
+#[on(any, rdma_in_soak)]
+fn strangers_that_need_a_password_are_few_and_try_few() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    fs::write(&file, "secret").unwrap();
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway(&server, &["--password-file", file.to_str().unwrap()]);
+    let mut client = gateway.connect();
+    assert_eq!(client.say("AUTH secret"), "+OK\r\n");
+    let strangers: Vec<_> = (0..400).map(|_| gateway.connect()).collect();
+    let mut another = gateway.connect();
+    assert_eq!(another.say("AUTH secret"), "+OK\r\n");
+    let info = client.say("INFO clients");
+    let line = info.split("\r\n").find_map(|line| line.strip_prefix("connected_clients:"));
+    assert!(line.unwrap().parse::<usize>().unwrap() <= 256 + 2, "{info}");
+    drop(strangers);
+
+    let mut guessing = gateway.connect();
+    guessing.send(&request(&["AUTH", "guess"]).repeat(500));
+    let replies = String::from_utf8(guessing.rest()).unwrap();
+    let wrong = replies.matches("-WRONGPASS ").count();
+    assert!((1..20).contains(&wrong), "{wrong} tries");
+    assert!(gateway.log().contains("FS-066 a client gave a wrong password"), "{}", gateway.log());
+    assert_eq!(client.say("PING"), "+PONG\r\n");
+}
+
+#[on(any, rdma_in_soak)]
+fn an_idle_limit_closes_connections() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway(&server, &["--idle-timeout", "1"]);
+    let mut client = gateway.connect();
+    assert_eq!(client.say("CONFIG GET timeout"), "*2\r\n$7\r\ntimeout\r\n$1\r\n1\r\n");
+    assert_eq!(client.rest(), b"");
+}
+
+#[on(any, rdma_in_soak)]
+fn no_gateway_serves_other_hosts_without_being_told_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    fs::write(&file, "secret").unwrap();
+    let server = ServerProcess::start("--memory 64MiB");
+    let open = || free_tcp_address().replace("127.0.0.1", "0.0.0.0");
+    let mut refused = command("kv-resp");
+    refused.args(["--server", &server.address(), "--listen", &open()]);
+    let advice = ["--password-file", "--tls-ca", "--no-password"];
+    CommandOutput::of(&mut refused).expect_line(2, &advice);
+    for (arguments, warns) in
+        [(vec!["--no-password"], true), (vec!["--password-file", file.to_str().unwrap()], false)]
+    {
+        let listen = open();
+        let gateway =
+            RespServer::gateway(&server, &[&["--listen", &listen][..], &arguments].concat());
+        let warning = format!("FS-067 every host that reaches {listen} can read");
+        assert_eq!(gateway.log().contains(&warning), warns, "{}", gateway.log());
+    }
+}
+
+#[on(any, rdma_in_soak)]
+fn a_password_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    fs::write(&file, "secret\n").unwrap();
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway(&server, &["--password-file", file.to_str().unwrap()]);
+    let mut client = gateway.connect();
+    assert_eq!(client.say("GET a"), "-NOAUTH Authentication required.\r\n");
+    assert!(client.say("HELLO 3").starts_with("-NOAUTH HELLO must be called"));
+    // An error changes nothing.
+    let words = ["HELLO", "3", "AUTH", "default", "secret", "SETNAME", "a b"];
+    assert!(client.ask(&words).starts_with(b"-ERR Client names cannot contain"));
+    assert_eq!(client.say("GET a"), "-NOAUTH Authentication required.\r\n");
+    assert!(client.say("AUTH wrong!").starts_with("-WRONGPASS "));
+    assert_eq!(client.say("AUTH secret"), "+OK\r\n");
+    assert_eq!(client.say("GET a"), "$-1\r\n");
+    assert_eq!(client.say("RESET"), "+RESET\r\n");
+    assert!(client.say("GET a").starts_with("-NOAUTH "));
+    assert!(client.say("HELLO 3 AUTH default secret").starts_with("%7\r\n"));
+    assert_eq!(client.say("GET a"), "_\r\n");
+    let mut client = gateway.connect();
+    client.send(b"*11\r\n");
+    assert!(client.rest().ends_with(b"unauthenticated multibulk length\r\n"));
+    let mut client = gateway.connect();
+    client.send(b"*2\r\n$16385\r\n");
+    assert!(client.rest().ends_with(b"unauthenticated bulk length\r\n"));
+}
+
+/// A folder with a certificate and a password, and arguments of a gateway that uses both.
+fn encrypted() -> (tempfile::TempDir, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    write_certificate(folder.path());
+    fs::write(folder.path().join("password"), "secret").unwrap();
+    let flag = |(flag, file): (&str, &str)| {
+        [flag.to_owned(), folder.path().join(file).display().to_string()]
+    };
+    let flags = [
+        ("--tls-certificate", "certificate.pem"),
+        ("--tls-key", "key.pem"),
+        ("--password-file", "password"),
+    ];
+    let arguments = flags.into_iter().flat_map(flag).collect();
+    (folder, arguments)
+}
+
+#[on(any, rdma_in_soak)]
+fn tls_and_a_password_together() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let (folder, mut arguments) = encrypted();
+    let certificate = folder.path().join("certificate.pem").display().to_string();
+    let run = |gateway: &RespServer, arguments: &[&str]| {
+        let mut program = Command::new("redis-cli");
+        program.args(["--no-auth-warning", "--tls", "--cacert", &certificate]);
+        program.args(["-h", "127.0.0.1", "-p", gateway.port()]).args(arguments).output().ok()
+    };
+    let gateway = RespServer::gateway(&server, &arguments);
+    let text = |words: &[&str]| {
+        let output = run(&gateway, words).map(CommandOutput::new);
+        output.map(|output| output.succeeded().text().trim_end().to_owned())
+    };
+    let Some(refused) = text(&["get", "a"]) else {
+        return left_out("without redis", "it runs redis-cli");
+    };
+    assert_eq!(refused, "NOAUTH Authentication required.");
+    assert_eq!(text(&["-a", "secret", "set", "a", "1"]).unwrap(), "OK");
+    assert_eq!(text(&["-3", "-a", "secret", "incr", "a"]).unwrap(), "2");
+    assert!(text(&["-a", "wrong!", "get", "a"]).unwrap().contains("NOAUTH"));
+    let value = "v".repeat(100_000);
+    assert_eq!(text(&["-a", "secret", "set", "long", &value]).unwrap(), "OK");
+    assert_eq!(text(&["-a", "secret", "get", "long"]).unwrap(), value);
+    // Bytes that are not encrypted end the connection.
+    let mut plain = gateway.connect();
+    plain.send(b"PING\r\n");
+    assert!(!plain.rest().starts_with(b"+PONG"));
+
+    // With a CA, a client needs a certificate.
+    arguments.extend(["--tls-ca".to_owned(), certificate.clone()]);
+    let gateway = RespServer::gateway(&server, &arguments);
+    let key = folder.path().join("key.pem").display().to_string();
+    let own = ["--cert", &certificate, "--key", &key, "-a", "secret", "get", "a"];
+    assert_eq!(CommandOutput::new(run(&gateway, &own).unwrap()).succeeded().text(), "2\n");
+    let without = run(&gateway, &["-a", "secret", "get", "a"]).unwrap();
+    assert!(!String::from_utf8_lossy(&without.stdout).contains('2'));
+}
+
+#[on(any, rdma_in_soak)]
+fn clients_that_do_not_log_in_are_closed() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let (_folder, arguments) = encrypted();
+    let encrypted = RespServer::gateway(&server, &arguments);
+    let with_password = RespServer::gateway(&server, &arguments[4..]);
+    let mut logged_in = with_password.connect();
+    assert_eq!(logged_in.say("AUTH secret"), "+OK\r\n");
+    let (mut silent, mut no_handshake) = (with_password.connect(), encrypted.connect());
+    assert_eq!(silent.rest(), b"");
+    // An alert may come before the end.
+    assert!(no_handshake.rest().len() < 64);
+    assert_eq!(logged_in.say("PING"), "+PONG\r\n");
 }

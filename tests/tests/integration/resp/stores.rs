@@ -1,10 +1,20 @@
 //! kv-resp over TCP and with a cluster answers as it does with one server on its host. Conditional
-//! stores of concurrent clients lose nothing.
+//! stores of concurrent clients lose nothing. It answers an error before it changes anything, or
+//! says what it has changed. It tells of its store, and moves little for that.
+//!
+//! Commands on one key are linearizable across clients of two gateways: the checker of the
+//! library's own histories accepts what they saw. A history with one wrong answer is refused.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::thread;
+use std::time::Instant;
 
+use farside_linearizability::{Ended, HistoryOperation, Record, check};
 use farside_tests::cluster::TestCluster;
-use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, wait_until};
+use farside_tests::{ServerProcess, TEST_TIMEOUT, free_tcp_address, scaled, wait_until};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
 use super::gateway::{RespClient, RespServer, request};
 
@@ -175,4 +185,305 @@ fn many_clients_change_one_key() {
     let mut client = gateways[0].connect();
     assert_eq!(client.say("GET n"), format!("$4\r\n{}\r\n", CLIENTS * INCREMENTS));
     assert_eq!(client.say("STRLEN text"), format!(":{}\r\n", CLIENTS * INCREMENTS));
+}
+
+#[on(any, rdma_in_soak)]
+fn nothing_between_multi_and_exec_is_executed() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (mut client, mut other) = (gateway.connect(), gateway.connect());
+    // As redis-py and others send a transaction.
+    let all = ["MULTI", "SET a 1", "INCR n", "NOTHING", "FLUSHALL", "EXEC", "GET a", "GET n"];
+    let words = |text: &&str| request(&text.split(' ').collect::<Vec<_>>());
+    client.send(&all.iter().flat_map(words).collect::<Vec<_>>());
+    assert_eq!(client.reply(), b"+OK\r\n");
+    for _ in 0..4 {
+        let refused = client.reply();
+        assert!(refused.starts_with(b"-ERR there are no transactions"), "{refused:?}");
+    }
+    assert!(client.reply().starts_with(b"-EXECABORT "));
+    assert_eq!((client.reply(), client.reply()), (b"$-1\r\n".to_vec(), b"$-1\r\n".to_vec()));
+
+    assert!(client.say("EXEC").starts_with("-ERR EXEC without MULTI"));
+    assert!(client.say("DISCARD").starts_with("-ERR DISCARD without MULTI"));
+    assert!(client.say("MULTI now").starts_with("-ERR wrong number of arguments"));
+    for end in ["DISCARD", "RESET"] {
+        assert_eq!(client.say("MULTI"), "+OK\r\n");
+        assert!(client.say("MULTI").starts_with("-ERR MULTI calls can not be nested"));
+        assert!(client.say("SET a 1").starts_with("-ERR there are no transactions"));
+        assert_eq!(other.say("SET b 1"), "+OK\r\n");
+        assert!(client.say(end).starts_with('+'));
+        assert_eq!(client.say("GET a"), "$-1\r\n");
+    }
+    assert_eq!(client.say("MULTI"), "+OK\r\n");
+    assert_eq!(client.say("QUIT"), "+OK\r\n");
+}
+
+#[on(any, rdma_in_soak)]
+fn commands_on_several_keys_change_none_if_one_is_too_long() {
+    let server = ServerProcess::start("--memory 64MiB --value-bytes-max 4194304");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let mut client = gateway.connect();
+    let long = "k".repeat(5000);
+    let refused = client.ask(&["MSET", "a", "1", &long, "2"]);
+    assert!(refused.starts_with(b"-ERR the key is 5000 bytes long"), "{refused:?}");
+    assert_eq!(client.say("GET a"), "$-1\r\n");
+    // A helper would store the long value.
+    let mut value = vec![b"MSET".to_vec(), b"a".to_vec(), vec![b'v'; 2 << 20]];
+    value.extend([long.clone().into_bytes(), b"2".to_vec()]);
+    assert!(client.ask(&value).starts_with(b"-ERR the key is 5000 bytes long"));
+    assert_eq!(client.say("GET a"), "$-1\r\n");
+    assert_eq!(client.say("SET a 1"), "+OK\r\n");
+    for command in ["DEL", "UNLINK"] {
+        assert!(client.ask(&[command, "a", &long]).starts_with(b"-ERR the key is 5000 bytes long"));
+        assert_eq!(client.say("GET a"), "$1\r\n1\r\n");
+    }
+}
+
+/// The store has room for some of the keys only. So it is with short values, and with long ones,
+/// which a helper stores.
+#[on(any, rdma_in_soak)]
+fn an_error_says_how_many_keys_were_stored_all_the_same() {
+    for value_bytes in [500_000, 1 << 20] {
+        let server = ServerProcess::start("--memory 64MiB --value-bytes-max 2097152");
+        let gateway = RespServer::gateway::<&str>(&server, &[]);
+        let mut client = gateway.connect();
+        let mut mset = vec![b"MSET".to_vec()];
+        for number in 0..150 {
+            mset.extend([format!("key-{number}").into_bytes(), vec![b'v'; value_bytes]]);
+        }
+        let refused = String::from_utf8(client.ask(&mset)).unwrap();
+        let keys = client.say("DBSIZE");
+        let stored = keys.trim_matches([':', '\r', '\n']);
+        // What redis says, and then what the library says.
+        assert!(refused.starts_with("-OOM command not allowed"), "{refused}");
+        assert!(refused.contains("out of space: no free block of"), "{refused}");
+        let all_the_same = format!("; {stored} of 150 keys are stored\r\n");
+        assert!(refused.ends_with(&all_the_same), "{refused} {keys}");
+    }
+}
+
+/// Few keys, so that commands meet.
+const HOT_KEYS: u64 = 8;
+const CONNECTIONS: u64 = 6;
+/// Commands of a connection that are on their way at once.
+const PIPELINED: usize = 3;
+
+/// A command on a key with a number as its value, as the history names it.
+fn next_command(random: &mut SmallRng, process: u64, seen: &[String]) -> (Vec<String>, Record) {
+    use HistoryOperation as Kind;
+    let key = format!("key-{}", random.random_range(0..HOT_KEYS));
+    let value = random.random_range(1..1_000_000_u32).to_string();
+    let expected = || seen.last().cloned().unwrap_or_else(|| "0".to_owned());
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let (operation, words, expected) = match random.random_range(0..12) {
+        0 => (Kind::Put, words(&format!("SET {key} {value}")), None),
+        1 => (Kind::Insert, words(&format!("SET {key} {value} NX")), None),
+        2 => (Kind::Update, words(&format!("SET {key} {value} XX")), None),
+        3 => (Kind::Delete, words(&format!("DEL {key}")), None),
+        4 => (Kind::Take, words(&format!("GETDEL {key}")), None),
+        5 | 6 => (Kind::Increment, words(&format!("INCRBY {key} {value}")), None),
+        7 | 8 => {
+            let expected = expected();
+            let text = format!("SET {key} {value} IFEQ {expected} GET");
+            (Kind::Exchange, words(&text), Some(expected))
+        }
+        _ => (Kind::Get, words(&format!("GET {key}")), None),
+    };
+    let record = Record {
+        process,
+        operation,
+        key,
+        argument: operation.stores().then_some(value),
+        expected,
+        result: Ended::Done,
+        found: None,
+        version: None,
+        invoke: 0,
+        returned: None,
+    };
+    (words, record)
+}
+
+/// Enters a reply into the record of its command.
+fn answer(record: &mut Record, reply: &[u8]) {
+    use HistoryOperation as Kind;
+    let text = str::from_utf8(reply).unwrap();
+    // The text of a string or a number; none of nothing.
+    let content = match text.as_bytes()[0] {
+        b'$' => text.split("\r\n").nth(1).filter(|_| !text.starts_with("$-1")),
+        b':' => text[1..].strip_suffix("\r\n"),
+        b'+' => Some("OK"),
+        _ => panic!("{record}: {text}"),
+    };
+    let is_done = match record.operation {
+        Kind::Delete => content == Some("1"),
+        Kind::Exchange => content == record.expected.as_deref(),
+        _ => content.is_some(),
+    };
+    record.result = if is_done { Ended::Done } else { Ended::Refused };
+    record.found = match record.operation {
+        Kind::Get | Kind::Take | Kind::Increment => content.map(str::to_owned),
+        Kind::Exchange if !is_done => content.map(str::to_owned),
+        _ => None,
+    };
+}
+
+#[on(any, rdma_in_soak)]
+fn commands_on_one_key_are_linearizable() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateways = [1, 2].map(|_| RespServer::gateway(&server, &["--threads", "2"]));
+    let clock = Instant::now();
+    let now = || clock.elapsed().as_nanos() as u64;
+    let run = &|process: u64| {
+        let mut client = gateways[process as usize % gateways.len()].connect();
+        let mut random = SmallRng::seed_from_u64(process);
+        let (mut history, mut seen) = (Vec::new(), Vec::new());
+        for _ in 0..scaled(300) {
+            let commands: Vec<_> =
+                (0..PIPELINED).map(|_| next_command(&mut random, process, &seen)).collect();
+            let invoke = now();
+            client.send(&commands.iter().flat_map(|(words, _)| request(words)).collect::<Vec<_>>());
+            for (_, mut record) in commands {
+                answer(&mut record, &client.reply());
+                (record.invoke, record.returned) = (invoke, Some(now()));
+                seen.extend(record.found.clone());
+                history.push(record);
+            }
+        }
+        history
+    };
+    let mut history: Vec<Record> = thread::scope(|scope| {
+        let clients: Vec<_> =
+            (0..CONNECTIONS).map(|process| scope.spawn(move || run(process))).collect();
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    let done = |kind| {
+        let is_done = |record: &&Record| (record.operation, record.result) == (kind, Ended::Done);
+        history.iter().filter(is_done).count()
+    };
+    assert!(done(HistoryOperation::Get) > 0 && done(HistoryOperation::Increment) > 0);
+    check(&history).unwrap_or_else(|violation| panic!("{violation}"));
+
+    // A value that no client has ever stored.
+    let is_get = |record: &&mut Record| record.operation == HistoryOperation::Get;
+    let get = history.iter_mut().find(is_get).unwrap();
+    (get.result, get.found) = (Ended::Done, Some("-1".to_owned()));
+    assert!(check(&history).is_err());
+}
+
+/// The number of a line of INFO.
+fn figure(client: &mut RespClient, name: &str) -> u64 {
+    let info = client.say("INFO");
+    let mut lines = info.split("\r\n");
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let number = line.unwrap_or_else(|| panic!("no {name} in {info}"));
+    let number = number.strip_prefix("keys=").unwrap_or(number);
+    number.split([',', '.']).next().unwrap().parse().unwrap()
+}
+
+#[on(any, rdma_in_soak)]
+fn info_has_the_figures_of_the_store() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let mut client = gateway.connect();
+    assert!(!client.say("INFO keyspace").contains("db0"));
+    let before = figure(&mut client, "used_memory");
+    for number in 0..20 {
+        let key = format!("key-{number}");
+        assert_eq!(client.ask(&["SET", &key, &"v".repeat(500_000)]), b"+OK\r\n");
+    }
+    assert!(figure(&mut client, "used_memory") >= before + 10_000_000);
+    assert!(figure(&mut client, "used_memory") <= figure(&mut client, "maxmemory"));
+    assert_eq!(figure(&mut client, "evicted_keys"), 0);
+    // Fractions of a second.
+    let _ = (figure(&mut client, "used_cpu_sys"), figure(&mut client, "used_cpu_user"));
+    // The last count of the keys is used again for as long as nineteen counts take.
+    wait_until("it counts", TEST_TIMEOUT, || client.say("INFO keyspace").contains("db0:keys=20,"));
+    let policy = "*2\r\n$16\r\nmaxmemory-policy\r\n$10\r\nnoeviction\r\n";
+    assert_eq!(client.say("CONFIG GET maxmemory-policy"), policy);
+}
+
+#[on(any, rdma_in_soak)]
+fn info_tells_of_a_cache() {
+    let server = ServerProcess::start("--memory 64MiB --evict");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let mut client = gateway.connect();
+    let policy = "*2\r\n$16\r\nmaxmemory-policy\r\n$11\r\nallkeys-lru\r\n";
+    assert_eq!(client.say("CONFIG GET maxmemory-policy"), policy);
+    assert!(client.say("INFO memory").contains("\r\nmaxmemory_policy:allkeys-lru\r\n"));
+    let value = "v".repeat(500_000);
+    for number in 0..200 {
+        let _ = client.ask(&["SET", &format!("key-{number}"), &value]);
+    }
+    assert!(figure(&mut client, "evicted_keys") > 0);
+}
+
+/// The bytes that a gateway with metrics at this address has read from the store.
+fn read_bytes(metrics: &str) -> u64 {
+    let mut stream = TcpStream::connect(metrics).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let name = "farside_client_read_bytes_total ";
+    let line = response.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{response}")).parse().unwrap()
+}
+
+#[on(any, rdma_in_soak)]
+fn commands_on_all_keys_read_no_values() {
+    let server = ServerProcess::start("--memory 128MiB");
+    let address = free_tcp_address();
+    let metrics = address.strip_prefix("tcp://").unwrap();
+    let gateway = RespServer::gateway(&server, &["--metrics", metrics]);
+    let mut client = gateway.connect();
+    let mut session = server.session();
+    for number in 0..100 {
+        session.put(format!("key-{number}"), vec![7; 900_000]).unwrap();
+    }
+    assert_eq!(client.scan("COUNT 1000").len(), 100);
+    assert_eq!(client.say("DBSIZE"), ":100\r\n");
+    assert!(client.say("KEYS *").starts_with("*100\r\n"));
+    assert!(client.say("RANDOMKEY").contains("key-"));
+    assert_eq!(client.say("FLUSHDB"), "+OK\r\n");
+    assert_eq!(client.say("DBSIZE"), ":0\r\n");
+    // One value has as many bytes.
+    assert!(read_bytes(metrics) < 900_000, "{}", read_bytes(metrics));
+}
+
+/// A command on all keys of a large store takes long.
+#[on(any, rdma_in_soak)]
+fn commands_on_all_keys_and_long_values_do_not_wait_for_each_other() {
+    let server = ServerProcess::start("--memory 64MiB --value-bytes-max 4194304");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let mut client = gateway.connect();
+    assert_eq!(client.ask(&["SET", "long", &"v".repeat(2 << 20)]), b"+OK\r\n");
+    assert!(client.say("KEYS *").starts_with("*1\r\n"));
+    assert_eq!(client.say("DBSIZE"), ":1\r\n");
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", gateway.child.id())).unwrap();
+    let names: Vec<_> = tasks
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap())
+        .collect();
+    for name in ["resp-keys\n", "resp-store\n", "resp-values\n"] {
+        assert!(names.iter().any(|found| found == name), "{name} in {names:?}");
+    }
+}
+
+/// PTTL never tells more than was given.
+#[on(any, rdma_in_soak)]
+fn ttls_are_not_longer_than_they_were_given() {
+    let server = ServerProcess::start("--memory 64MiB");
+    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let mut client = gateway.connect();
+    let left = |reply: String| reply.trim_matches([':', '\r', '\n']).parse::<u64>().unwrap();
+    for number in 0..40 {
+        assert_eq!(client.say("SET key value"), "+OK\r\n");
+        let longest = 100_000 + number;
+        assert_eq!(client.say(&format!("PEXPIRE key {longest}")), ":1\r\n");
+        let found = left(client.say("PTTL key"));
+        assert!(found <= longest, "{found} of {longest}");
+        assert_eq!(client.say("EXPIRE key 100"), ":1\r\n");
+        let found = left(client.say("PTTL key"));
+        assert!(found <= 100_000, "{found}");
+    }
 }

@@ -12,7 +12,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use rustix::process::Signal;
 
-use super::figures::Figures;
+use super::Figures;
 
 /// Clients trust a server for longer than this.
 const SHORT_MS: std::ops::Range<u64> = 10..180;
