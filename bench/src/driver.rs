@@ -385,9 +385,9 @@ fn as_expected(outcome: Outcome<'_>, value_bytes: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! Proves that a latency counts from when the operation was due, also if a slow operation delayed
-    //! it, one by one and in flight. Also proves that a budget of operations is used exactly. The store
-    //! is a stub whose first operation is slow.
+    //! Proves that a latency counts from when the operation was due, also if a slow operation
+    //! delayed it, one by one and in flight. Also proves that a budget of operations is used
+    //! exactly. The store is a stub whose first operation is slow.
 
     use std::sync::Arc;
     use std::time::Duration;
@@ -518,8 +518,8 @@ mod tests {
                 assert!(service_times.max() > ms(59), "the slow operation itself");
                 gets.latencies.histogram().count_between(ms(15), ms(10_000))
             };
-            // The first operation takes 60 ms. Operations that are due in its first 40 ms start 20 ms
-            // late or more.
+            // The first operation takes 60 ms. Operations that are due in its first 40 ms start 20
+            // ms late or more.
             let open = drive(SlowOnce::default(), depth, 200, Some(1000.0));
             assert!(late(&open) >= 40, "{depth}: {}", late(&open));
             // Without a schedule no operation is due while the slow one runs.

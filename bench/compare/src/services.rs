@@ -378,8 +378,8 @@ mod tests {
     use super::{MemcachedProtocol, Requests, *};
     use crate::test_operations::TestOperations;
 
-    /// Sends these answers to the first client, whatever it asks. Returns the body's result and what
-    /// the client sent.
+    /// Sends these answers to the first client, whatever it asks. Returns the body's result and
+    /// what the client sent.
     fn with_answers<T>(answers: &str, body: impl FnOnce(&Path) -> T) -> (T, String) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");

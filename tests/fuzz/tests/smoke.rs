@@ -7,8 +7,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use farside_fuzz::mutate::Mutator;
-use farside_fuzz::{TARGETS, Target};
+use farside_fuzz::{Mutator, TARGETS, Target};
 
 /// The number of mutations of each target. A region gets fewer, because its check takes a hundred
 /// times longer than decoding.
