@@ -1,10 +1,9 @@
 //! `kv-bench verbs`: the highest rates of a fabric, without keys, index or checks.
 //!
 //! The verbs access free blocks that the server gave to this client, after their headers. So the
-//! verbs change no key and no index. The blocks are given back afterwards.
-//!
-//! The rates of raw verbs, which a report shows beside a result as its limit. They are measured on
-//! the same server as the result, with as many threads and as many chains in flight.
+//! verbs change no key and no index. The blocks are given back afterwards. A report shows such
+//! rates beside a result as its limit. They are measured on the same server as the result, with as
+//! many threads and as many chains in flight.
 
 mod measure;
 mod sockets;

@@ -1,9 +1,7 @@
 //! `kv-compare`: measures Farside and published stores in turns, on one fabric, in one region, with
-//! the same keys, values and operations.
-//!
-//! Stores that take turns. Each store has a thread of its own, which sleeps between its turns. So
-//! the store's driver, with operations that are generated and not started yet, lives through all
-//! turns.
+//! the same keys, values and operations. Each store has a thread of its own, which sleeps between
+//! its turns. So the store's driver, with operations that are generated and not started yet, lives
+//! through all turns.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -337,7 +335,7 @@ pub(crate) struct TurnWorker {
 }
 
 /// Makes both ends. `server` is the process of the store's server, if known.
-pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
+fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
     let (orders, order_receiver) = std::sync::mpsc::channel();
     let (result_sender, results) = std::sync::mpsc::channel();
     let go_on = Arc::new(AtomicBool::new(true));
@@ -348,7 +346,7 @@ pub(crate) fn pair(server: Option<u32>) -> (TurnHandle, TurnWorker) {
 impl TurnHandle {
     /// Lets the store work until the order is done, or until the timeout. Calls `between_polls`
     /// every few milliseconds; its error ends the turn.
-    pub(crate) fn run_turn(
+    fn run_turn(
         &self,
         order: Order,
         timeout: Option<Duration>,

@@ -1,7 +1,6 @@
-//! The rate of a verb, or of a PUT's chain, over any fabric.
-//!
-//! The raw verbs of a whole value. If the value has extents, these are READs or WRITEs of as many
-//! bytes, in parts of the same lengths, and in short chains as a client's.
+//! The rate of a verb, or of a PUT's chain, over any fabric, and of the raw verbs of a whole value.
+//! If the value has extents, these are READs or WRITEs of as many bytes, in parts of the same
+//! lengths, and in short chains as a client's.
 //!
 //! The chains follow each other, as those of one GET or PUT do. Each has a lane of its own, and
 //! each part a buffer. So the memory on the client's side is as long as the value, too.

@@ -1,7 +1,6 @@
-//! Blocks: one key and one value, immutable once a slot points to them.
-//!
-//! Checksums that tell whole content from mixtures and damage, in blocks and in the entries of the
-//! published protocols that `farside-bench-compare` drives.
+//! Blocks: one key and one value, immutable once a slot points to them. Their checksums tell whole
+//! content from mixtures and damage, here and in the entries of the published protocols that
+//! `farside-bench-compare` drives.
 
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian as le};

@@ -1,5 +1,4 @@
-//! The slot word, which clients change by compare-and-swap: it says where the key's block is.
-//!
+//! The slot word, which clients change by compare-and-swap: it says where the key's block is. Also
 //! T_word: how old a proof of a word may be when a compare-and-swap relies on it. The derivation is
 //! in `docs/protocol.md` ("Time").
 

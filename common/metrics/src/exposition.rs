@@ -1,10 +1,9 @@
-//! The two text formats of metrics, and which of them a client of HTTP wants.
+//! Families of metrics, each with all samples of one name, their two text formats, and which of
+//! these a client of HTTP wants.
 //!
 //! The library `prometheus-client` writes OpenMetrics. The older format of Prometheus differs only
 //! in the lines about a family: they have the name that its samples have, there are fewer types, no
 //! units and no end.
-//!
-//! Families of metrics: all samples of one name.
 
 use std::fmt;
 use std::time::Duration;

@@ -599,7 +599,7 @@ impl Lane {
 }
 
 /// Returns the buffer of a READ, and the number of the word there at which it begins.
-pub(crate) fn read_target(verb: &Verb) -> Option<(Buffer, usize)> {
+fn read_target(verb: &Verb) -> Option<(Buffer, usize)> {
     match *verb {
         Verb::Read { into, .. } => Some((into, 0)),
         Verb::ReadPart { into, at, .. } => Some((into, at as usize / 8)),
@@ -608,7 +608,7 @@ pub(crate) fn read_target(verb: &Verb) -> Option<(Buffer, usize)> {
 }
 
 /// Returns the buffer of a WRITE, and the offset there at which it begins, in bytes.
-pub(crate) fn write_source(verb: &Verb) -> Option<(Buffer, usize)> {
+fn write_source(verb: &Verb) -> Option<(Buffer, usize)> {
     match *verb {
         Verb::Write { from, .. } => Some((from, 0)),
         Verb::WritePart { from, at, .. } => Some((from, at as usize)),

@@ -276,7 +276,7 @@ impl Monitor {
     }
 
     /// Ends an operation without an answer. It has taken effect by now, or never will.
-    pub(crate) fn end_without_answer(&mut self, id: u32, key: Key) -> Result<(), Violation> {
+    fn end_without_answer(&mut self, id: u32, key: Key) -> Result<(), Violation> {
         self.registers[key].end_without_answer(id).map_err(|_| Violation::TooMany)
     }
 

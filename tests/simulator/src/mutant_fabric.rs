@@ -436,17 +436,13 @@ pub(crate) fn later(word: u64, incarnations: u64) -> u64 {
 }
 
 /// Returns the word with another incarnation number.
-pub(crate) fn with_incarnation(word: u64, incarnation: u8) -> u64 {
+fn with_incarnation(word: u64, incarnation: u8) -> u64 {
     word & !SlotWord::empty(INCARNATION_MAX).bits() | SlotWord::empty(incarnation).bits()
 }
 
 impl MutantFabric {
     /// Changes a chain that claims this slot by its hint.
-    pub(crate) fn post_hint(
-        &mut self,
-        chain: &mut Vec<Verb>,
-        (at, slot, expected): (usize, u64, u64),
-    ) {
+    fn post_hint(&mut self, chain: &mut Vec<Verb>, (at, slot, expected): (usize, u64, u64)) {
         match self.mutant {
             Mutant::NoClaim(_) => {
                 self.words.insert(slot, (0, 0));
@@ -459,7 +455,7 @@ impl MutantFabric {
     }
 
     /// Changes a chain with an INSERT's compare-and-swap of a word.
-    pub(crate) fn post_insert(
+    fn post_insert(
         &mut self,
         chain: &mut Vec<Verb>,
         (at, slot, expected, desired): (usize, u64, u64, u64),
@@ -545,11 +541,7 @@ impl Mutant {
 impl MutantFabric {
     /// If the slot no longer holds the cached word, shows the found word as EMPTY, so that the
     /// operation READs the window.
-    pub(crate) fn lose_cached(
-        &mut self,
-        (slot, expected, desired): (u64, u64, u64),
-        found: &mut u64,
-    ) {
+    fn lose_cached(&mut self, (slot, expected, desired): (u64, u64, u64), found: &mut u64) {
         let lost = swaps(expected, desired, SlotState::Live, SlotState::Live) && *found != expected;
         if matches!(self.mutant, Mutant::AbsorbedUnread(_)) && lost && self.words.is_empty() {
             self.words.insert(slot, (*found, expected));
@@ -559,7 +551,7 @@ impl MutantFabric {
 
     /// Shows the word in this window with another incarnation number. A word of the same
     /// incarnation would count as a later value anyway.
-    pub(crate) fn show_another(&mut self, remote: u64, window: &mut [u64]) {
+    fn show_another(&mut self, remote: u64, window: &mut [u64]) {
         let Mutant::AbsorbedUnread(key) = self.mutant else { return };
         for at in window_words() {
             let word = SlotWord::from_bits(window[at]);

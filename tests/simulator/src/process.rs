@@ -311,7 +311,7 @@ fn count(memory: &Memory, region: RegionIndex) -> u64 {
 
 /// READs the tail's count. Raises the head's count from that value by one, then the tail's. Changes
 /// nothing if the head has another count.
-pub(crate) async fn raise(session: &TestSession, lane: LaneId) {
+async fn raise(session: &TestSession, lane: LaneId) {
     let endpoint = session.endpoint();
     let believes_head = endpoint.fabric().has_mutant(Mutant::HeadBelieved);
     let from = if believes_head { HEAD } else { TAIL };

@@ -363,7 +363,7 @@ pub(crate) struct Line {
 }
 
 /// Returns the name of the word at this offset of the region, and what this value of it means.
-pub(crate) fn describe(region: &SimRegion, offset: u64, value: u64) -> [String; 2] {
+fn describe(region: &SimRegion, offset: u64, value: u64) -> [String; 2] {
     let subtable = if region.has_splits() { region.name_of(offset) } else { "" };
     if let Some((_, slot, is_hint)) = region.slot_at(offset) {
         return match is_hint {

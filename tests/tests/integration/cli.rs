@@ -1,9 +1,7 @@
 //! Proves that kv-cli does what its help says, against a real server: exit codes, data on stdout,
-//! messages on stderr, any bytes in and out. Every mistake is reported in one clear line.
-//!
-//! Proves that kv-cli reports an error if stdin or stdout is closed, or the disk of stdout is full.
-//! Its output is readable and has no control characters. Every kind of failure has its own exit
-//! code.
+//! messages on stderr, any bytes in and out. Every mistake is reported in one clear line, and every
+//! kind of failure has its own exit code. It is an error if stdin or stdout is closed, or the disk
+//! of stdout is full. The output is readable and has no control characters.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

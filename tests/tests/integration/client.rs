@@ -1,14 +1,10 @@
 //! The client library: a timeout beyond the clock's range, depths out of range, the output of
-//! Debug, and operations that fail at once.
+//! Debug, and operations that fail at once. Keys and values of every allowed length can be stored
+//! and read, and one byte too many is an error that names both lengths. Scans of keys, counts and
+//! deletions by prefix read no values.
 //!
-//! Proves that the library refuses a reader's changes. `tests/tests/server/clients.rs` proves
-//! that the memory refuses them too, and `common/fabric/tests/verbs/connecting.rs` proves it over
-//! RDMA.
-//!
-//! Proves that keys and values of every allowed length can be stored and read, and that one byte
-//! too many is an error that names both lengths.
-//!
-//! Scans of keys, counts and deletions by prefix read no values.
+//! The library refuses a reader's changes. `tests/tests/server/clients.rs` proves that the memory
+//! refuses them too, and `common/fabric/tests/verbs/connecting.rs` proves it over RDMA.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,9 +1,8 @@
 //! Proves that with --evict a PUT finds room however much was stored, also if the size of the
 //! values changes, and that the evicted keys are those not written or read for a long time.
-//! `memory.rs` proves that without it no key is evicted.
-//!
-//! Proves that values expire for every client at their millisecond. The server then frees their
-//! memory with a few wakeups, and without such values it does not wake at all.
+//! `memory.rs` proves that without it no key is evicted. Values expire for every client at their
+//! millisecond. The server then frees their memory with a few wakeups, and without such values it
+//! does not wake at all.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,8 +1,6 @@
 //! Proves that a kv-server that cannot start prints one clear line, has an exit code, and changes
-//! no existing file.
-//!
-//! Proves that a log without a reader stops no program. Guards against threads that wait until
-//! stderr takes a line.
+//! no existing file. Also proves that a log without a reader stops no program. Guards against
+//! threads that wait until stderr takes a line.
 
 use std::fs;
 use std::io::{Read, Write};

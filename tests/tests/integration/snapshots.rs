@@ -1,14 +1,11 @@
 //! Proves that a snapshot taken while clients write has, for every key, a value that the key had
 //! meanwhile. It can be restored into a region of another size. Damaged files are refused in one
-//! line.
-//!
-//! Proves that a restore, a snapshot and a dump leave no unfinished file. They get a signal, or the
+//! line. A restore, a snapshot and a dump leave no unfinished file if they get a signal, or if the
 //! file would be longer than the system allows.
 //!
-//! Proves that this version reads what former ones wrote, or refuses it and changes nothing.
-//!
-//! `tests/kept` has a region and a snapshot of each format that a release wrote, all with the same
-//! keys. With `FARSIDE_UPDATE=1` the test adds those of the present formats, if they are missing.
+//! This version reads what former ones wrote, or refuses it and changes nothing. `tests/kept` has a
+//! region and a snapshot of each format that a release wrote, all with the same keys. With
+//! `FARSIDE_UPDATE=1` the test adds those of the present formats, if they are missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};

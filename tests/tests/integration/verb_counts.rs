@@ -1,9 +1,8 @@
 //! Proves the price list of a session: round trips and verbs at pipeline depth 1, counted by the
 //! fabric. Guards against an additional verb. The cost of uncached changes and INSERTs depends on
-//! the time; `tests/tests/protocol/price_list.rs` proves it exactly, with the test's own clock.
-//!
-//! Proves that no thread of kv-server wakes for GET, PUT or DELETE, and that these operations work
-//! while the server is stopped.
+//! the time; `tests/tests/protocol/price_list.rs` proves it exactly, with the test's own clock. Of
+//! the server they cost nothing: none of its threads wakes for GET, PUT or DELETE, and these
+//! operations work while it is stopped.
 
 use std::time::{Duration, Instant};
 

@@ -2,8 +2,8 @@
 //! process that is descheduled during a READ rightly pays for another READ. Guards against relying
 //! on an old proof of a word, and against dropping a proof too early.
 //!
-//! Proves that a value with an expiry time is absent from that millisecond on, for every operation.
-//! The check costs nothing for operations that READ the block anyway, and nothing for other values.
+//! A value with an expiry time is absent from that millisecond on, for every operation. The check
+//! costs nothing for operations that READ the block anyway, and nothing for other values.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,8 +1,7 @@
-//! Attacks by another user of the host, through the server's socket: descriptors that do not
-//! close, endless requests, and as many clients as the server admits. Others are still served.
-//!
-//! Proves that the server does not follow, wait for, or remove a file that another user put under a
-//! name that the server chooses itself. A region must belong to the server's own user.
+//! Attacks by another user of the host, through the server's socket: descriptors that do not close,
+//! endless requests, and as many clients as the server admits. Others are still served. The server
+//! does not follow, wait for, or remove a file that another user put under a name that the server
+//! chooses itself. A region must belong to the server's own user.
 //!
 //! Guards against links in a folder that all users can write to. Without the checks such a link
 //! makes the server remove any file, or create one anywhere.

@@ -1,9 +1,7 @@
 //! The `kv-server` process: how it starts and stops. The integration tests' `server_cli.rs` covers
-//! starts that it refuses.
-//!
-//! Proves that the log warns a person before clients get errors, and that strangers do not fill it.
-//! It says when the memory gets full, when the memory has room again, and when the index cannot
-//! grow. It also says which client was fenced, and why.
+//! starts that it refuses. Its log warns a person before clients get errors, and strangers do not
+//! fill it. It says when the memory gets full, when the memory has room again, and when the index
+//! cannot grow. It also says which client was fenced, and why.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

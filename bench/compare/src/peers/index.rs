@@ -1,9 +1,8 @@
-//! The index of RACE hashing (ATC'21), which FUSEE uses as well, at a fixed size. It has groups of
-//! three buckets, of which the middle one is the overflow of both others. A key has two choices in
-//! two groups. A choice is an outer bucket and the middle one, which one READ of 128 bytes reads. A
-//! bucket is a header and 7 slots of 8 bytes. Only resizing would use the header.
-//!
-//! RACE's index, and entries in pieces of memory: the common part of FUSEE and RACE.
+//! The common part of FUSEE and RACE: entries in pieces of memory, and the index of RACE hashing
+//! (ATC'21), at a fixed size. It has groups of three buckets, of which the middle one is the
+//! overflow of both others. A key has two choices in two groups. A choice is an outer bucket and
+//! the middle one, which one READ of 128 bytes reads. A bucket is a header and 7 slots of 8 bytes.
+//! Only resizing would use the header.
 
 use std::cell::RefCell;
 

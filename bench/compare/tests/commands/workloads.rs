@@ -1,14 +1,10 @@
 //! Proves that kv-bench writes the documented JSON for every workload, with a server that it starts
-//! itself. Its recorded histories are linearizable, and complete enough to show a wrong answer.
+//! itself. Its recorded histories are linearizable, and complete enough to show a wrong answer. It
+//! reports each mistake and each failure in one line, with the exit code that kv-cli has for it.
 //!
-//! Proves that a browser shows the page of `kv-bench report`, made from results of real runs.
-//!
-//! Screenshots by headless Chromium, in the light and the dark scheme, have content in every
-//! quarter. Guards against a page that is well-formed and blank. Without a browser the test is left
-//! out.
-//!
-//! Proves that kv-bench reports each mistake and each failure in one line, with the exit code that
-//! kv-cli has for it.
+//! A browser shows the page of `kv-bench report`, made from results of real runs: screenshots by
+//! headless Chromium, in the light and the dark scheme, have content in every quarter. Guards
+//! against a page that is well-formed and blank. Without a browser the test is left out.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -4,8 +4,8 @@
 //! the next: a stopped process accepts connections, too, so only a deadline finds it. Every call
 //! has a deadline for all its requests.
 //!
-//! The JSON of etcd's gateway: protocol buffers in their JSON form. Keys and values are in base64,
-//! numbers of 64 bits are texts, and fields with their default value are left out.
+//! The JSON has protocol buffers in their JSON form. Keys and values are in base64, numbers of 64
+//! bits are texts, and fields with their default value are left out.
 
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -68,37 +68,43 @@ fn of_many_operations_in_flight_whose_connections_break_are_linearizable() {
     assert!(!figures.broken.contains(&0), "{figures}");
 }
 
-/// Runs of this mode of the workers, for the time of a soak.
-fn soak_of(mode: &'static str) {
+/// Runs of these plans, one for each seed, for the time of a soak. On a slow machine there are more,
+/// until the figures are complete.
+fn soak_of(plan: impl Fn(u64) -> Plan, is_complete: impl Fn(&Figures) -> bool) {
     let (started, mut total) = (Instant::now(), Figures::default());
-    let plan = Plan { lanes: Some(mode), ..Plan::default() };
     for seed in 0.. {
-        total.add(&run(plan, ROUND, seed));
-        if started.elapsed() >= soak_time() {
+        total.add(&run(plan(seed), ROUND, seed));
+        if started.elapsed() >= soak_time() * if is_complete(&total) { 1 } else { 4 } {
             break;
         }
     }
-    println!("{mode}, in {:?}: {total}", started.elapsed());
+    println!("in {:?}: {total}", started.elapsed());
     assert_good(&total);
-    assert!(!total.broken.contains(&0), "{total}");
+    assert!(is_complete(&total), "{total}");
+}
+
+/// Runs of this mode of the workers.
+fn soak_of_lanes(mode: &'static str) {
+    let plan = |_| Plan { lanes: Some(mode), ..Plan::default() };
+    soak_of(plan, |total| !total.broken.contains(&0));
 }
 
 #[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_pipelines() {
-    soak_of("pipelines");
+    soak_of_lanes("pipelines");
 }
 
 #[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_batches() {
-    soak_of("batches");
+    soak_of_lanes("batches");
 }
 
 #[on(shm)]
 #[ignore = "takes FARSIDE_SOAK_MINUTES; run by make soak"]
 fn soak_of_async_clients() {
-    soak_of("async");
+    soak_of_lanes("async");
 }
 
 #[on(shm)]
@@ -108,20 +114,11 @@ fn soak() {
         return;
     }
     let has_networks = network_or_left_out().is_some();
-    let (started, mut total) = (Instant::now(), Figures::default());
-    for seed in 0.. {
+    let plan = |seed| {
         let has_partitions = has_networks && seed % 2 == 1;
-        let plan = Plan { has_etcd: true, has_partitions, ..Plan::default() };
-        total.add(&run(plan, ROUND, seed));
-        // A slow machine has had too few rounds for all faults by then.
-        let is_complete = total.has_all_kinds(has_networks);
-        if started.elapsed() >= soak_time() * if is_complete { 1 } else { 4 } {
-            break;
-        }
-    }
-    println!("in {:?}: {total}", started.elapsed());
-    assert_good(&total);
-    assert!(total.has_all_kinds(has_networks), "{total}");
+        Plan { has_etcd: true, has_partitions, ..Plan::default() }
+    };
+    soak_of(plan, |total| total.has_all_kinds(has_networks));
 }
 
 const SERVERS: usize = 3;

@@ -1,7 +1,6 @@
-//! Proves that users can repair damage, and that it costs a scan few READs. Also proves that no key
-//! gets the value of another one when blocks that damage freed are used again.
-//!
-//! Splits despite obstacles: a damaged entry or header, and unfinished INSERTs of stopped clients.
+//! Proves that users can repair damage, and that it costs a scan few READs. No key gets the value
+//! of another one when blocks that damage freed are used again. Subtables split despite obstacles:
+//! a damaged entry or header, and unfinished INSERTs of stopped clients.
 
 use farside::OperationError::{Contended, Layout, OutOfSpace};
 use farside::{Client, Error, Exhausted};

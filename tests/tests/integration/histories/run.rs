@@ -411,8 +411,7 @@ pub(super) fn has_all_kinds(faults: &[u64]) -> bool {
 }
 
 /// The commands of `kv-cli` that run beside the workers.
-pub(super) const CHORES: [&[&str]; 3] =
-    [&["gc"], &["compact"], &["snapshot", "--force", "snapshot"]];
+const CHORES: [&[&str]; 3] = [&["gc"], &["compact"], &["snapshot", "--force", "snapshot"]];
 
 /// The figures of one run, or the sums over several.
 #[derive(Clone, Copy, Debug, Default)]

@@ -252,7 +252,7 @@ pub(super) const REQUESTS: &[&str] = &[
 /// More of them: options that are repeated or exclude each other, numbers at their limits, empty
 /// and binary arguments, wrong subcommands.
 #[rustfmt::skip]
-pub(super) const CORNERS: &[&str] = &[
+const CORNERS: &[&str] = &[
     "FLUSHALL", "SET o 1", "SET o 2 NX NX", "SET o 2 XX XX", "SET o 2 XX NX",
     "SET o 2 EX 10 EX 20", "TTL o", "SET o 2 PX 10000 EX 20", "SET o 2 KEEPTTL KEEPTTL", "TTL o",
     "SET o 2 KEEPTTL EXAT 4000000000", "SET o 2 EXAT 4000000000 KEEPTTL", "SET o 2 EXAT",
@@ -321,8 +321,7 @@ const IOREDIS: &str = include_str!("ioredis.js");
 
 #[on(any, rdma_in_soak)]
 fn programs_of_redis_work() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--threads", "2"]);
+    let (_server, gateway) = RespServer::with_server(&["--threads", "2"]);
     let program = |name: &str, arguments: &[&str]| {
         let output = Command::new(name).args(["-p", gateway.port()]).args(arguments).output();
         output.ok().map(|output| CommandOutput::new(output).succeeded())
@@ -343,8 +342,7 @@ fn programs_of_redis_work() {
 
 #[on(any, rdma_in_soak)]
 fn the_crate_redis_works() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     for protocol in ["resp2", "resp3"] {
         let url = format!("redis://{}/?protocol={protocol}", gateway.address);
         let mut redis = redis::Client::open(url).unwrap().get_connection().unwrap();
@@ -386,8 +384,7 @@ fn run_library(interpreter: &PathBuf, flag: &str, probe: &str, program: &str, na
     if !has_library.is_ok_and(|output| output.status.success()) {
         return left_out(&format!("without {name}"), "it runs a program that uses it");
     }
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--threads", "2"]);
+    let (_server, gateway) = RespServer::with_server(&["--threads", "2"]);
     let mut command = Command::new(interpreter);
     let output = command.args([flag, program, gateway.port()]).output().unwrap();
     let output = CommandOutput::new(output).succeeded();

@@ -22,8 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[on(any, rdma_in_soak)]
 fn commands_of_a_connection_take_effect_in_order() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--threads", "2"]);
+    let (_server, gateway) = RespServer::with_server(&["--threads", "2"]);
     let mut client = gateway.connect();
     let (mut sent, mut expected) = (Vec::new(), Vec::new());
     let mut add = |words: &[&str], reply: &str| {
@@ -114,8 +113,7 @@ fn long_values_and_refused_ones() {
 
 #[on(any, rdma_in_soak)]
 fn scans_return_every_key_once() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (server, gateway) = RespServer::with_server(&[]);
     let mut client = gateway.connect();
     let mut session = server.session();
     session.put_many((0..5000).map(|n| (format!("key-{n}"), "v"))).unwrap();
@@ -131,8 +129,7 @@ fn scans_return_every_key_once() {
 
 #[on(any, rdma_in_soak)]
 fn a_slow_reader_stops_no_other_client() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let (mut slow, mut other) = (gateway.connect(), gateway.connect());
     let value = vec![b'v'; 100_000];
     assert_eq!(slow.ask(&[&b"SET"[..], b"big", &value]), b"+OK\r\n");
@@ -205,8 +202,7 @@ fn with_long_key(gateway: &RespServer, value_bytes: usize) -> (RespClient, Vec<u
 #[on(any, rdma_in_soak)]
 fn a_client_may_send_all_of_its_requests_before_it_reads() {
     const REQUESTS: usize = 30_000;
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let (mut client, get) = with_long_key(&gateway, 1000);
     client.send(&[get.repeat(REQUESTS), request(&["QUIT"])].concat());
     let replies = client.rest();
@@ -217,8 +213,7 @@ fn a_client_may_send_all_of_its_requests_before_it_reads() {
 
 #[on(any, rdma_in_soak)]
 fn a_client_that_never_reads_loses_its_connection() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let (mut client, get) = with_long_key(&gateway, 1000);
     let (requests, mut sent) = (get.repeat(1000), 0);
     let failure = loop {
@@ -249,8 +244,7 @@ fn probes(gateway: &RespServer) -> Vec<bool> {
 
 #[on(any, rdma_in_soak)]
 fn the_hosts_of_clients_are_probed() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let mut client = gateway.connect();
     assert_eq!(client.say("PING"), "+PONG\r\n");
     wait_until("the system probes", TEST_TIMEOUT, || probes(&gateway) == [true]);
@@ -258,8 +252,7 @@ fn the_hosts_of_clients_are_probed() {
 
 #[on(any, rdma_in_soak)]
 fn silent_strangers_lock_no_client_out() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--clients-max", "20"]);
+    let (_server, gateway) = RespServer::with_server(&["--clients-max", "20"]);
     let mut client = gateway.connect();
     assert_eq!(client.say("PING"), "+PONG\r\n");
     let strangers: Vec<_> = (0..60).map(|_| gateway.connect()).collect();
@@ -278,8 +271,7 @@ fn strangers_that_need_a_password_are_few_and_try_few() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("password");
     fs::write(&file, "secret").unwrap();
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--password-file", file.to_str().unwrap()]);
+    let (_server, gateway) = RespServer::with_server(&["--password-file", file.to_str().unwrap()]);
     let mut client = gateway.connect();
     assert_eq!(client.say("AUTH secret"), "+OK\r\n");
     let strangers: Vec<_> = (0..400).map(|_| gateway.connect()).collect();
@@ -301,8 +293,7 @@ fn strangers_that_need_a_password_are_few_and_try_few() {
 
 #[on(any, rdma_in_soak)]
 fn an_idle_limit_closes_connections() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--idle-timeout", "1"]);
+    let (_server, gateway) = RespServer::with_server(&["--idle-timeout", "1"]);
     let mut client = gateway.connect();
     assert_eq!(client.say("CONFIG GET timeout"), "*2\r\n$7\r\ntimeout\r\n$1\r\n1\r\n");
     assert_eq!(client.rest(), b"");
@@ -335,8 +326,7 @@ fn a_password_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("password");
     fs::write(&file, "secret\n").unwrap();
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--password-file", file.to_str().unwrap()]);
+    let (_server, gateway) = RespServer::with_server(&["--password-file", file.to_str().unwrap()]);
     let mut client = gateway.connect();
     assert_eq!(client.say("GET a"), "-NOAUTH Authentication required.\r\n");
     assert!(client.say("HELLO 3").starts_with("-NOAUTH HELLO must be called"));

@@ -27,6 +27,13 @@ pub(super) struct RespServer {
 }
 
 impl RespServer {
+    /// A gateway with these arguments, and the server of 64 MiB that it uses.
+    pub(super) fn with_server(arguments: &[&str]) -> (ServerProcess, Self) {
+        let server = ServerProcess::start("--memory 64MiB");
+        let gateway = Self::gateway(&server, arguments);
+        (server, gateway)
+    }
+
     /// Starts kv-resp for this server, with more arguments.
     pub(super) fn gateway<A: AsRef<OsStr>>(server: &ServerProcess, arguments: &[A]) -> Self {
         Self::gateway_of(&server.address(), arguments)

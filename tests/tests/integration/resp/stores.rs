@@ -126,8 +126,7 @@ fn a_shard_that_goes_away_and_comes_back_is_logged_once_each() {
 fn ifeq_stores_only_over_the_value_that_was_seen() {
     const CLIENTS: usize = 4;
     const INCREMENTS: usize = 100;
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway(&server, &["--threads", "2"]);
+    let (_server, gateway) = RespServer::with_server(&["--threads", "2"]);
     let mut client = gateway.connect();
     assert_eq!(client.say("SET n 1 IFEQ 0"), "$-1\r\n");
     assert_eq!(client.say("SET n 0"), "+OK\r\n");
@@ -189,8 +188,7 @@ fn many_clients_change_one_key() {
 
 #[on(any, rdma_in_soak)]
 fn nothing_between_multi_and_exec_is_executed() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let (mut client, mut other) = (gateway.connect(), gateway.connect());
     // As redis-py and others send a transaction.
     let all = ["MULTI", "SET a 1", "INCR n", "NOTHING", "FLUSHALL", "EXEC", "GET a", "GET n"];
@@ -384,8 +382,7 @@ fn figure(client: &mut RespClient, name: &str) -> u64 {
 
 #[on(any, rdma_in_soak)]
 fn info_has_the_figures_of_the_store() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let mut client = gateway.connect();
     assert!(!client.say("INFO keyspace").contains("db0"));
     let before = figure(&mut client, "used_memory");
@@ -472,8 +469,7 @@ fn commands_on_all_keys_and_long_values_do_not_wait_for_each_other() {
 /// PTTL never tells more than was given.
 #[on(any, rdma_in_soak)]
 fn ttls_are_not_longer_than_they_were_given() {
-    let server = ServerProcess::start("--memory 64MiB");
-    let gateway = RespServer::gateway::<&str>(&server, &[]);
+    let (_server, gateway) = RespServer::with_server(&[]);
     let mut client = gateway.connect();
     let left = |reply: String| reply.trim_matches([':', '\r', '\n']).parse::<u64>().unwrap();
     for number in 0..40 {
