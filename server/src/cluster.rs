@@ -7,13 +7,11 @@
 //! | file | what it has |
 //! |---|---|
 //! | `joining.rs` | the start: reads the records, and finds the shard of a region file |
-//! | `continuing.rs` | whether a region may continue the shard that it was |
 //! | `membership.rs` | the serving thread's part |
 //! | `watcher.rs` | the thread that reads the records and takes a shard |
-//! | `serving.rs` | the numbers that tell a region file from its copies |
+//! | `serving.rs` | the numbers that tell a region file from its copies, and who may continue a shard |
 //! | `identity.rs` | names of processes and files, which tell whether a region is lost |
 
-mod continuing;
 mod error;
 mod identity;
 mod joining;

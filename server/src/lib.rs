@@ -23,31 +23,17 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod budget;
-mod clients;
+mod chores;
 mod cluster;
-mod collect;
-mod content;
-pub mod depot;
 mod error;
 mod event;
-mod eviction;
-mod expiry;
-mod formatting;
-mod huge_pages;
-mod index;
-mod memory_level;
 mod metrics;
-mod own_endpoint;
 mod rate_limited_warning;
-mod recovery;
-mod restore;
+mod region;
 mod server;
 mod service;
-mod splits;
-mod sweep;
-mod walk;
 
+pub use chores::depot;
 pub use cluster::ClusterError;
 pub use error::{Damage, RestoreError, ServerError};
 pub use server::{Server, Stopper, TlsReloader};

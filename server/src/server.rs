@@ -19,10 +19,11 @@ use farside_metrics::MetricsServer;
 use crate::cluster::{self, Joining, Membership, Watcher};
 use crate::error::{ServerError, system};
 use crate::event::{new_event, signal};
-use crate::huge_pages::{self, BackgroundCollapse};
 use crate::metrics::{self, MetricsRegion};
-use crate::recovery::{self, ServedRegion, region_memory};
-use crate::restore::restored_memory;
+use crate::region::huge_pages::{self, BackgroundCollapse};
+use crate::region::recovery::{self, region_memory};
+use crate::region::restore::restored_memory;
+use crate::region::served::ServedRegion;
 use crate::service::{ControlService, listen};
 
 /// A running server: a region, its listeners, and a thread that sleeps until a client needs it: to

@@ -6,21 +6,17 @@
 
 pub(crate) mod acceptor;
 mod admission;
+mod answers;
 mod client_connection;
-mod cluster_messages;
+mod clients;
 mod connections;
-mod descriptors;
 #[cfg(feature = "verbs")]
 mod device;
 #[cfg(feature = "verbs")]
 mod device_atomics;
 mod hot_blocks;
 mod metrics_answers;
-mod operators;
-mod probing;
 mod proofs;
-mod recalls;
-mod region_keeper;
 mod roll_call;
 mod socket;
 mod tcp;
@@ -32,31 +28,29 @@ use std::sync::Arc;
 
 use farside_config::ServerConfig;
 use farside_control::address::{Address, OWN_NAME_TIMEOUT};
-use farside_control::{
-    FabricKind, Refusal, Request, Role, ServerMessage, ServerRequest, ServerStatistics,
-};
+use farside_control::{FabricKind, Refusal, Role, ServerRequest};
 use farside_fabric::memory::RegionMemory;
 use farside_fabric::tcp::TlsServer;
 use farside_fabric::{ChainError, Nanos, boot_time_ns};
-use farside_layout::{BlockAddress, clock_lag_max_ns};
+use farside_layout::clock_lag_max_ns;
 use rustix::event::Timespec;
 
+use crate::chores::collect::CollectorRequest;
+use crate::chores::keeper::RegionKeeper;
 use crate::cluster::Membership;
-use crate::collect::CollectorRequest;
 use crate::error::{ServerError, system};
 use crate::metrics::MetricsQuestions;
 use crate::rate_limited_warning::{RateLimitedWarning, log_rarely, warn_rarely};
-use crate::recovery::ServedRegion;
+use crate::region::served::ServedRegion;
 use acceptor::{Acceptor, Arrival, BoundListener};
 use admission::Admission;
 use client_connection::{AwaitedAnswer, ClientConnection, ClientIdentity, DisconnectReason};
 use connections::{
-    CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, METRICS, ReceivedMessage, STOP,
+    CLUSTER, Connections, EVENTS_MAX, FIRST_CONNECTION, LISTENER, METRICS, Probing,
+    ReceivedMessage, STOP,
 };
 use hot_blocks::HotBlocks;
 use metrics_answers::MetricsCounts;
-use probing::Probing;
-use region_keeper::RegionKeeper;
 use roll_call::{DueClients, RollCall};
 
 /// How long the thread answers messages before it accepts connections and does chores.
@@ -341,108 +335,6 @@ impl ControlService {
         }
         self.connections.update_interest(connection_number)?;
         Ok(has_received)
-    }
-
-    fn answer(
-        &mut self,
-        connection_number: u64,
-        (client, role): (u16, Role),
-        request: Request,
-        now: Nanos,
-    ) -> Result<(), DisconnectReason> {
-        let (reply, begins_recall) = match request {
-            Request::TakeBlocks { .. }
-            | Request::GiveBlocks { .. }
-            | Request::GiveHeads { .. }
-            | Request::Held { .. }
-            | Request::Collect
-            | Request::Split { .. }
-            | Request::Expires
-            | Request::Kick { .. }
-                if role == Role::Reader =>
-            {
-                return Err(DisconnectReason::broken(
-                    "a reader sent a request that only a writer may send",
-                ));
-            }
-            Request::TakeBlocks { class, count } => self.keeper.take_blocks(class, count, now)?,
-            Request::Split { directory_hash, local_depth } => {
-                self.keeper.split((directory_hash, local_depth), now)?
-            }
-            Request::Statistics => (ServerMessage::Statistics(self.statistics(role, now)), false),
-            Request::Collect => {
-                let reply = ServerMessage::Statistics(self.statistics(role, now));
-                self.keeper.collector.want(now);
-                (reply, false)
-            }
-            Request::GiveBlocks { class, rested, blocks } => {
-                let given = self.keeper.give_blocks(class, rested, blocks, now);
-                return given.map_err(DisconnectReason::broken);
-            }
-            Request::GiveHeads { class, blocks } => {
-                let given = self.keeper.give_heads(class, blocks, now)?;
-                return given.map_err(DisconnectReason::broken);
-            }
-            Request::Held { collection, last, blocks } => {
-                self.keeper.note_held(connection_number, (collection, last), blocks);
-                return Ok(());
-            }
-            Request::Reads { found, absent, blocks } => {
-                self.note_reads(connection_number, (found, absent), &blocks);
-                return Ok(());
-            }
-            Request::Expires => {
-                self.keeper.reaper.announce(client, now);
-                return Ok(());
-            }
-            Request::Snapshot { permille } => {
-                self.connections.note_snapshot(connection_number, permille);
-                return Ok(());
-            }
-            Request::Alive { clock_ns } => {
-                let answered = self.roll_call.answered(connection_number, clock_ns, now);
-                return answered.map_err(|ms| DisconnectReason::ClockBehind { ms });
-            }
-            Request::Heartbeat { .. } | Request::Map | Request::NewerMap { .. } => {
-                return self.answer_about_cluster(connection_number, request, now);
-            }
-            Request::Samples { .. }
-            | Request::Description(_)
-            | Request::Clients { .. }
-            | Request::Kick { .. }
-            | Request::Hot { .. } => {
-                return self.answer_operator(connection_number, request, now);
-            }
-            Request::Goodbye => return Err(DisconnectReason::Goodbye),
-        };
-        self.connections.reply(connection_number, reply)?;
-        if begins_recall {
-            self.connections.ask_writers(ServerRequest::Return);
-        }
-        Ok(())
-    }
-
-    fn note_reads(&mut self, connection_number: u64, counts: (u64, u64), blocks: &[BlockAddress]) {
-        // Without a question only the counts are noted.
-        let was_asked = self.connections.take_question(AwaitedAnswer::Reads, connection_number);
-        self.keeper.note_reads(counts, if was_asked { blocks } else { &[] });
-    }
-
-    fn statistics(&mut self, role: Role, now: Nanos) -> ServerStatistics {
-        let connections = self.connections.iter();
-        let snapshots: Vec<u32> =
-            connections.filter_map(|(_, connection)| connection.snapshot_permille).collect();
-        ServerStatistics {
-            uptime_ms: now.saturating_sub(self.started_at) / 1_000_000,
-            clients: self.admission.clients.connected.into(),
-            clients_lost: self.clients_lost,
-            snapshots: snapshots.len() as u64,
-            snapshot_permille: snapshots.into_iter().min().unwrap_or(0).into(),
-            snapshots_taken: self.connections.snapshots_taken,
-            huge_page_bytes: self.memory.huge_bytes(),
-            operations: self.cluster.as_ref().map_or(0, |cluster| cluster.operations),
-            ..self.keeper.statistics(role, now)
-        }
     }
 
     /// Does the chores that are due.

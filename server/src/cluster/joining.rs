@@ -16,16 +16,16 @@ use farside_fabric::boot_time_ns;
 use farside_fabric::memory::RegionMemory;
 use farside_layout::Superblock;
 
-use super::continuing::{KnownRegion, may_continue};
 use super::error::ClusterError;
 use super::identity;
 use super::membership::{Membership, WatcherLink};
 use super::serving::Servings;
+use super::serving::{KnownRegion, may_continue};
 use super::watcher::{OwnCopy, Watcher};
 use crate::error::{ServerError, system};
 use crate::event::new_event;
-use crate::formatting::superblock_bytes;
-use crate::recovery::ServedRegion;
+use crate::region::formatting::superblock_bytes;
+use crate::region::served::ServedRegion;
 
 /// The pause before the records are read again after a failure.
 const RETRY: Duration = Duration::from_millis(500);

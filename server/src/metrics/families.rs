@@ -9,7 +9,7 @@ use std::time::Duration;
 use farside_layout::{CHUNK_BYTES, SLOTS_PER_SUBTABLE};
 use farside_metrics::{Collector, DescriptorEncoder, Families, MetricType, Unit, encode_count};
 
-use super::process::ProcessFigures;
+use super::ProcessFigures;
 use super::snapshot::ServiceSnapshot;
 
 /// All numbers of one answer.

@@ -11,8 +11,8 @@ use farside_fabric::rdma::{ConnectionId, ProbeState, RemoteRegion};
 use farside_fabric::tcp::DeviceAtomics;
 
 use crate::error::ServerError;
-use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::ServedRegion;
+use crate::region::own_endpoint::OwnEndpoint;
+use crate::region::served::ServedRegion;
 
 /// A bound listener that does not accept yet. Clients that connect to it wait. The server binds it
 /// before it opens the region, because binding is quick and fails more often.

@@ -15,7 +15,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::acceptor::DataConnection;
 use super::proofs::SessionGate;
-use crate::collect::REPORT_NS_MAX;
+use crate::chores::collect::REPORT_NS_MAX;
 
 /// Limit on connections of a fabric without a client: they have not proved anything, or have signed
 /// off. Above the limit the server closes one of them: see `Connections::surplus`. Over RDMA each

@@ -22,9 +22,9 @@ use super::acceptor::{
 use super::connections::EVENTS_MAX;
 use super::device_atomics::{LoopbackAtomics, Protections};
 use crate::error::ServerError;
-use crate::own_endpoint::{LANES, OwnEndpoint};
 use crate::rate_limited_warning::{RateLimitedWarning, warn_rarely};
-use crate::recovery::ServedRegion;
+use crate::region::own_endpoint::{LANES, OwnEndpoint};
+use crate::region::served::ServedRegion;
 
 /// A listener at a device, and the region's registrations with the device.
 struct DeviceAcceptor {

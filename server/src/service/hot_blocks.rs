@@ -13,7 +13,7 @@ use farside_control::{HOT_PER_MESSAGE_MAX, HotBlock};
 use farside_fabric::Nanos;
 use farside_layout::BlockAddress;
 
-use crate::depot::Depot;
+use crate::chores::depot::Depot;
 
 /// Limit on the blocks that are counted at a time.
 const COUNTS_MAX: usize = 8192;

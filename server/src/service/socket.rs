@@ -14,8 +14,8 @@ use farside_fabric::shm::{Listener, ShmChannel, SocketOptions, lock_path};
 
 use super::acceptor::{Acceptor, Arrival, BoundListener, RegionDevice};
 use crate::error::{ServerError, system};
-use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::ServedRegion;
+use crate::region::own_endpoint::OwnEndpoint;
+use crate::region::served::ServedRegion;
 
 /// Limit on the connections that are accepted in one turn.
 const ACCEPTS_MAX: usize = 16;

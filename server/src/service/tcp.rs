@@ -23,8 +23,8 @@ use super::acceptor::{
     IdentifiedChannel, RegionDevice,
 };
 use crate::error::{ServerError, system};
-use crate::own_endpoint::OwnEndpoint;
-use crate::recovery::ServedRegion;
+use crate::region::own_endpoint::OwnEndpoint;
+use crate::region::served::ServedRegion;
 
 /// Limit on the arrivals of one turn of the serving thread.
 const ARRIVALS_MAX: usize = 64;

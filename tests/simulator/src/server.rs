@@ -1,7 +1,7 @@
 //! The server: its answers to the requests of sessions, and its chores beside clients that operate.
 //! The chores are production code over an endpoint of the server. So are the chains that remove
 //! keys which a cache evicts, or whose values have expired. The READs before them are those of
-//! `server/src/eviction.rs` and `server/src/expiry.rs`, and so is their order.
+//! `server/src/chores/eviction.rs` and `server/src/chores/expiry.rs`, and so is their order.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
