@@ -9,7 +9,7 @@
 //! | `joining.rs` | the start: reads the records, and finds the shard of a region file |
 //! | `membership.rs` | the serving thread's part |
 //! | `watcher.rs` | the thread that reads the records and takes a shard |
-//! | `serving.rs` | the numbers that tell a region file from its copies, and who may continue a shard |
+//! | `serving.rs` | what tells a region file from its copies, and continues a shard |
 //! | `identity.rs` | names of processes and files, which tell whether a region is lost |
 
 mod error;

@@ -367,8 +367,8 @@ pub(crate) fn clear_linked(
 
 #[cfg(test)]
 mod tests {
-    //! Checks that a collection waits for the reports of clients, and that each of its steps is short
-    //! even if a client dies with all blocks.
+    //! Checks that a collection waits for the reports of clients, and that each of its steps is
+    //! short even if a client dies with all blocks.
 
     use std::cell::Cell;
 

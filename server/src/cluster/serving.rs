@@ -152,8 +152,9 @@ pub(super) fn may_continue(
 
 #[cfg(test)]
 mod tests {
-    //! A model of servers that start on copies of a region file, are killed between any two steps, and
-    //! whose commits come at once, late or never. The owner of the shard has all acknowledged writes.
+    //! A model of servers that start on copies of a region file, are killed between any two steps,
+    //! and whose commits come at once, late or never. The owner of the shard has all acknowledged
+    //! writes.
 
     use farside_cluster::{Memory, ServedCopy, ShardRecord};
     use farside_control::cluster::ShardCopy;

@@ -4,9 +4,7 @@
 
 use std::path::{Component, Path};
 
-use farside_cli::formats::{
-    Encoding, JsonLines, NumberedRecord, Pair, Record, escape, path_of,
-};
+use farside_cli::formats::{Encoding, JsonLines, NumberedRecord, Pair, Record, escape, path_of};
 use farside_config::size::ByteSize;
 use farside_config::{ClientConfig, PIPELINE_DEPTH_RANGE, ServerConfig};
 use farside_control::address::Address;
