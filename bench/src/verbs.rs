@@ -274,7 +274,7 @@ impl RawLimit {
         Ok(Ok(Self::of(&measured)))
     }
 
-    /// The rates of all threads, summed up; see [`rates`](rates).
+    /// The rates of all threads, summed up; see [`rates`].
     pub fn of(threads: &[[Timed; CHAINS as usize]]) -> Self {
         let sum = |chain: usize| threads.iter().map(|timed| timed[chain].rate_per_s()).sum();
         Self { read: sum(0), write: sum(1), cas: sum(2), update: sum(3) }

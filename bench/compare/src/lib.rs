@@ -2,7 +2,7 @@
 //! `farside-bench`.
 //!
 //! - [`args`]: the command line.
-//! - [`run`], [`turns`]: a whole run, and the stores that take turns in it.
+//! - [`run`]: a whole run, and the stores that take turns in it.
 //! - [`peers`]: drivers of published protocols, over Farside's fabrics and in its region.
 //! - [`services`]: servers that are reached over a Unix socket.
 //! - [`cache`]: full caches on the same requests.

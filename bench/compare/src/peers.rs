@@ -1,6 +1,6 @@
 //! Drivers of published stores on Farside's fabrics. Each driver issues the sequence of verbs of
 //! its store. It is written from the published description, not from the store's code, and its file
-//! says what it leaves out. The drivers work in free blocks of a kv-server ([`memory`]), so that
+//! says what it leaves out. The drivers work in free blocks of a kv-server ([`Segments`]), so that
 //! they use the same memory region and the same fabric as Farside.
 //!
 //! A driver supports one client: several would need the parts that are left out. Its cache of

@@ -375,8 +375,8 @@ impl ConnectOptions {
     /// the server's cluster. The server sends the map again through the channel when it changes.
     ///
     /// # Errors
-    /// [`ConnectError`](ConnectError), of the last address; `Refused` with
-    /// [`Refusal::NoCluster`](crate::Refusal::NoCluster) if the server is a part of no cluster.
+    /// [`ConnectError`], of the last address; `Refused` with
+    /// [`Refusal::NoCluster`] if the server is a part of no cluster.
     pub fn fetch_map(&self, timeout: Duration) -> Result<(ClusterMap, Box<dyn ControlChannel>)> {
         self.fetch_map_and_view(timeout).map(|(map, channel, _)| (map, channel))
     }
