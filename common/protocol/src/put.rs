@@ -170,8 +170,8 @@ impl<'e, F: Fabric> Operation<'e, F> {
             return Ok(None);
         }
         if self.engine.endpoint.is_alone() || self.value_bytes >= LONG_VALUE_BYTES {
-            // Otherwise the chain is executed later than posted, and the post prefetches. Behind the
-            // memory of a long block it would do so too late.
+            // Otherwise the chain is executed later than posted, and the post prefetches. Behind
+            // the memory of a long block it would do so too late.
             self.prefetch(&target);
         }
         let Some(taken) = self.try_take_block(posted) else { return Ok(None) };

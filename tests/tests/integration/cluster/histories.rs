@@ -68,8 +68,8 @@ fn of_many_operations_in_flight_whose_connections_break_are_linearizable() {
     assert!(!figures.broken.contains(&0), "{figures}");
 }
 
-/// Runs of these plans, one for each seed, for the time of a soak. On a slow machine there are more,
-/// until the figures are complete.
+/// Runs of these plans, one for each seed, for the time of a soak. On a slow machine it takes more
+/// time, until the figures are complete.
 fn soak_of(plan: impl Fn(u64) -> Plan, is_complete: impl Fn(&Figures) -> bool) {
     let (started, mut total) = (Instant::now(), Figures::default());
     for seed in 0.. {
