@@ -451,40 +451,16 @@ pub fn checksum(content: &[u8], seed: u32) -> u32 {
     if content.len() < CRC_BYTES_MIN {
         return xxh3_64(content) as u32 ^ seed;
     }
-    let mut sum = LongChecksum::new(seed);
-    sum.add(content);
-    sum.end()
+    crc_after(seed, content)
 }
 
-/// The checksum of content of [`CRC_BYTES_MIN`] bytes or more, which comes in parts.
-#[derive(Clone, Debug)]
-pub(crate) struct LongChecksum(crc32fast::Hasher);
-
-impl LongChecksum {
-    #[inline]
-    pub(crate) fn new(seed: u32) -> Self {
-        Self(crc32fast::Hasher::new_with_initial(seed))
-    }
-
-    #[inline]
-    pub(crate) fn add(&mut self, part: &[u8]) {
-        self.0.update(part);
-    }
-
-    /// The CRC-32 so far.
-    pub(crate) fn so_far(&self) -> u32 {
-        self.0.clone().finalize()
-    }
-
-    /// Adds bytes, after which the CRC-32 is this one.
-    pub(crate) fn set(&mut self, so_far: u32) {
-        self.0 = crc32fast::Hasher::new_with_initial(so_far);
-    }
-
-    #[inline]
-    pub(crate) fn end(self) -> u32 {
-        self.0.finalize()
-    }
+/// The CRC-32 of bytes that have the CRC-32 `before`, followed by these. From the seed on it is the
+/// checksum of content of [`CRC_BYTES_MIN`] bytes or more, which may come in parts.
+#[inline]
+pub(crate) fn crc_after(before: u32, bytes: &[u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new_with_initial(before);
+    sum.update(bytes);
+    sum.finalize()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use zerocopy::FromBytes;
 
-use crate::block::{CRC_BYTES_MIN, LongChecksum};
+use crate::block::{CRC_BYTES_MIN, crc_after};
 use crate::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockRef, BlockStamp, COVERED_OFFSET, HeaderWord, LayoutError,
     block_bytes, checksum_seed,
@@ -19,7 +19,8 @@ pub const LONG_VALUE_BYTES_MIN: usize = CRC_BYTES_MIN;
 #[derive(Clone, Debug)]
 pub struct ArrivingBlock {
     header: BlockHeader,
-    sum: LongChecksum,
+    /// The CRC-32 of what has arrived.
+    sum: u32,
     /// How many bytes of the value have not arrived yet.
     missing: usize,
 }
@@ -40,8 +41,8 @@ impl ArrivingBlock {
         if !is_of_key || head.len() >= bytes || value_bytes < LONG_VALUE_BYTES_MIN {
             return None;
         }
-        let mut sum = LongChecksum::new(checksum_seed(block.address, generation));
-        sum.add(&head[COVERED_OFFSET..]);
+        let seed = checksum_seed(block.address, generation);
+        let sum = crc_after(seed, &head[COVERED_OFFSET..]);
         Some(Self { header: *header, sum, missing: bytes - head.len() })
     }
 
@@ -62,26 +63,29 @@ impl ArrivingBlock {
 
     /// The CRC-32 of what has arrived.
     pub fn sum(&self) -> u32 {
-        self.sum.so_far()
+        self.sum
     }
 
     /// Adds the next bytes of the value, so many, after which the CRC-32 is this one.
     pub fn add_summed(&mut self, sum: u32, bytes: usize) {
-        self.sum.set(sum);
+        self.sum = sum;
         self.missing = self.missing.saturating_sub(bytes);
     }
 
     /// Returns the word that decides whether a cached GET may use this block. `None` if bytes are
     /// missing, or if the checksum is wrong.
     pub fn end(&self) -> Option<HeaderWord> {
-        let is_whole = self.missing == 0 && self.sum.clone().end() == self.header.checksum.get();
+        let is_whole = self.missing == 0 && self.sum == self.header.checksum.get();
         is_whole.then(|| self.header.word())
     }
 }
 
 /// A long block that is WRITten. Its header is complete at the end.
 #[derive(Clone, Debug)]
-pub struct DepartingBlock(LongChecksum);
+pub struct DepartingBlock {
+    /// The CRC-32 of what was added.
+    sum: u32,
+}
 
 impl DepartingBlock {
     /// Writes the header without its checksum. `head` has the key and the first bytes of the value
@@ -108,25 +112,24 @@ impl DepartingBlock {
         }
         let (header, _) = BlockHeader::mut_from_prefix(head).map_err(|_| short)?;
         *header = unsealed;
-        let mut sum = LongChecksum::new(checksum_seed(stamp.address, stamp.generation));
-        sum.add(&head[COVERED_OFFSET..]);
-        Ok(Self(sum))
+        let seed = checksum_seed(stamp.address, stamp.generation);
+        Ok(Self { sum: crc_after(seed, &head[COVERED_OFFSET..]) })
     }
 
     /// The CRC-32 of what was added.
     pub fn sum(&self) -> u32 {
-        self.0.so_far()
+        self.sum
     }
 
     /// Adds the next bytes of the value, after which the CRC-32 is this one.
     pub fn add_summed(&mut self, sum: u32) {
-        self.0.set(sum);
+        self.sum = sum;
     }
 
     /// Writes the checksum into the header, after all bytes of the value have been added.
     pub fn end(&self, head: &mut [u8]) {
         if let Ok((header, _)) = BlockHeader::mut_from_prefix(head) {
-            header.checksum = self.0.clone().end().into();
+            header.checksum = self.sum.into();
         }
     }
 }
@@ -136,12 +139,6 @@ mod tests {
     use super::*;
     use crate::block::tests::{sealed, stamp};
     use crate::{Block, BlockAddress, NamedBlock, class_for};
-
-    fn sum_after(before: u32, bytes: &[u8]) -> u32 {
-        let mut sum = crc32fast::Hasher::new_with_initial(before);
-        sum.update(bytes);
-        sum.finalize()
-    }
 
     const VALUE_BYTES: usize = 1500;
     const BYTES: usize = BLOCK_HEADER_BYTES as usize + 3 + VALUE_BYTES;
@@ -160,7 +157,7 @@ mod tests {
         let mut arriving = ArrivingBlock::of_key(head, reference(), b"key")?;
         let missing = arriving.missing_bytes();
         for part in rest[..missing].chunks(part_bytes) {
-            arriving.add_summed(sum_after(arriving.sum(), part), part.len());
+            arriving.add_summed(crc_after(arriving.sum(), part), part.len());
         }
         arriving.end()
     }
@@ -184,7 +181,7 @@ mod tests {
         }
         let head = &image[..64];
         let mut arriving = ArrivingBlock::of_key(head, reference(), b"key").unwrap();
-        arriving.add_summed(sum_after(arriving.sum(), &image[64..BYTES - 1]), BYTES - 65);
+        arriving.add_summed(crc_after(arriving.sum(), &image[64..BYTES - 1]), BYTES - 65);
         assert_eq!(arriving.end(), None, "a byte is missing");
     }
 
@@ -201,7 +198,7 @@ mod tests {
         assert!(!is_taken(BlockRef(NamedBlock { class, ..*block }), b"key"));
         let elsewhere = BlockRef(NamedBlock { address: BlockAddress(4), ..*block });
         let mut arriving = ArrivingBlock::of_key(&image[..64], elsewhere, b"key").unwrap();
-        arriving.add_summed(sum_after(arriving.sum(), &image[64..BYTES]), BYTES - 64);
+        arriving.add_summed(crc_after(arriving.sum(), &image[64..BYTES]), BYTES - 64);
         assert_eq!(arriving.end(), None, "the checksum has the address");
     }
 
@@ -215,7 +212,7 @@ mod tests {
             let (head, rest) = departing[..BYTES].split_at_mut(head_bytes);
             let mut sum = DepartingBlock::begin(head, 3, VALUE_BYTES as u32, stamp).unwrap();
             for part in rest.chunks(part_bytes) {
-                sum.add_summed(sum_after(sum.sum(), part));
+                sum.add_summed(crc_after(sum.sum(), part));
             }
             assert!(Block::decode(&[&*head, &*rest].concat(), stamp.address).is_err());
             sum.end(head);

@@ -257,7 +257,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         })
     }
 
-    /// As [`RegionHandle::put`], for a long value.
+    /// As [`RegionHandle::put`], for a key and a long value that were checked.
     #[cold]
     pub(crate) fn put_long(
         self,
@@ -271,7 +271,7 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         let endpoint = &self.engine.endpoint;
         let done = endpoint.lending(|loan| {
             endpoint.tick();
-            let posted = self.post_put(loan, LANE, lifetime, (hash, key), value)?;
+            let posted = self.post_long_put(loan, LANE, lifetime, (hash, key), value)?;
             let Some(posted) = posted else { return Ok(None) };
             endpoint.wait_for(LANE);
             posted.complete().map(Some)

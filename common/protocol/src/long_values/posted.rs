@@ -110,6 +110,18 @@ impl<'e, F: Fabric> RegionHandle<'e, F> {
         if value.len() < LONG_VALUE_BYTES || !self.is_short(key, value.len()) {
             return Ok(None);
         }
+        self.post_long_put(loan, lane, lifetime, (hash, key), value)
+    }
+
+    /// As [`RegionHandle::post_put`], for a key and a value that were checked.
+    pub(super) fn post_long_put<'m>(
+        self,
+        loan: &Loan<'_, 'm, F>,
+        lane: LaneId,
+        lifetime: Lifetime,
+        (hash, key): (KeyHash, &'m [u8]),
+        value: &'m [u8],
+    ) -> ProtocolResult<Option<PostedPut<'e, 'm, F>>> {
         let (head_bytes, in_head) = (head_bytes(key), value_bytes_in_head(key));
         let (first, rest) = value.split_at(in_head);
         if !loan.lend(lane, LentMemory::Source(rest)) {
